@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-others test-all bench lint house clean
+.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-others test-studies test-all bench lint house clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, beside its server alone"
@@ -29,7 +29,7 @@ install: $(STAMP)
 demo: install
 	$(BIN)/polyfed run scenes-demo --twin server-only --set "twin.rates=[2]" --set "twin.passes=[1]"
 	$(BIN)/polyfed run scenes-demo
-	@echo "One seed is no claim: make results-demo runs five of each."
+	@echo "One seed is no claim: make results STUDY=demo runs five of each."
 
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
@@ -51,13 +51,17 @@ test-deploy: install
 test-browser: install
 	$(BIN)/python -m pytest -q $(BROWSER)
 
+# every study in its smoke form, on the data sets and weights in POLYFED_DATA and POLYFED_WEIGHTS: hours, the first time
+test-studies: install
+	$(BIN)/python -m pytest -q -rs tests/studies/test_smoke.py
+
 test-others: install
 	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(BROWSER) tests/deploy)
 
 test-all: test-methods test-engines test-deploy test-browser test-others
 
 bench: install
-	@for name in losses evaluation engine packing gca weights gates backbone aggregation transport engines; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in losses evaluation engine packing gca released_round weights gates backbone aggregation transport engines studies; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 # memory of a deployment, and twenty kills: about half an hour on two cores
 .PHONY: bench-deployed
@@ -77,31 +81,7 @@ house: install
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-# the tables of docs/results.md; up to two hours each on two cores: make results DATA=... WEIGHTS=...
-.PHONY: results results-demo results-knowledge results-orderings results-transfer results-exchange results-vqa results-medical
+# a table of docs/results.md: make results STUDY=knowledge DATA=... WEIGHTS=...; without STUDY: which there are
+.PHONY: results
 results: install
-	$(BIN)/python benchmarks/results/flickr8k.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/flickr8k
-
-results-knowledge: install
-	$(BIN)/python benchmarks/results/knowledge.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/knowledge
-
-results-demo: install
-	$(BIN)/python benchmarks/results/demo.py --out runs/results-demo
-
-results-orderings: install
-	$(BIN)/python benchmarks/results/orderings.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/orderings
-
-results-transfer: install
-	$(BIN)/python benchmarks/results/transfer.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/transfer
-
-results-exchange: install
-	$(BIN)/python benchmarks/results/exchange.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/exchange
-	$(BIN)/python benchmarks/results/malicious.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/malicious
-	$(BIN)/python benchmarks/results/tradeoff.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/tradeoff
-
-results-vqa: install
-	$(BIN)/python benchmarks/results/vqa.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/vqa
-
-# the main table; the others: backbones, clients, batches, rho, guidance, cxr
-results-medical: install
-	$(BIN)/python benchmarks/results/medical.py main --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/medical
+	$(BIN)/polyfed study $(if $(STUDY),run $(STUDY) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)),list)

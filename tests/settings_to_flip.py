@@ -36,6 +36,8 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fediot", "averaging"): "by_type",
     ("fedproto", "largest_norm"): 1.0,
     ("fedproto", "shared"): {"text": "texts"},
+    ("fedmd", "first_private_until"): {"patience": 1, "rise": 100.0},
+    ("fedmd", "first_public_until"): {"patience": 1, "rise": 100.0},
     ("fedprox", "mu"): 1.0,
     ("fedtgp", "largest_norm"): 1.0,
     ("fedtgp", "margin_threshold"): 0.01,
@@ -74,6 +76,8 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("feddra", "measure"): {"measured_on": "aggregated"},
     ("feddra", "weighted_stages"): {"weight_use": "loss"},
     ("fedgems", "judge_clients"): {"aggregation": "mean"},  # else samples that nobody knows have no target
+    ("fedmd", "first_private_until"): {"first_private_epochs": 4},
+    ("fedmd", "first_public_until"): _SCORES | {"first_public_epochs": 4},
     ("fedmd", "server_first"): {"aggregation": "sed"},
     ("fedprox", "norm"): {"mu": 1.0},
 }

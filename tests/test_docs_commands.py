@@ -12,6 +12,7 @@ import pytest
 
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import preset_names
+from polyfed.studies.study_files import study_files
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -59,3 +60,13 @@ def test_what_a_page_has_one_run_loads(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     Experiment.load(preset, settings)
+
+
+def test_the_studies_that_pages_have_one_run_are_there() -> None:
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"polyfed study run ([a-z0-9/-]+)(?!\S)", page.read_text(encoding="utf-8"))
+    }
+    assert {"knowledge", "demo", "papers/fedaid-t2"} <= named
+    assert named <= {*study_files()}

@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.opened import Run, open_run
+    from polyfed.studies.session import run_study
+    from polyfed.studies.study import Study
 
 __all__ = [
     "Experiment",
     "PolyfedError",
     "Run",
+    "Study",
     "__version__",
     "evaluate_model",
     "export_model",
     "open_run",
     "resume",
     "run",
+    "run_study",
 ]
 
 # imported when first used: torch takes seconds, and the command line must answer at once
@@ -45,6 +49,8 @@ _HOMES = {
     "open_run": "polyfed.runs.opened",
     "resume": "polyfed.reporting.reported",
     "run": "polyfed.reporting.reported",
+    "run_study": "polyfed.studies.session",
+    "Study": "polyfed.studies.study",
 }
 
 

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polyfed.analysis.across import across_tables, draw_across, run_across
 from polyfed.analysis.simulated import Simulated, figures_of
 from polyfed.core.errors import ConfigError
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
+from polyfed.runs.runner import run_experiment
 
 
 def test_every_model_at_every_client(local_run: Path) -> None:
@@ -54,6 +57,18 @@ def test_a_client_s_figures_are_those_of_the_run(tiny_run: Path) -> None:
         for client, figures in table.models[0].figures.items():
             primary = "r1_sum" if "r1_sum" in told[client] else "accuracy"
             assert figures == figures_of(told[client], primary)
+
+
+def test_local_models_beside_their_average(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """The rows of FedAID's Table 11: the server after a round, and what its clients had trained in it."""
+    tiny["run"] |= {"rounds": 1, "keep_client_models": True, "evaluate_clients": False}
+    run = run_experiment(Experiment.load(tiny), tmp_path / "run")
+    tables = run_across(Simulated(run)).tables
+    names = [[model.name for model in table.models] for table in tables]
+    assert ["server", "paired-0", "paired-1", "mean of clients"] in names
+    server, first = tables[0].models[:2]
+    assert (server.round, first.round) == (1, 1)
+    assert server.figures != first.figures
 
 
 def test_nobody_can_judge(local_run: Path) -> None:

@@ -280,7 +280,7 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
     ("arguments", "message"),
     [
         (["evaluate", "RUN", "--data", "nowhere"], "neither a source of the run nor a folder"),
-        (["evaluate", "RUN", "--data", "scenes", "--model", "bset"], "has no model 'bset'; it has: best, last"),
+        (["evaluate", "RUN", "--data", "scenes", "--model", "bset"], "has no model 'bset'; it has: best (round"),
         (["evaluate", "RUN", "--data", "scenes", "--column", "image"], "--column image: needs the form NAME=COLUMN"),
         (["evaluate", "RUN", "--data", "scenes", "--data-dir", "nowhere"], "'nowhere' does not exist"),
         (["evaluate", "RUN"], "Missing option '--data'"),

@@ -142,7 +142,7 @@ def test_intervals_of_many_seeds_hold_what_they_say() -> None:
     # 95 of 100 intervals have the true mean in them, by and large
     one = Comparison("a", (), {})
     draws = stats.norm(1.0, 2.0).rvs(size=(400, 5), random_state=0)
-    items = [PairedDifference(one, one, "f", dict(enumerate(row.tolist()))) for row in draws]
+    items = [PairedDifference(dict(enumerate(row.tolist())), one, one, "f") for row in draws]
     held = sum(low <= 1.0 <= high for low, high in (item.interval for item in items))
     assert 0.92 < held / 400 < 0.98
 

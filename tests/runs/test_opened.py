@@ -101,3 +101,35 @@ def test_what_is_no_run_and_what_was_edited(tiny_run: Path, tmp_path: Path) -> N
     assert open_run(folder).records.rounds == 1
     with pytest.raises(RunError, match="was edited"):
         _ = open_run(folder).experiment
+
+
+def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Neither changes a result; and what FedAvg's clients sent in the last round averages to the global model."""
+    tiny["run"] |= {"rounds": 2, "evaluate_clients": False}
+    plain = run_experiment(Experiment.load(tiny), tmp_path / "plain")
+    tiny["run"] |= {"keep_rounds": [0, 1], "keep_client_models": True}
+    kept = run_experiment(Experiment.load(tiny), tmp_path / "kept")
+    for kind, weights in plain.global_weights.items():
+        assert all(torch.equal(value, kept.global_weights[kind][name]) for name, value in weights.items())
+    assert [kept.server_model(which).round for which in ("0", "1", "2", "round-1", "last")] == [0, 1, 2, 1, 2]
+    before, after = (kept.server_model(which).model.state_dict() for which in ("0", "2"))
+    assert any(not torch.equal(value, after[name]) for name, value in before.items())
+    with pytest.raises(RunError, match=r"no model '7'; it has: .*last \(round 2\), round-0 \(round 0\), round-1"):
+        kept.server_model("7")
+    with pytest.raises(RunError, match=r"no model '1'; .*run\.keep_rounds"):
+        plain.server_model("1" if plain.server_model().round != 1 else "0")
+    opened = kept.kept_clients()
+    assert [version[0] for version in opened.versions.values()] == [2, 2, 2]
+    samples = {client.id: client.samples for client in kept.federation.infos}
+    locals_ = {client: opened.model(client).state_dict() for client in ("paired-0", "paired-1")}
+    total = sum(samples[client] for client in locals_)
+    for name, value in kept.global_weights["paired"].items():
+        if value.is_floating_point():
+            mean = sum(samples[client] / total * state[name] for client, state in locals_.items())
+            torch.testing.assert_close(mean, value, rtol=1e-4, atol=1e-6)
+
+
+def test_rounds_that_will_not_come_cannot_be_kept(tiny: dict[str, Any]) -> None:
+    tiny["run"] |= {"rounds": 2, "keep_rounds": [1, 3]}
+    with pytest.raises(ConfigError, match="keep_rounds has 3, but there are 2 rounds"):
+        Experiment.load(tiny)

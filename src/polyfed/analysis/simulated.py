@@ -63,7 +63,7 @@ class Simulated:
 
     Attributes:
         run: opened.
-        which: ``last`` or ``best`` server model.
+        which: ``last`` or ``best`` server model, or that of a round.
 
     Raises:
         ConfigError: its clients live elsewhere, or the device is not there.
@@ -120,7 +120,7 @@ class Simulated:
     @cached_property
     def keepers(self) -> dict[str, int]:
         """Client that keeps a model -> round of the last step that it is of."""
-        if "model" not in self.experiment.algorithm.keeps:
+        if not self.run.has_client_models:
             return {}
         return {client: version[0] for client, version in self.run.kept_clients().versions.items()}
 
@@ -151,8 +151,11 @@ class Simulated:
         )
 
     def _global(self, kind: str, name: str | None = None) -> TrainedModel:
+        number = self.run.checkpoint.round
+        if self.which.isdecimal() and int(self.which) != number:
+            raise ConfigError(f"--model {self.which}: the global model of '{kind}' is there of round {number} alone")
         member = self.federation.members[self.run.types[kind].clients[0].id]
-        return self._of_member(name or kind, self.run.checkpoint.round, member, self.run.global_model(kind))
+        return self._of_member(name or kind, number, member, self.run.global_model(kind))
 
     def _of_member(self, name: str, number: int, member: Member, model: Model) -> TrainedModel:
         classes = self.federation.train(member).classes

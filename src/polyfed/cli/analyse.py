@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.analyse_cost import analyse_cost
 from polyfed.cli.analyse_retraining import analyse_across, analyse_distortion, analyse_retrain
 from polyfed.cli.analysis_options import (
     LastOrBest,
@@ -25,9 +26,9 @@ from polyfed.cli.options import (
     PlaceOptions,
     RunArgument,
     RunArguments,
+    command_group,
     names_in,
     numbers_in,
-    with_shared_options,
 )
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
@@ -251,25 +252,23 @@ def analyse_partition(
     show_analysis(ready_folder(folder), "partition", content, draw_partition(records), tables)
 
 
-_COMMANDS = (
-    analyse_shapley,
-    analyse_scaling,
-    analyse_gap,
-    analyse_landscape,
-    analyse_centres,
-    analyse_drift,
-    analyse_features,
-    analyse_weights,
-    analyse_traffic,
-    analyse_partition,
-    analyse_retrain,
-    analyse_distortion,
-    analyse_across,
+analyse_app = command_group(
+    "analyse_",
+    (
+        analyse_shapley,
+        analyse_scaling,
+        analyse_gap,
+        analyse_landscape,
+        analyse_centres,
+        analyse_drift,
+        analyse_features,
+        analyse_weights,
+        analyse_traffic,
+        analyse_cost,
+        analyse_partition,
+        analyse_retrain,
+        analyse_distortion,
+        analyse_across,
+    ),
+    "Analyse federations: who contributes what, what more data brings, and what a model looks like inside.",
 )
-analyse_app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    help="Analyse federations: who contributes what, what more data brings, and what a model looks like inside.",
-)
-for _command in _COMMANDS:
-    analyse_app.command(_command.__name__.removeprefix("analyse_"))(with_shared_options(_command))

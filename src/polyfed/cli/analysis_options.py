@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="every experiment is run with each of these seeds")]
 OutOfExperiment = Annotated[Path | None, typer.Option("--out", help="folder; by default runs/<name>-<analysis>")]
 OutOfRun = Annotated[Path | None, typer.Option("--out", help="folder; by default RUN/analysis")]
-LastOrBest = Annotated[str, typer.Option("--model", help="the server's final model (last), or its best")]
+LastOrBest = Annotated[
+    str, typer.Option("--model", help="the server's final model (last), its best, or that of a round")
+]
 MapMethod = Annotated[str, typer.Option("--method", help="of the map: tsne or pca")]
 
 

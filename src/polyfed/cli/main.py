@@ -16,6 +16,7 @@ from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
 from polyfed.cli.listing import list_command
 from polyfed.cli.options import with_shared_options
+from polyfed.cli.study import study_app
 from polyfed.core.errors import PolyfedError
 from polyfed.core.extras import extra_with, how_to_install
 from polyfed.core.files import private_files
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(analyse_app, name="analyse")
+app.add_typer(study_app, name="study")
 for _name, _command in _COMMANDS.items():
     app.command(_name)(with_shared_options(_command))
 

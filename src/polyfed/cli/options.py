@@ -32,7 +32,9 @@ DataDir = Annotated[
 WeightsDir = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS")
 ]
-BestOrLast = Annotated[str | None, typer.Option("--model", help="best or last; by default best if there is one")]
+BestOrLast = Annotated[
+    str | None, typer.Option("--model", help="best, last or a round; by default best if there is one")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
@@ -100,6 +102,14 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     call.__annotations__ = annotations  # typer and ``with_argument_help`` look here too
     return call
+
+
+def command_group(prefix: str, commands: Sequence[Callable[..., None]], about: str) -> typer.Typer:
+    """A group of commands, each called as its function without the prefix."""
+    group = typer.Typer(add_completion=False, no_args_is_help=True, help=about)
+    for command in commands:
+        group.command(command.__name__.removeprefix(prefix).replace("_", "-"))(with_shared_options(command))
+    return group
 
 
 # ---- values

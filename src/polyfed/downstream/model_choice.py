@@ -35,7 +35,7 @@ class ModelChoice:
 
     Attributes:
         run: folder of a run, or None.
-        which: ``best`` or ``last`` server model; by default best if there is one.
+        which: ``best``, ``last``, or a round, of the server's models; by default best if there is one.
         client: id of a client, whose own model is wanted instead.
         encoders: YAML file with ``ModelSettings``, whose model is wanted instead.
         seed: of what is drawn at random in ``encoders``.
@@ -58,8 +58,8 @@ class ModelChoice:
             ConfigError: contradicting options, a wrong file, no such client, or no server model.
             RunError: no run folder, or no model in it.
         """
-        if self.client is not None and self.which == "best":
-            raise ConfigError("--model best is the server's; of a client there is only its last model")
+        if self.client is not None and self.which not in (None, "last"):
+            raise ConfigError(f"--model {self.which} is the server's; of a client there is only its last model")
         if self.encoders is not None:
             return self._described(self.encoders)
         run = self._run()
@@ -105,7 +105,7 @@ def _server(run: Run, which: str | None) -> Opened:
 def _client(run: Run, client: str) -> Opened:
     """A client's kept model, or the global model of its type where clients keep none."""
     members = run.federation.members
-    if "model" in run.experiment.algorithm.keeps:
+    if run.has_client_models:
         kept = run.kept_clients()
         model, settings = kept.model(client), kept.member(client).model
         title = f"{run.name}, model of client {client} (round {kept.versions[client][0]})"

@@ -108,6 +108,12 @@ def _mean_and_range(series: Mapping[str, RoundSeries], *, carry: bool) -> list[d
     return [dict(zip(rounds, side.tolist(), strict=True)) for side in (table.min(), table.mean(), table.max())]
 
 
+def selected_round(records: RunRecords) -> int | None:
+    """The round whose server model validation prefers; None if it was never validated."""
+    best = records.best(SERVER, main_metric(records, [SERVER], "validation"), "validation")
+    return None if best is None else best[0]
+
+
 def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
     """The metric that says most of some participants, empty if they have none."""
     names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import numpy as np
+from PIL import Image
+
 from polyfed.core.files import write_atomically
 
 if TYPE_CHECKING:
@@ -84,10 +87,15 @@ def figure_grid(
 @styled
 def png_bytes(figure: Figure) -> bytes:
     """The figure as the content of a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     settle_legends(figure)
+    figure.set_dpi(130)
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()  # once, with the layout: ``savefig`` would draw the figure before that to find it
     # into memory first: an error in drawing must not leave half a file
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(buffer, format="png")
     return buffer.getvalue()
 
 

@@ -5,61 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.compare import Comparison
-from polyfed.reporting.curves import main_metric
+from polyfed.reporting.curves import main_metric, selected_round
+from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
 
-_CONFIDENCE = 0.95
-_FEWEST = 3  # seeds below which a difference is no claim
 _Figures = Mapping[int, Mapping[str, float]]  # seed -> figure -> value
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """One figure of a configuration minus that of the reference, seed by seed.
+class PairedDifference(PairedSample):
+    """One figure of a configuration minus that of the reference, of the seeds that both have a finite value for.
 
     Attributes:
         comparison: the configuration.
         reference: what it is compared with.
         figure: what is compared.
-        by_seed: seed -> difference, of the seeds that both have a finite value for; at least one.
     """
 
     comparison: Comparison
     reference: Comparison
     figure: str
-    by_seed: Mapping[int, float]
-
-    @property
-    def mean(self) -> float:
-        """Mean difference."""
-        return fmean(self.by_seed.values())
-
-    @property
-    def std(self) -> float:
-        """Sample standard deviation of the differences; NaN of a single one."""
-        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) std / sqrt(n); NaN of a single difference."""
-        from scipy.stats import t
-
-        seeds = len(self.by_seed)
-        factor = float(t.ppf((1 + _CONFIDENCE) / 2, seeds - 1)) if seeds > 1 else math.nan
-        reach = factor * self.std / math.sqrt(seeds)
-        return self.mean - reach, self.mean + reach
-
-    @property
-    def smallest(self) -> float:
-        """The lowest difference."""
-        return min(self.by_seed.values())
 
     def to_json(self) -> dict[str, Any]:
         """Figures by name; those that a single seed does not have are null."""
@@ -103,7 +74,7 @@ def paired_differences(
 
     others = [item for item in comparisons if item is not reference]
     return [
-        PairedDifference(item, reference, name, differences)
+        PairedDifference(differences, item, reference, name)
         for item in others
         for name, differences in _differences(figures(item), figures(reference)).items()
     ]
@@ -137,8 +108,8 @@ def _figures_of(run: RunRecords, metric: str | None, kind: str, selects: bool) -
     """What runs are compared by -> value."""
     server = metric or main_metric(run, [SERVER], kind)
     series = run.series(SERVER, server, kind)
-    chosen = run.best(SERVER, main_metric(run, [SERVER], "validation"), "validation") if selects else None
-    at = chosen[0] if chosen else max(series, default=0)
+    chosen = selected_round(run) if selects else None
+    at = max(series, default=0) if chosen is None else chosen
     figures = {f"server {server}, {'selected by validation' if selects else 'final'}": series.get(at, math.nan)}
     for group, clients in run.groups.items():
         spread = client_spread(run, group, metric or main_metric(run, clients, kind), kind)
@@ -182,8 +153,8 @@ def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Compar
     shown = {id(part) for item in differences for part in (item.comparison, item.reference)}
     if apart := [item.label for item in comparisons if id(item) not in shown]:
         yield f"No seed, or no figure, in common with the reference: {', '.join(apart)}."
-    fewest = min((len(item.by_seed) for item in differences), default=_FEWEST)
+    fewest = min((len(item.by_seed) for item in differences), default=FEWEST_SEEDS)
     if fewest < 2:
         yield "One common seed has no spread and no interval: at least two are needed."
-    if fewest < _FEWEST:
-        yield f"Differences over fewer than {_FEWEST} seeds are no claim."
+    if fewest < FEWEST_SEEDS:
+        yield f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim."

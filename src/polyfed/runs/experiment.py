@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from polyfed.algorithms.algorithm import Algorithm
@@ -94,7 +94,24 @@ class RunSettings(Settings):
     sinks: list[SerializeAsAny[Sink]] = Field(
         default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
     )
+    keep_rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(),
+        description="rounds after which the server's model is kept in the run folder, beside the last and the best; 0: "
+        "before training",
+    )
+    keep_client_models: bool = Field(
+        default=False,
+        description="keep each client's model as it leaves its last step, for analyses, also where the method's "
+        "clients start from the server's weights each round",
+    )
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+
+    @model_validator(mode="after")
+    def _rounds_to_come(self) -> Self:
+        late = [number for number in self.keep_rounds if number > self.rounds]
+        if late:
+            raise ValueError(f"keep_rounds has {late[0]}, but there are {self.rounds} rounds; leave it out")
+        return self
 
     def reply_policy(self, step: str) -> ReplyPolicy:
         """Quorum and deadline of a client step."""
@@ -178,6 +195,7 @@ class Experiment(Settings):
             transport=self.run.transport,
             server_model=self.server.model if self.server and self.algorithm.shares_encoders else None,
             public_order=public_order,
+            keep_models=self.run.keep_client_models,
         )
 
     def to_yaml(self) -> str:

@@ -12,7 +12,7 @@ progress.jsonl    events of the run, for polyfed watch
 tracebacks.log    what failed clients told in detail
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
-models/           server model, last and best
+models/           server model, last and best, and of rounds that are to be kept
 vocabulary/       vocabularies learnt from the public set
 plots/, report.md, report.html
 tuning.json       of a twin: which rates and passes were tried, and what validation said
@@ -326,25 +326,6 @@ def made_folder(path: Path, is_kept: Callable[[], bool]) -> Iterator[None]:
                 with contextlib.suppress(OSError):  # another run may have been begun in it
                     parent.rmdir()
         raise
-
-
-def untrained_best(run: Path) -> str:
-    """A sentence if the model that validation chose is the one before any training, and later ones were judged too."""
-    rounds = [_round_of(run / "models" / kind / "config.json") for kind in ("best", "last")]
-    if rounds[0] != 0 or not rounds[1]:  # of a run of round 0 alone there is nothing to warn of
-        return ""
-    return (
-        "the best model by validation is that of round 0, before any training: no later round was better; "
-        f"the model after round {rounds[1]} is called 'last'"
-    )
-
-
-def _round_of(config: Path) -> int | None:
-    """Round of a saved model; None if there is none, or its description cannot be read."""
-    try:
-        return int(file_json(config.read_text())["round"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 @contextlib.contextmanager

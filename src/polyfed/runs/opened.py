@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.core.errors import ConfigError, RunError, nearest
-from polyfed.runs.folder import Checkpoint, RunFolder, untrained_best
+from polyfed.runs.folder import Checkpoint, RunFolder
+from polyfed.runs.model_folders import chosen_model, saved_models, untrained_best
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from polyfed.runs.saved import SavedModel
     from polyfed.wire.messages import StateVersion
 
-_WHICH = ("best", "last")
 _log = logging.getLogger(__name__)
 
 
@@ -150,20 +150,23 @@ class Run:
         return self.newest_checkpoint
 
     def model_folder(self, which: str | None = None) -> Path:
-        """Folder of the saved server model: ``best`` if there is one, else ``last``, unless ``which`` says.
+        """Folder of the saved server model: ``best`` if there is one, else ``last``, unless ``which`` says; a number is
+        that of a round, which must have been kept or be that of the best or the last.
 
         Raises:
             RunError: the run has no such model.
         """
-        models = self.files.path / "models"
-        saved = [kind for kind in _WHICH if (models / kind / "config.json").is_file()]
-        if which is None and saved:
-            which = saved[0]
-        if which not in saved:
+        saved = saved_models(self.files.path)
+        name = chosen_model(saved, which)
+        if name is None:
             model = f"model '{which}'" if which else "server model"
-            has = f"it has: {', '.join(saved)}" if saved else "it has none, as its configuration has no server model"
-            raise RunError(f"run '{self.folder}' has no {model}; {has}, or no round is complete yet (polyfed resume)")
-        return models / which
+            kinds = ", ".join(f"{name} (round {number})" for name, number in saved.items())
+            has = f"it has: {kinds}" if saved else "it has none, as its configuration has no server model"
+            raise RunError(
+                f"run '{self.folder}' has no {model}; {has}, or no round is complete yet (polyfed resume); "
+                "run.keep_rounds says which rounds' models a run keeps"
+            )
+        return self.files.path / "models" / name
 
     def server_model(self, which: str | None = None) -> ServerModel:
         """The server's saved model; ``which`` as for ``model_folder``.
@@ -216,19 +219,24 @@ class Run:
             raise RunError(f"{misfit} ({' '.join(str(error).split())})") from error
         return model.to(self.place).eval()
 
+    @property
+    def has_client_models(self) -> bool:
+        """Whether clients' models are kept, by the method or for analyses."""
+        return "model" in self.experiment.algorithm.keeps or self.experiment.run.keep_client_models
+
     def kept_clients(self) -> KeptClients:
-        """Clients that keep a model between rounds and had taken part by the last complete round.
+        """Clients whose models are kept and that had taken part by the last complete round.
 
         Raises:
             RunError: nobody has taken part yet.
             ConfigError: clients keep no model, or live elsewhere; or the device is not there.
         """
         algorithm = self.experiment.algorithm
-        if "model" not in algorithm.keeps:
+        if not self.has_client_models:
             raise ConfigError(
                 f"clients of '{algorithm.component_name()}' keep no model in '{self.folder}': each round they start "
-                "from weights that the server sends; give a run of a method whose clients keep one, such as creamfl, "
-                "fedafd or local"
+                "from weights that the server sends; give a run with run.keep_client_models, or of a method whose "
+                "clients keep one, such as creamfl, fedafd or local"
             )
         if not self.experiment.clients:
             raise ConfigError(
@@ -253,7 +261,7 @@ class ServerModel:
 
     @property
     def which(self) -> str:
-        """``best`` or ``last``."""
+        """``best``, ``last`` or ``round-N``."""
         return self.saved.folder.name
 
     @property

@@ -1,6 +1,6 @@
 """Saved server models: weights as safetensors, and a configuration that says how to rebuild them.
 
-models/<best or last>/model.safetensors   weights
+models/<best, last or round-N>/model.safetensors   weights
                       frozen.safetensors  word embeddings that are not trained, if there are any
                       config.json         round, architecture, task, and what the head was sized by
                       vocabulary/         what was learnt from the public set, so that it is not needed

@@ -27,6 +27,7 @@ from polyfed.runs.events import Callback, Callbacks, Measured, Metrics, Recorder
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
+from polyfed.runs.model_folders import KEPT
 from polyfed.runs.records import SERVER
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
@@ -105,14 +106,15 @@ class Session:
                     body()
 
         with heard_by(self.events):
-            self._require_sound()  # before the engine: it may take a minute to start, or a cluster
+            self.require_sound()  # before the engine: it may take a minute to start, or a cluster
             preparing(f"starting the engine '{self.experiment.run.engine.component_name()}'")
             self.experiment.run.engine.serve(self.hosting, work)
         # after the engine has shut down: reports, which follow this event, can use its memory
         with disk_errors(self.folder):
             self.events.handle(RunComplete(self.folder.path))
 
-    def _require_sound(self) -> None:
+    def require_sound(self) -> None:
+        """Check what can be checked before an engine starts; raises ConfigError or DataError."""
         cfg = self.experiment
         cfg.run.engine.require()
         cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
@@ -175,7 +177,7 @@ class Session:
         cfg, folder, server, cohorts, events = self.experiment, self.folder, self.server, self.cohorts, self.events
         evaluations = Evaluations(cfg, server, cohorts, events, save_best=lambda: self._save_server("best"))
         # clients of a deployment keep their states at their sites, where nobody here can look
-        has_states = bool(self.federation.members) and bool(cfg.algorithm.keeps)
+        has_states = bool(self.federation.members) and (bool(cfg.algorithm.keeps) or cfg.run.keep_client_models)
         checkpoints = Checkpoints(
             folder,
             server,
@@ -183,10 +185,15 @@ class Session:
             evaluations,
             self.recorder,
             events,
-            save_last=lambda: self._save_server("last"),
+            save_last=self._save_last,
             states=StateStore(self.hosting.states) if has_states else None,
         )
         return Loop(cfg, folder, server, cohorts, evaluations, checkpoints, events)
+
+    def _save_last(self) -> None:
+        self._save_server("last")
+        if (number := self.server.clock.round) in self.experiment.run.keep_rounds:
+            self._save_server(f"{KEPT}{number}")
 
     def _save_server(self, which: str) -> None:
         save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.data.context)

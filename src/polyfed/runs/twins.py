@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.algorithms.local import LocalOnly
 from polyfed.core.effects import Only
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings
 from polyfed.wire.schema import steps_of
 
@@ -147,6 +147,19 @@ def _held(content: Mapping[str, Any], public: Mapping[str, Any]) -> list[int | N
 
 
 # ---- clients
+
+
+def with_groups(content: Mapping[str, Any], names: Sequence[str]) -> _Content:
+    """Resolved settings with these client groups alone, and cohorts and quorums of no more clients than they have.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    for name in names:
+        if name not in content["clients"]:
+            raise ConfigError(f"groups: no group '{name}' in '{content['name']}'; {nearest(name, content['clients'])}")
+    clients = {name: group for name, group in content["clients"].items() if name in names}
+    return {**content, "clients": clients, "run": _asking(clients, content["run"])}
 
 
 def _groups_of(source: str, content: Mapping[str, Any]) -> dict[str, _Content]:

@@ -68,13 +68,13 @@ def html_report(records: RunRecords) -> str:
         RunError: environment or arrays of the run are damaged.
     """
     head = page_head(records)
-    return _rendered("page.html.j2", title=head["title"], head=head, sections=_sections(records))
+    return rendered_page("page.html.j2", title=head["title"], head=head, sections=_sections(records))
 
 
 def notebook_html(sheet: FigureSheet) -> str:
     """A figure for a notebook: a page in a frame of its own, so that styles of neither reach the other."""
     # the page becomes an attribute: autoescape quotes it, the browser unquotes it
-    page = _rendered("notebook.html.j2", title=sheet.title, rows=sheet.rows)
+    page = rendered_page("notebook.html.j2", title=sheet.title, rows=sheet.rows)
     height = 60 + 420 * len(sheet.rows)
     return page_templates().get_template("frame.html.j2").render(page=page, title=sheet.title, height=height)
 
@@ -101,7 +101,8 @@ def page_templates() -> Environment:
     return templates
 
 
-def _rendered(template: str, **content: Any) -> str:
+def rendered_page(template: str, **content: Any) -> str:
+    """A page of one of the templates, with its style and script in it."""
     from markupsafe import Markup
 
     # the policy names the script by its hash, so that text which slipped through as a script would not run

@@ -1,0 +1,276 @@
+"""What a round costs a client of each kind: operations, parameters, memory, time and bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from polyfed.core.device import cpu_threads, resolve_device
+from polyfed.core.errors import ExchangeError
+from polyfed.core.memory import PeakMemory
+from polyfed.core.randomness import isolated
+from polyfed.engines.local import InProcess, LocalEngine
+from polyfed.federation.bounds import Bounds
+from polyfed.federation.client import ClientInfo
+from polyfed.reporting.tables import TextTable, count, mib
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import SERVER
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
+
+UNHURRIED = {
+    "engine": InProcess(),
+    "sinks": [],
+    "deadline": None,
+    "phases": {},
+    "bounds": Bounds(update=None, refuse=None, size=None),
+}
+"""Settings of ``run`` by which one client of a kind is neither late nor measured by the medians of others."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """How large a model is: all its parameters, and those that are trained."""
+
+    parameters: int
+    trained: int
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> ModelSize:
+        """Counted; what a frozen backbone of a view has is no part of a model."""
+        sizes = [(value.numel(), value.requires_grad) for value in model.parameters()]
+        return cls(sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one participant in one round.
+
+    Attributes:
+        participant: a client, or the server.
+        kind: group of the client, or ``server``.
+        samples: that it trains on privately; 0 for the server.
+        size: of its model; None: it has none.
+        flops: operations of matrix products, convolutions and attention, forward and backward, a multiplication and
+            an addition being two, as torch counts them.
+        seconds: of its work.
+        memory: bytes, at the peak: allocated on a GPU, else resident in the process, which holds data and library
+            too; None for the server, or where the system does not tell.
+        bytes: direction -> kind of bundle -> bytes.
+    """
+
+    participant: str
+    kind: str
+    samples: int
+    size: ModelSize | None
+    flops: int
+    seconds: float
+    memory: int | None
+    bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def moved(self, direction: str) -> int:
+        """Bytes in a direction."""
+        return sum(self.bytes.get(direction, {}).values())
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Of one round of an experiment.
+
+    Attributes:
+        experiment: its name.
+        method: its algorithm.
+        round: which round it was.
+        device: where models ran.
+        costs: of one client of each kind, then of the server, for these clients alone.
+    """
+
+    experiment: str
+    method: str
+    round: int
+    device: str
+    costs: tuple[Cost, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures."""
+        return asdict(self)
+
+
+@dataclass
+class _Meter:
+    """Measures work by participant; with ``counting`` its operations, and otherwise its time and memory."""
+
+    counting: bool
+    device: torch.device
+    flops: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int | None] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def of(self, participant: str) -> Iterator[None]:
+        """Add what is done within to a participant's."""
+        counter = FlopCounterMode(display=False) if self.counting else None
+        peak = PeakMemory(self.device)
+        started = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            if counter is not None:
+                # cuDNN's recurrent kernels are not counted; without them they are matrix products, which are
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+                stack.enter_context(counter)
+            yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[participant] = self.seconds.get(participant, 0.0) + time.perf_counter() - started
+        peaks = self.memory.get(participant), peak.read()
+        self.memory[participant] = max((most for most in peaks if most is not None), default=None)
+        if counter is not None:
+            self.flops[participant] = self.flops.get(participant, 0) + counter.get_total_flops()
+
+
+@dataclass
+class _Metered:
+    """An engine whose clients are measured, and must not fail."""
+
+    local: LocalEngine
+    meter: _Meter
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        """Everybody in the federation."""
+        return self.local.clients()
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        """One client after the other, however long it takes."""
+        for request in requests:
+            with self.meter.of(request.client):
+                answer = next(iter(self.local.exchange([request], None)))
+            if answer.payload is None:
+                raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.error}")
+            yield answer
+
+
+def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
+    """Measure a round in which one client of each kind takes part, in a temporary folder.
+
+    The round is run twice, as counting operations takes time and memory of its own.
+
+    Args:
+        experiment: its settings; the engine is this process, whatever it says.
+        number: the round; those before are run as well, with the same clients.
+
+    Raises:
+        PolyfedError: something does not fit, or a client fails.
+    """
+    run = experiment.run.model_copy(update=UNHURRIED)
+    experiment = experiment.model_copy(update={"run": run})
+    device = resolve_device(run.device)
+    with cpu_threads(run.threads):
+        # first, so that what is decoded once is in the cache when the clock runs
+        counted = _measured(experiment, number, _Meter(True, device))
+        timed = _measured(experiment, number, _Meter(False, device))
+    flops, work = counted.meter.flops, timed.meter
+    costs = [
+        Cost(
+            participant=client.id,
+            kind=client.group,
+            samples=client.samples,
+            size=timed.sizes[client.id],
+            flops=flops.get(client.id, 0),
+            seconds=work.seconds.get(client.id, 0.0),
+            memory=work.memory.get(client.id),
+            bytes=bytes_by_kind(timed.ledger, client.id),
+        )
+        for client in timed.clients
+    ]
+    own = flops[SERVER] - sum(cost.flops for cost in costs), work.seconds[SERVER] - sum(cost.seconds for cost in costs)
+    server = Cost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
+    name = experiment.algorithm.component_name()
+    return RoundCosts(experiment.name, name, number, str(device), (*costs, server))
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round that was measured: the clients that took part, sizes of models, and what crossed."""
+
+    meter: _Meter
+    clients: tuple[ClientInfo, ...]
+    sizes: dict[str, ModelSize]
+    ledger: Ledger
+
+
+def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(experiment, RunFolder(Path(folder)), "cost")
+        session.require_sound()
+        idle = _Meter(False, meter.device)
+        engine = _Metered(LocalEngine(session.hosting.here()), idle)
+        session.attach(engine)
+        experiment.algorithm.setup(session.server)
+        for at in range(1, number + 1):
+            engine.meter = meter if at == number else idle
+            ledger = one_round(session, at, engine.meter.of(SERVER))
+        clients, population = one_of_each(session.server.clients), session.federation
+        sizes = {client.id: ModelSize.of(population.client_model(population.members[client.id])) for client in clients}
+        if session.server.has_model:
+            sizes[SERVER] = ModelSize.of(session.server.model)
+    return _Round(meter, clients, sizes, ledger)
+
+
+def one_round(session: Session, number: int, around: AbstractContextManager[None]) -> Ledger:
+    """A round of one client of each kind; what crosses in it."""
+    server, ledger = session.server, Ledger()
+    server.begin(number)
+    cohort = session.cohort(number, ledger)
+    cohort.clients = one_of_each(server.clients)
+    with isolated(session.experiment.run.seed, number, SERVER), around:
+        session.experiment.algorithm.round(server, cohort)
+    return ledger
+
+
+def one_of_each(clients: Sequence[ClientInfo]) -> tuple[ClientInfo, ...]:
+    """The first client of each architecture in each group."""
+    kinds: dict[tuple[str, str], ClientInfo] = {}
+    for client in clients:
+        kinds.setdefault((client.group, client.architecture), client)
+    return tuple(kinds.values())
+
+
+def bytes_by_kind(ledger: Ledger, client: str) -> dict[str, dict[str, int]]:
+    """Direction -> kind of bundle -> bytes that crossed between the server and a client."""
+    sums: dict[str, dict[str, int]] = {"down": {}, "up": {}}
+    for line in ledger.records:
+        if line["client"] == client:
+            of_way = sums[line["direction"]]
+            of_way[line["kind"]] = of_way.get(line["kind"], 0) + line["bytes"]
+    return sums
+
+
+def cost_tables(found: RoundCosts) -> list[TextTable]:
+    """What each does in the round, and how large its model is."""
+    work, sizes = [], []
+    for cost in found.costs:
+        memory = "-" if cost.memory is None else mib(cost.memory)
+        sent = ("-", "-") if cost.kind == SERVER else (mib(cost.moved("down")), mib(cost.moved("up")))
+        row = (cost.participant, count(cost.samples), f"{cost.flops / 1e9:,.2f}", f"{cost.seconds:,.2f}", memory, *sent)
+        work.append(row)
+        if cost.size is not None:
+            sizes.append((cost.participant, count(cost.size.parameters), count(cost.size.trained)))
+    notes = [
+        "GFLOP: matrix products, convolutions and attention, forward and backward, two a multiplication and addition.",
+        "The server's work is that of a round with these clients alone.",
+    ]
+    if not any(cost.bytes.get("down") for cost in found.costs):
+        notes.append("No client is asked for anything in this round; measure a later one with --round.")
+    title = f"Round {found.round} of {found.experiment} ({found.method}) on {found.device}, one client of each kind"
+    columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
+    return [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]

@@ -1,0 +1,173 @@
+"""``polyfed study``: many runs that make a table; parses, calls, prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyfed.cli.console import fail, interruptible
+from polyfed.cli.options import AsJson, DataDir, WeightsDir, command_group, names_in
+
+if TYPE_CHECKING:
+    from polyfed.studies.session import StudyRun
+
+_HOME = Path("runs") / "studies"
+_SHOWN = 5
+_FORMATS = "md,latex,csv,png,svg"
+
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help="name of a study (polyfed study list), or a YAML file")
+]
+StudyFolder = Annotated[
+    Path,
+    typer.Argument(metavar="FOLDER|NAME", help="folder that polyfed study run printed, or its name in runs/studies"),
+]
+
+
+def study_run(
+    source: StudyArgument,
+    *,
+    scale: Annotated[
+        str, typer.Option(help="small, paper, smoke (does all of it work), or one of the file's own")
+    ] = "small",
+    seeds: Annotated[int | None, typer.Option(min=1, help="so many from 0 on; by default as the study says")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="cells at once", show_default="one a GPU, else one a core")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="where the clients of each cell execute: local or ray")] = None,
+    only: Annotated[str | None, typer.Option(metavar="ROW,ROW,...", help="these rows", show_default="all")] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0, metavar="HOURS", help="those cells first that matter most")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder; by default runs/studies/<name>-<scale>")] = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+) -> None:
+    """Run what is missing of a study, and print its tables. Continues where it was stopped.
+
+    Examples: polyfed study run demo; polyfed study run papers/creamfl-t1 --data-dir data --jobs 2; polyfed study run
+    mine.yaml --only fedavg,mine --budget 1.5
+    """
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.studies.cells import Places
+    from polyfed.studies.display import StudyDisplay
+    from polyfed.studies.session import run_study
+    from polyfed.studies.study import Study
+
+    study = Study.load(source, scale)
+    if seeds is not None:
+        study = study.with_seeds(range(seeds))
+    name = Path(source).stem if Path(source).is_file() else source.replace("/", "-")
+    with interruptible("the same command goes on"), StudyDisplay(Terminal()) as display:
+        ended = run_study(
+            study,
+            out or _HOME / f"{name}-{scale}",
+            places=Places(data_dir, weights_dir, engine),
+            only=None if only is None else names_in("--only", only),
+            jobs=jobs,
+            budget=None if budget is None else budget * 3600,
+            listener=display,
+        )
+    _print(ended)
+
+
+def study_list(as_json: AsJson = False) -> None:
+    """List the studies that come with polyfed."""
+    import json
+
+    from polyfed.studies.study_files import study_content, study_files
+
+    titles = {name: str(study_content(name).get("title", "")) for name in study_files()}
+    if as_json:
+        typer.echo(json.dumps(titles, indent=1))
+        return
+    width = max(map(len, titles), default=0)
+    for name, title in titles.items():
+        typer.echo(f"{name.ljust(width)}  {title}")
+
+
+def study_show(folder: StudyFolder) -> None:
+    """Print the tables of a study, also of one that another process works on."""
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.studies.results import Results
+    from polyfed.studies.tables import study_tables
+
+    Terminal().print_tables(study_tables(Results.load(_found(folder))))
+
+
+def study_report(
+    folder: StudyFolder, out: Annotated[Path | None, typer.Option(help="file; by default FOLDER/report.html")] = None
+) -> None:
+    """Write a study as one HTML page."""
+    from polyfed.studies.page import write_study_page
+    from polyfed.studies.results import Results
+    from polyfed.studies.session import CELLS
+
+    place = _found(folder)
+    page = write_study_page(Results.load(place), out or place / "report.html", place.parent / CELLS)
+    typer.echo(f"written: {page}")
+
+
+def study_export(
+    folder: StudyFolder,
+    *,
+    formats: Annotated[str, typer.Option("--format", metavar="A,B,...", help=_FORMATS)] = _FORMATS,
+    out: Annotated[Path | None, typer.Option(help="folder; by default FOLDER/export")] = None,
+) -> None:
+    """Write tables and figures of a study as Markdown, LaTeX (booktabs), CSV, PNG and SVG."""
+    from polyfed.studies.export import export_study
+    from polyfed.studies.results import Results
+    from polyfed.studies.session import CELLS
+
+    place = _found(folder)
+    for path in export_study(
+        Results.load(place), out or place / "export", place.parent / CELLS, names_in("--format", formats)
+    ):
+        typer.echo(f"written: {path}")
+
+
+def study_ledger(
+    home: Annotated[Path, typer.Option(help="folder of studies that were run")] = _HOME,
+    scale: Annotated[str, typer.Option(help="scale of the runs")] = "small",
+    out: Annotated[Path | None, typer.Option(help="file; by default it is printed")] = None,
+) -> None:
+    """List every table and figure of the papers with its command, our figures beside the paper's, and verdicts."""
+    from polyfed.core.files import write_atomically
+    from polyfed.studies.ledger import ledger, ledger_text
+
+    text = ledger_text(ledger(home, scale))
+    if out is None:
+        typer.echo(text)
+    else:
+        write_atomically(out, text.encode())
+        typer.echo(f"written: {out}")
+
+
+def _found(folder: Path) -> Path:
+    """The folder, or that of a study by name."""
+    return folder if folder.is_dir() or not (_HOME / folder).is_dir() else _HOME / folder
+
+
+def _print(run: StudyRun) -> None:
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.studies.tables import study_tables
+
+    Terminal().print_tables(study_tables(run.results))
+    ended = run.ended
+    typer.echo(f"study: {run.folder}")
+    if ended.missing:
+        shown = "; ".join(ended.missing[:_SHOWN]) + ("; ..." if len(ended.missing) > _SHOWN else "")
+        typer.echo(f"not run: {len(ended.missing)} cells ({shown})", err=True)
+    if ended.stopped:
+        raise typer.Exit(fail(f"stopped: {ended.stopped}", 1))
+    if ended.failures:
+        raise typer.Exit(fail(f"{len(ended.failures)} cells failed; the same command tries them again", 1))
+
+
+study_app = command_group(
+    "study_",
+    (study_run, study_list, study_show, study_report, study_export, study_ledger),
+    "Studies: many runs that make a table or a figure, and what they prove.",
+)

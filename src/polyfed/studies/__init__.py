@@ -1,0 +1,1 @@
+"""Studies: many runs that make a table or a figure, and what they prove."""

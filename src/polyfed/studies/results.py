@@ -1,0 +1,201 @@
+"""What a study has found so far: figures by row, point, column and seed, what was chosen, and what failed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
+from polyfed.core.untrusted import file_json, yaml_content
+from polyfed.reporting.compare import Spread
+from polyfed.reporting.statistics import PairedSample
+from polyfed.runs.experiment import parse_settings
+from polyfed.studies.cells import CellFigures
+from polyfed.studies.claims import Claim, Judgement, judge
+from polyfed.studies.planning import Chosen, StudyPlan
+from polyfed.studies.study import Point, Study, point_label
+
+STUDY, RESULTS = "study.yaml", "results.json"
+SeedFigures = Mapping[int, float]
+Place = tuple[str, Point, str]
+"""Row, point and column."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Figures of a study.
+
+    Attributes:
+        study: whose.
+        values: place -> seed -> figure; seeds without a figure are left out.
+        chosen: (row, point) -> what tuning chose.
+        causes: place or cell in words -> why it has no figure.
+        cells: label of every final cell that is complete -> its folder's name.
+        code: versions and states of the code that ran them; a table should have one.
+    """
+
+    study: Study
+    values: Mapping[Place, SeedFigures]
+    chosen: Mapping[tuple[str, Point], Chosen] = field(default_factory=dict)
+    causes: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, str] = field(default_factory=dict)
+    code: Sequence[str] = ()
+
+    @classmethod
+    def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
+        """From the cells that are complete."""
+        values: dict[Place, dict[int, float]] = {}
+        chosen: dict[tuple[str, Point], Chosen] = {}
+        causes, cells, code = dict(failures), {}, set()
+        for row, point in plan.row_points():
+            try:
+                final, choice = plan.final(row, point), plan.chosen(row, point)
+            except LookupError:
+                continue  # its search is not complete
+            if choice is not None:
+                chosen[row, point] = choice
+            for cell in final:
+                figures = _readable(cell.folder(plan.store))
+                if figures is None:
+                    continue
+                cells[cell.label] = cell.digest
+                code.add(figures.code)
+                for column, settings in plan.study.columns_of(row).items():
+                    value = figures.values.get(settings.digest)
+                    if isinstance(value, str):
+                        causes[f"{cell.label}: {column}"] = value
+                    elif value is not None and math.isfinite(value):
+                        values.setdefault((row, point, column), {})[cell.seed] = value
+        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)))
+
+    # ---- questions
+
+    def at(self, row: str, point: Point, column: str) -> SeedFigures:
+        """Seed -> figure."""
+        return self.values.get((row, point, column), {})
+
+    def spread(self, row: str, point: Point, column: str) -> Spread:
+        """Mean and standard deviation over seeds."""
+        return Spread.of(list(self.at(row, point, column).values()))
+
+    @property
+    def reference(self) -> str:
+        """The row that differences are against."""
+        return self.study.against or next(iter(self.study.rows))
+
+    def difference(self, left: Place, right: Place) -> PairedSample | None:
+        """Left minus right by seed; None where no seed has both."""
+        own, other = self.values.get(left, {}), self.values.get(right, {})
+        paired = {seed: own[seed] - other[seed] for seed in own if seed in other}
+        return PairedSample(paired) if paired else None
+
+    def judgements(self) -> list[Judgement]:
+        """Every claim, at every point where it does not name one."""
+        by_label = {point_label(point): point for point in self.study.points}
+        claims = [claim for text in self.study.claims for claim in self._at_points(Claim.parse(text))]
+        samples = [
+            self.difference(*((row, by_label[label], claim.column) for row, label in (claim.left, claim.right)))
+            for claim in claims
+        ]
+        return judge(claims, samples)
+
+    def _at_points(self, claim: Claim) -> list[Claim]:
+        if claim.left[1] and claim.right[1]:
+            return [claim]
+        shared = [
+            point for point in self.study.points_of(claim.left[0]) if point in self.study.points_of(claim.right[0])
+        ]
+        return [claim.at(point_label(point)) for point in shared]
+
+    # ---- files
+
+    def save(self, folder: Path) -> None:
+        """Write ``study.yaml`` and ``results.json``; equal results are equal bytes."""
+        content = self.study.model_dump(mode="json")
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        write_atomically(folder / STUDY, text.encode())
+        write_atomically(folder / RESULTS, (json.dumps(self.to_json(), indent=1) + "\n").encode())
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, in the order of the study."""
+        order = [
+            (row, point, column)
+            for row in self.study.rows
+            for point in self.study.points_of(row)
+            for column in self.study.columns
+        ]
+        figures = [
+            {
+                "row": row,
+                "point": list(point),
+                "column": column,
+                "by_seed": {str(seed): by[seed] for seed in sorted(by)},
+            }
+            for row, point, column in order
+            if (by := self.at(row, point, column))
+        ]
+        chosen = [
+            {
+                "row": row,
+                "point": list(point),
+                "values": dict(item.values),
+                "at_end": item.is_at_end,
+                "scores": _finite(item.scores),
+            }
+            for (row, point), item in sorted(self.chosen.items())
+        ]
+        return {
+            "figures": figures,
+            "chosen": chosen,
+            "causes": dict(sorted(self.causes.items())),
+            "cells": self.cells,
+            "code": list(self.code),
+        }
+
+    @classmethod
+    def load(cls, folder: Path) -> Results:
+        """What ``save`` wrote.
+
+        Raises:
+            RunError: there is none, or a file is damaged.
+        """
+        if not (folder / RESULTS).is_file():
+            raise RunError(
+                f"no study in '{folder}' (no {RESULTS} in it); give the folder that polyfed study run printed"
+            )
+        try:
+            study = parse_settings(Study, yaml_content((folder / STUDY).read_text(encoding="utf-8")))
+            content = file_json((folder / RESULTS).read_bytes())
+            values = {
+                (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
+                for entry in content["figures"]
+            }
+            chosen = {
+                (entry["row"], tuple(entry["point"])): Chosen(entry["values"], entry["at_end"], _read(entry["scores"]))
+                for entry in content["chosen"]
+            }
+            return cls(study, values, chosen, content["causes"], content["cells"], content["code"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
+
+
+def _readable(folder: Path) -> CellFigures | None:
+    try:
+        return CellFigures.of(folder)
+    except RunError:
+        return None  # told as a failure already
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: score if math.isfinite(score) else None for name, score in scores.items()}
+
+
+def _read(scores: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if score is None else score for name, score in scores.items()}

@@ -1,0 +1,66 @@
+"""``polyfed study``: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polyfed.cli.main import main
+from small_federations import tiny_experiment
+from studies.conftest import tiny_study
+
+
+def test_a_study_from_file_to_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
+    rows = {"tiny": {}, "wrong": {"set": {"data.sources.scenes.train": 8}, "main": False}}
+    Path("mine.yaml").write_text(yaml.safe_dump(tiny_study(rows=rows, claims=["tiny > wrong on r1"])))
+    assert main(["study", "run", "mine.yaml", "--seeds", "1", "--jobs", "1"]) == 1
+    printed = capsys.readouterr()
+    assert "study: runs/studies/mine-small" in printed.out
+    assert "1/2" in printed.out
+    assert "not run" in printed.out  # the claim
+    assert "1 cells failed; the same command tries them again" in printed.err
+    assert main(["study", "show", "mine-small"]) == 0
+    assert "wrong, seed 0" in capsys.readouterr().out
+    assert main(["study", "report", "mine-small"]) == 0
+    assert main(["study", "export", "runs/studies/mine-small", "--format", "md,csv"]) == 0
+    assert Path("runs/studies/mine-small/report.html").is_file()
+    assert {path.name for path in Path("runs/studies/mine-small/export").iterdir()} == {"tables.md", "figures.csv"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nothing"], "no study or file 'nothing'"),
+        (["run", "mine.yaml", "--scale", "big"], "--scale big: valid: small, smoke"),
+        (["run", "mine.yaml", "--only", "tidy"], "--only tidy: no such row"),
+        (["run", "mine.yaml", "--engine", "cloud"], "unknown engine"),
+        (["show", "nothing"], "no study in 'nothing'"),
+        (["export", "nothing"], "no study in 'nothing'"),
+    ],
+)
+def test_refusals(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
+    Path("mine.yaml").write_text(yaml.safe_dump(tiny_study()))
+    assert main(["study", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
+    from polyfed.studies.study_files import study_files
+
+    assert main(["study", "list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(study_files())
