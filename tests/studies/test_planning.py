@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,12 @@ def planned(study: Study, store: Path, places: Places | None = None) -> StudyPla
     return StudyPlan(study, places or Places(), store)
 
 
-def complete(cell: Cell, store: Path, values: Mapping[str, Any]) -> None:
+def complete(cell: Cell, store: Path, values: Mapping[str, float | str]) -> None:
     """Files of a complete cell."""
-    from hashlib import sha256
-
     folder = cell.folder(store)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(cell.label)
-    digest = sha256(cell.label.encode()).hexdigest()
-    (folder / "figures.json").write_text(json.dumps({"config": digest, "figures": values}))
+    CellFigures(values).save(folder)
 
 
 def test_overrides_apply_in_order_and_stars_stand_for_what_is_there(loaded: Load) -> None:
@@ -111,7 +107,7 @@ def test_a_row_is_tuned_on_the_mean_over_seeds_of_its_own(loaded: Load, tmp_path
         complete(cell, tmp_path, {digest: value})
     with pytest.raises(LookupError):  # the last candidate's second seed
         plan.chosen("a", ())
-    complete(cells[-1], tmp_path, {digest: None})
+    complete(cells[-1], tmp_path, {digest: float("nan")})
     chosen = plan.chosen("a", ())
     assert chosen is not None
     assert (chosen.values, chosen.is_at_end) == ({"rate": 0.2}, False)  # a candidate that diverged once is out

@@ -7,14 +7,17 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import folder_of
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
 from polyfed.runs.twins import with_groups
 from polyfed.studies.study import Overrides, Point, Study, point_label
 
@@ -199,7 +202,7 @@ class CellFigures:
         """
         try:
             content = file_json((folder / FIGURES).read_bytes())
-            config = hashlib.sha256((folder / "config.yaml").read_bytes()).hexdigest()
+            config = RunFolder(folder).config_digest()
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -210,3 +213,11 @@ class CellFigures:
             raise RunError(f"'{folder / 'config.yaml'}' was edited after the run; delete the folder to run it again")
         values = {name: float("nan") if value is None else value for name, value in content["figures"].items()}
         return cls(values, content["code"], content["keep"])
+
+    def save(self, folder: Path) -> None:
+        """Write them, which makes the cell complete."""
+        finite = {
+            name: value if isinstance(value, str) or isfinite(value) else None for name, value in self.values.items()
+        }
+        content = {"config": RunFolder(folder).config_digest(), "code": self.code, "keep": self.keep, "figures": finite}
+        write_atomically(folder / FIGURES, (json.dumps(content, indent=1) + "\n").encode())

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.core.errors import PolyfedError
-from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.tuning import tuned_twin, tuning_folder
-from polyfed.studies.cells import FIGURES, MODELS, RECORDS, CellFigures, Places
+from polyfed.studies.cells import MODELS, RECORDS, CellFigures, Places
 from polyfed.studies.column import ColumnSettings
 
 _OF_MODELS = ("models", "vocabulary", "checkpoints", "arrays")
@@ -72,7 +69,7 @@ def execute(order: Order) -> None:
     keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
     run = Run(order.folder, order.places.data_dir, order.places.weights_dir)
     measured = {column.digest: _measured(column, run) for column in _due(order.columns, CellFigures(values))}
-    _write(order.folder, {**values, **measured}, keep)
+    CellFigures({**values, **measured}, _code(order.folder), keep).save(order.folder)
     # after the figures are safe: a kill before them still finds the checkpoints to go on from
     for path in _superfluous(order.folder, keep):
         shutil.rmtree(path)
@@ -120,11 +117,7 @@ def _superfluous(folder: Path, keep: str) -> Iterator[Path]:
             yield folder / name
 
 
-def _write(folder: Path, values: Mapping[str, float | str], keep: str) -> None:
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }
+def _code(folder: Path) -> str:
+    """Version and state of the code that ran it."""
     made = file_json((folder / "environment.json").read_bytes())
-    code = " ".join(filter(None, [made["versions"]["polyfed"], made["git"]]))
-    content = {"config": RunFolder(folder).config_digest(), "code": code, "keep": keep, "figures": finite}
-    write_atomically(folder / FIGURES, (json.dumps(content, indent=1) + "\n").encode())
+    return " ".join(filter(None, [made["versions"]["polyfed"], made["git"]]))

@@ -109,10 +109,7 @@ class Runner:
                     break
                 while self._due and workers.is_free and not self._stopped:
                     self._start(workers)
-                if outcomes := workers.wait(_POLL):
-                    for outcome in outcomes:
-                        self._take(outcome)
-                    self.saver(self._failures)
+                self._collect(workers)
                 self.listener(self._progress(workers))
         return self._ended()
 
@@ -152,6 +149,12 @@ class Runner:
         plan = self.plan
         order = Order(cell.experiment, cell.folder(plan.store), plan.columns(cell), plan.places, plan.kept(cell))
         workers.start(key, order)
+
+    def _collect(self, workers: Workers) -> None:
+        if outcomes := workers.wait(_POLL):
+            for outcome in outcomes:
+                self._take(outcome)
+            self.saver(self._failures)
 
     def _take(self, outcome: CellOutcome) -> None:
         cell = self._cells[outcome.key]
