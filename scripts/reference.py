@@ -1,0 +1,181 @@
+"""Pages of the reference, made from the code: settings, components, commands, presets, studies, errors, API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+
+import click
+import typer
+
+import polyfed
+from messages import OF_ARGUMENTS, messages
+from polyfed.cli import catalogue
+from polyfed.cli.console import with_argument_help
+from polyfed.cli.main import app
+from polyfed.cli.preset_guide import preset_groups
+from polyfed.studies.study import Study
+from polyfed.studies.study_files import study_files
+
+FOR_METHODS = "polyfed.algorithms.algorithm"
+"""What methods of one's own are written with."""
+
+_GROUPS = {
+    "Settings of an experiment": ("ConfigError",),
+    "Data": ("DataError", "CacheFullError"),
+    "Runs": ("RunError",),
+    "Exchange": ("ExchangeError", "PayloadError"),
+    "The command line": ("fail", "BadParameter", "ClickException", "UsageError"),
+    "Wrong arguments": OF_ARGUMENTS,
+}
+
+
+def pages() -> dict[str, str]:
+    """File below ``reference/`` -> its text in Markdown."""
+    made: Mapping[str, Callable[[], Iterable[str]]] = {
+        "settings.md": settings,
+        "components.md": all_components,
+        "commands.md": commands,
+        "presets.md": presets,
+        "study-files.md": studies,
+        "errors.md": errors,
+        "api.md": api,
+    }
+    return {name: "\n".join(lines()) + "\n" for name, lines in made.items()}
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A Markdown table."""
+    heads = list(heads)
+    yield from ("| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |")
+    for row in rows:
+        yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |"
+
+
+def code(text: str) -> str:
+    """Text as inline code; nothing for nothing."""
+    return f"`{text}`" if text else ""
+
+
+def settings() -> Iterator[str]:
+    """Every section of a configuration."""
+    yield "# Settings"
+    yield "\nEvery section of an experiment's YAML file, as `polyfed list settings SECTION` shows it."
+    for section, meaning in catalogue.entries(catalogue.SETTINGS).items():
+        yield from (f"\n## `{section}`", f"\n{meaning}.\n")
+        yield from _settings_table(catalogue.SETTINGS, section)
+
+
+def all_components() -> Iterator[str]:
+    """Every component of every family."""
+    yield "# Components"
+    yield "\nWhat a configuration chooses by `name`, with the settings of each; `polyfed list KIND NAME` shows the same."
+    for kind, meaning in catalogue.kinds().items():
+        if kind in (catalogue.PRESETS, catalogue.SETTINGS):
+            continue
+        yield from (f"\n## {kind.capitalize().replace('-', ' ')}", f"\n{meaning[0].upper()}{meaning[1:]}.")
+        for name, summary in catalogue.entries(kind).items():
+            yield from (f"\n### `{name}`", f"\n{summary}.\n")
+            yield from _settings_table(kind, name)
+
+
+def _settings_table(kind: str, name: str) -> Iterator[str]:
+    found = catalogue.settings_of(kind, name)
+    if not found:
+        yield "No settings."
+        return
+    rows = ((code(one.name), code(one.default), one.allowed, one.description) for one in found)
+    yield from table(("key", "default", "values", "meaning"), rows)
+
+
+def commands() -> Iterator[str]:
+    """Every command with its arguments and options."""
+    yield "# Commands"
+    yield "\nWhat `polyfed COMMAND --help` shows. `polyfed --install-completion` completes them in your shell."
+    root = with_argument_help(typer.main.get_command(app))
+    for path, command in sorted(_leaves(root, "polyfed"), key=lambda pair: pair[0]):
+        context = click.Context(command, info_name=path)
+        yield f"\n## `{path}`"
+        yield from (f"\n{_escaped(paragraph)}" for paragraph in (command.help or "").split("\n\n"))
+        yield f"\n    {path} {' '.join(command.collect_usage_pieces(context))}\n"
+        yield from table(("argument or option", "meaning"), _parameters(command, context))
+
+
+def _leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield path, command
+    for name, child in (children or {}).items():
+        yield from _leaves(child, f"{path} {name}")
+
+
+def _parameters(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    for parameter in command.get_params(context):
+        if isinstance(parameter, click.Option):
+            names, meaning = ", ".join(parameter.opts + parameter.secondary_opts), parameter.help or ""
+            if not parameter.is_flag:
+                names += f" {parameter.make_metavar(context)}"
+        else:
+            names, meaning = parameter.make_metavar(context), getattr(parameter, "help", None) or ""
+        yield code(names), _escaped(meaning)
+
+
+def presets() -> Iterator[str]:
+    """Every preset by family, with what it needs and costs."""
+    yield "# Presets"
+    yield "\nNamed experiments: `polyfed run NAME`. Variants stand below the preset that they extend."
+    for root, members in preset_groups().items():
+        yield from (f"\n## {root}\n",)
+        rows = ((code(one.name), one.description, one.needs, one.cost) for one in members)
+        yield from table(("preset", "what it is", "needs", "cost"), rows)
+
+
+def studies() -> Iterator[str]:
+    """Every study with its title and size."""
+    yield "# Studies"
+    yield "\nTables by one command: `polyfed study run NAME` (see [how to write one](../studies.md))."
+    entries = {name: Study.load(name) for name in study_files()}
+    for own, title in ((True, "polyfed's own"), (False, "Tables and figures of the papers")):
+        yield f"\n## {title}\n"
+        chosen = {name: study for name, study in entries.items() if name.startswith("papers/") is not own}
+        rows = ((code(name), study.title, str(len(study.rows)), str(len(study.seeds))) for name, study in chosen.items())
+        yield from table(("study", "what it shows", "rows", "seeds"), rows)
+
+
+def errors() -> Iterator[str]:
+    """Every message that the package can raise."""
+    yield "# Errors"
+    yield (
+        "\nEvery message of the package, found in its code. What depends on the case stands in ‹›. A message says what is "
+        "wrong, with which value, and what would be valid; the second column says what polyfed does there."
+    )
+    found = messages()
+    for title, kinds in _GROUPS.items():
+        chosen = [one for one in found if one.kind in kinds]
+        if chosen:
+            yield f"\n## {title}"
+            for package, members in groupby(chosen, key=lambda one: one.module.partition(".")[0]):
+                yield f"\n### {title}: {package}\n"
+                yield from table(("message", "where"), ((_escaped(one.text), _escaped(one.purpose)) for one in members))
+    unknown = {one.kind for one in found} - {kind for kinds in _GROUPS.values() for kind in kinds}
+    if unknown:
+        raise LookupError(f"no group of the page on errors has {sorted(unknown)}")
+
+
+def api() -> Iterator[str]:
+    """The public API, for mkdocstrings to fill in."""
+    yield "# Python API"
+    yield "\n`from polyfed import ...`\n"
+    for name in sorted(set(polyfed.__all__) - {"__version__"}):
+        home = getattr(polyfed, name).__module__
+        yield from (f"\n::: {home}.{name}", "    options:", "      show_root_full_path: false")
+    yield "\n## For methods of one's own\n"
+    yield f"`from {FOR_METHODS} import ...`; see [add a method](../add-a-method.md).\n"
+    yield from (f"\n::: {FOR_METHODS}", "    options:", "      show_root_heading: false", "      heading_level: 3")
+
+
+def _escaped(text: str) -> str:
+    """Markdown that shows a text as it is."""
+    return re.sub(r"([*_`\[\]<>#])", r"\\\1", text)
+

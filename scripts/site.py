@@ -1,0 +1,45 @@
+"""What mkdocs asks when it builds the site: pages that are made from the code, and links out of the folder of pages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reference import pages
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+OF_THE_PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+"""Pages that stand at the root of the repository."""
+
+_OUT_OF_DOCS = re.compile(r"\[([^\]]*)\]\((?:\.\./)?(?=LICENSE|\.\./|src/|tests/|benchmarks/|scripts/)([^)]*)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the front page, which is the README, the project's own pages, and those of the reference."""
+    from mkdocs.structure.files import File
+
+    made = {"index.md": _from_root("README.md"), **{name: _from_root(name) for name in OF_THE_PROJECT}}
+    made |= {f"reference/{name}": text for name, text in pages().items()}
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to what the site has no page of, such as code, become its name."""
+    for name in OF_THE_PROJECT:
+        markdown = markdown.replace(f"](../{name})", f"]({name})")
+    return _OUT_OF_DOCS.sub(r"\1 (`\2`)", markdown)
+
+
+def _from_root(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
