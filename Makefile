@@ -8,12 +8,13 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-others test-studies test-all bench lint house clean
+.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-others test-studies test-all bench lint house docs dist clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, beside its server alone"
 	@echo "make test      fast tests        make test-all   all tests"
 	@echo "make bench     benchmarks        make lint       ruff and mypy"
+	@echo "make docs      the site          make dist       wheel and source archive, tested"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'polyfed needs Python 3.11 or newer; try: make PYTHON=python3.11')"
@@ -78,8 +79,22 @@ lint: install
 house: install
 	$(BIN)/python scripts/house.py --worst
 
+# the site in site/, which opens without a server; its packages are installed the first time
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+# wheel and source archive in dist/, and both in environments of their own
+dist: install
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m pytest -q tests/test_wheel.py
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf dist site $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 # a table of docs/results.md: make results STUDY=knowledge DATA=... WEIGHTS=...; without STUDY: which there are
 .PHONY: results

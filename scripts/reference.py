@@ -70,7 +70,7 @@ def settings() -> Iterator[str]:
 def all_components() -> Iterator[str]:
     """Every component of every family."""
     yield "# Components"
-    yield "\nWhat a configuration chooses by `name`, with the settings of each; `polyfed list KIND NAME` shows the same."
+    yield "\nWhat a configuration chooses by `name`, with its settings, as `polyfed list KIND NAME` shows it."
     for kind, meaning in catalogue.kinds().items():
         if kind in (catalogue.PRESETS, catalogue.SETTINGS):
             continue
@@ -139,7 +139,9 @@ def studies() -> Iterator[str]:
     for own, title in ((True, "polyfed's own"), (False, "Tables and figures of the papers")):
         yield f"\n## {title}\n"
         chosen = {name: study for name, study in entries.items() if name.startswith("papers/") is not own}
-        rows = ((code(name), study.title, str(len(study.rows)), str(len(study.seeds))) for name, study in chosen.items())
+        rows = (
+            (code(name), study.title, str(len(study.rows)), str(len(study.seeds))) for name, study in chosen.items()
+        )
         yield from table(("study", "what it shows", "rows", "seeds"), rows)
 
 
@@ -147,8 +149,8 @@ def errors() -> Iterator[str]:
     """Every message that the package can raise."""
     yield "# Errors"
     yield (
-        "\nEvery message of the package, found in its code. What depends on the case stands in ‹›. A message says what is "
-        "wrong, with which value, and what would be valid; the second column says what polyfed does there."
+        "\nEvery message of the package, found in its code. What depends on the case stands in ‹›. A message says what "
+        "is wrong, with which value, and what would be valid; the second column says what polyfed does there."
     )
     found = messages()
     for title, kinds in _GROUPS.items():
@@ -178,4 +180,3 @@ def api() -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Markdown that shows a text as it is."""
     return re.sub(r"([*_`\[\]<>#])", r"\\\1", text)
-

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +28,46 @@ def _pip(python: Path | str, *arguments: str) -> None:
         pytest.skip(f"pip {arguments[0]} does not work here: {reason}")
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the programs of an environment that has the wheel and no extra."""
-    folder = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, capture_output=True)
-    programs = folder / "venv" / "bin"
-    _pip(programs / "python", "wheel", str(ROOT), "--no-deps", "-w", str(folder / "wheel"))
-    wheel = next((folder / "wheel").glob("polyfed-*.whl"))
-    _pip(programs / "python", "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
-    return programs
+Install = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def polyfed(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a command of the bare wheel in one folder that all tests here share."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one in dist/ that ``make dist`` has just built, else one that is built now."""
+    if built := [*(ROOT / "dist").glob("polyfed-*.whl")]:
+        return built[0]
+    folder = tmp_path_factory.mktemp("wheel")
+    _pip(sys.executable, "wheel", str(ROOT), "--no-deps", "-w", str(folder))
+    return next(folder.glob("polyfed-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """Extra or "" -> folder with the programs of an environment that has the wheel, this extra and no other."""
+
+    @cache
+    def install(extra: str) -> Path:
+        folder = tmp_path_factory.mktemp(f"environment-{extra}")
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
+        wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+        _pip(folder / "bin" / "python", "install", "-c", str(ROOT / "constraints.txt"), wanted)
+        return folder / "bin"
+
+    return install
+
+
+@pytest.fixture(scope="module")
+def polyfed(installed: Install, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a command of the wheel, bare or with an extra, in one folder that all tests here share."""
     folder = tmp_path_factory.mktemp("work")
     kept: Mapping[str, str] = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "POLYFED_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    environment["WANDB_MODE"] = "offline"
     content: dict[str, Any] = tiny_experiment()
     (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(bare / "polyfed"), *arguments]
+    def call(*arguments: str, extra: str = "") -> subprocess.CompletedProcess[str]:
+        command = [str(installed(extra) / "polyfed"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
     return call
@@ -104,3 +122,26 @@ def test_the_demo_runs_with_the_bare_wheel(polyfed: Run) -> None:
     done = polyfed("run", "scenes-demo", "--set", "run.rounds=2", "--out", "runs/demo")
     assert done.returncode == 0, done.stderr
     assert "The server finds the image of a text" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "setting"),
+    [
+        ("ray", "run.engine.name=ray"),
+        ("flower", "run.engine.name=flower"),
+        ("tensorboard", "run.sinks=[tensorboard]"),
+        ("wandb", "run.sinks=[wandb]"),
+        ("mlflow", "run.sinks=[mlflow]"),
+    ],
+)
+def test_an_extra_alone_is_enough(polyfed: Run, extra: str, setting: str) -> None:
+    done = polyfed("run", "tiny.yaml", "--rounds", "1", "--set", setting, "--out", f"runs/with-{extra}", extra=extra)
+    assert done.returncode == 0, done.stderr
+    assert f"open runs/with-{extra}/report.html" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_federation_is_set_up_with_its_extra_alone(polyfed: Run) -> None:
+    done = polyfed("deploy", "key", "site", extra="deploy")
+    assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from polyfed.core.version import __version__
 from polyfed.federation.cohort import Engine
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
@@ -172,7 +173,7 @@ def test_an_export_says_where_it_is(cli: Cli, copied: Path, monkeypatch: pytest.
 
 
 def test_version_and_help(cli: Cli) -> None:
-    assert cli("--version")[:2] == (0, "polyfed 0.1.0\n")
+    assert cli("--version")[:2] == (0, f"polyfed {__version__}\n")
     assert "Usage: polyfed" in "".join(cli()[1:])  # without a command
 
 

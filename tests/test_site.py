@@ -1,0 +1,94 @@
+"""The site: its menu has every page, its reference everything that there is, its page of errors every message."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import reference
+from messages import Message, messages
+from polyfed.cli import catalogue
+from polyfed.runs.presets import preset_names
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return reference.pages()
+
+
+@pytest.fixture(scope="module")
+def menu() -> list[str]:
+    def leaves(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [leaf for below in (entry.values() if isinstance(entry, dict) else entry) for leaf in leaves(below)]  # type: ignore[attr-defined]
+
+    return leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+
+
+def test_the_menu_has_every_page_once(menu: list[str], pages: dict[str, str]) -> None:
+    written = {file.relative_to(ROOT / "docs").as_posix() for file in (ROOT / "docs").rglob("*.md")}
+    of_the_project = {name for name in menu if (ROOT / name).is_file()}
+    assert len(menu) == len(set(menu))
+    assert set(menu) - of_the_project == written | {f"reference/{name}" for name in pages} | {"index.md"}
+
+
+def test_no_page_is_without_a_next_step() -> None:
+    link = re.compile(r"\]\((?!https?:)[^)#]+\.md")
+    assert [file.name for file in (ROOT / "docs").rglob("*.md") if not link.search(file.read_text())] == []
+
+
+def test_everything_that_can_be_chosen_is_there(pages: dict[str, str]) -> None:
+    for kind in catalogue.kinds():
+        text = pages[{"presets": "presets.md", "settings": "settings.md"}.get(kind, "components.md")]
+        for name in catalogue.entries(kind):
+            assert f"`{name}`" in text
+    assert pages["presets.md"].count("\n| `") == len(preset_names())
+
+
+def test_settings_stand_with_default_and_values(pages: dict[str, str]) -> None:
+    assert "| `rounds` | `30` | whole number >= 1 | T, communication rounds |" in pages["settings.md"]
+
+
+def test_commands_stand_with_their_arguments(pages: dict[str, str]) -> None:
+    text = pages["commands.md"]
+    assert "## `polyfed study run`" in text
+    assert "| `NAME\\|FILE` | name of a study" in text
+    assert "| `--jobs INTEGER RANGE` | cells at once |" in text
+
+
+def test_messages_are_found_in_a_module(tmp_path: Path) -> None:
+    (tmp_path / "core.py").write_text(
+        "class PolyfedError(Exception): ...\n"
+        "class OddError(PolyfedError): ...\n"
+        "def check(n):\n"
+        '    """Refuse odd numbers."""\n'
+        "    if n % 2:\n"
+        '        raise OddError(f"{n} is odd" + ("; take 2" if n > 1 else ""))\n'
+        "    raise KeyError('not a message to a user')\n"
+    )
+    assert messages(tmp_path) == [Message("OddError", "‹n› is odd; take 2 | ", "core", "Refuse odd numbers.")]
+
+
+def test_the_page_of_errors_has_every_message(pages: dict[str, str]) -> None:
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    made = len(re.findall(r"(?<!class )\b(?:Config|Data|Run|Exchange|Payload)Error\(", source))
+    own = [one for one in messages() if one.kind.endswith("Error") and one.kind not in reference.OF_ARGUMENTS]
+    heads = set(reference.table(("message", "where"), ()))
+    rows = [line for line in pages["errors.md"].splitlines() if line.startswith("| ") and line not in heads]
+    assert len(own) >= made - 3  # the few that are named but not made: annotations, docstrings
+    assert len(rows) == len(messages())
+
+
+@pytest.mark.slow
+def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+    build = pytest.importorskip("mkdocs.commands.build", reason="the extra docs is not installed")
+    from mkdocs.config import load_config
+
+    build.build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site")))  # strict: warnings are errors
+    assert (tmp_path / "site" / "reference" / "errors.html").is_file()
