@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,8 @@ def by_hand(session: Session, name: str, start: Weights, number: int, previous: 
     client = woken(session, name, (number, 0))
     model.train()
     with isolated(0, number, name, "fit", 0):
-        for batch in islice(client.batches(client.train, "task-0"), 2):
+        passes = (client.batches(client.train, f"task-{number}") for number in count())
+        for batch in islice(chain.from_iterable(passes), 2):
             once = CachedModel(model)
             loss = member.settings.task.loss(once, model.heads[member.head], batch)
             for modality, x in batch.inputs.items() if previous else ():
