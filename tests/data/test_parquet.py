@@ -396,7 +396,7 @@ def test_real_data_opens_with_its_class_names() -> None:
         (
             ["a.jpg", "captions.csv"],
             "raw",
-            r"there is no file such as train\.parquet .*name: hub, repository: \./FOLDER",
+            r"there is no file such as train\.parquet .*name: folder, path: FOLDER",
         ),
         (["captions.csv"], "raw/captions.csv", r"is a file, not a folder of Parquet files; .*as Parquet first"),
     ],

@@ -19,8 +19,8 @@ from polyfed.core.settings import Component
 from polyfed.data.arrow import is_list, is_text, list_lengths
 
 OTHER_LAYOUTS = (
-    "pictures with a metadata.csv (columns file_name, text, ...) load as {name: hub, repository: ./FOLDER}; "
-    "anything else is written as Parquet first (docs/quickstart.md, 'Your own data')"
+    "pictures in class folders or with a file of captions or labels, and files of texts, load as "
+    "{name: folder, path: FOLDER}; anything else is written as Parquet first (docs/quickstart.md, 'Your own data')"
 )
 
 
