@@ -4,9 +4,10 @@
     python benchmarks/bits.py compare before.json                # on the new one; exit status 1 if anything differs
     python benchmarks/bits.py compare before.json --only scenes-demo --engines local serialized
 
-Every case below, a preset or a method on its federation, runs for two rounds on a few generated scenes in place of its data, on one thread. All run on the
-local engine, and again with each message encoded; those in ``DISTRIBUTED`` also on Ray and on Flower. What is compared
-is what a run measured, sent and learned, not how its folder is laid out: only ``digests`` knows that.
+Every case below, a preset or a method on its federation, runs for two rounds on a few generated scenes in place of its
+data, on one thread. All run on the local engine, and again with each message encoded; those in ``DISTRIBUTED`` also on
+Ray and on Flower. What is compared is what a run measured, sent and learned, not how its folder is laid out: only
+``digests`` knows that.
 """
 
 from __future__ import annotations
