@@ -281,14 +281,19 @@ class Study(Settings):
         Raises:
             ConfigError: one of them is a seed of the tuning.
         """
-        return parse_settings(Study, self.model_dump(mode="json") | {"seeds": list(seeds)})
+        return parse_settings(Study, self.content() | {"seeds": list(seeds)})
+
+    def content(self) -> dict[str, Any]:
+        """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""
+        rows = {name: row.model_dump(mode="json", exclude_unset=True) for name, row in self.rows.items()}
+        return {**self.model_dump(mode="json"), "rows": rows}
 
     def smaller(self, changes: Mapping[str, Any]) -> Study:
         """One seed, one round, the first label of each axis, nothing tuned: whether all of it works, in seconds."""
         axes = {name: _first_point(axis) for name, axis in self.axes.items()}
         first = {name: list(axis.overrides) for name, axis in axes.items()}
         rows = {name: _smaller(row) for name, row in self.rows.items() if _is_at(row, first)}
-        content = self.model_dump(mode="json") | {"printed": {}, "claims": [], "figures": [], "tuning": None}
+        content = self.content() | {"printed": {}, "claims": [], "figures": [], "tuning": None}
         content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
         content |= {"axes": {name: axis.model_dump(mode="json") for name, axis in axes.items()}}
         content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}
