@@ -46,7 +46,7 @@ def test_a_record_becomes_a_page_an_entry_and_a_line_of_the_ledger(tmp_path: Pat
     )
     assert "20.10 ± " in made["reproduction.md"]
     assert "| [FedCola](#fedcola) | 15 | 1 | 1 | 0 | 0 |" in made["reproduction.md"]
-    assert made == {path.relative_to(docs).as_posix(): text for path, text in pages.pages(docs).items()}
+    assert {path.relative_to(docs).as_posix(): text for path, text in pages.pages(docs).items()} == made
 
 
 def test_a_page_without_the_block_is_refused(tmp_path: Path) -> None:

@@ -109,12 +109,16 @@ class Runner:
                     break
                 while self._due and workers.is_free and not self._stopped:
                     self._start(workers)
-                if outcomes := workers.wait(_POLL):
-                    for outcome in outcomes:
-                        self._take(outcome)
-                    self.saver(self._failures)
-                self.listener(self._progress(workers))
+                self._collect(workers)
         return self._ended()
+
+    def _collect(self, workers: Workers) -> None:
+        """Take what has ended, and tell where the study is."""
+        if outcomes := workers.wait(_POLL):
+            for outcome in outcomes:
+                self._take(outcome)
+            self.saver(self._failures)
+        self.listener(self._progress(workers))
 
     # ---- which is next
 
