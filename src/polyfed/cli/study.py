@@ -13,7 +13,9 @@ from polyfed.cli.options import AsJson, DataDir, WeightsDir, command_group, name
 if TYPE_CHECKING:
     from polyfed.studies.session import StudyRun
 
-_HOME = Path("runs") / "studies"
+STUDIES = Path("runs") / "studies"
+"""Where studies lie, beside the cells that they share."""
+
 _SHOWN = 5
 _FORMATS = "md,latex,csv,png,svg"
 
@@ -64,7 +66,7 @@ def study_run(
     with interruptible("the same command goes on"), StudyDisplay(Terminal()) as display:
         ended = run_study(
             study,
-            out or _HOME / folder_name(name, scale),
+            out or STUDIES / folder_name(name, scale),
             places=Places(data_dir, weights_dir, engine),
             only=None if only is None else names_in("--only", only),
             jobs=jobs,
@@ -130,7 +132,7 @@ def study_export(
 
 
 def study_ledger(
-    home: Annotated[Path, typer.Option(help="folder of studies that were run")] = _HOME,
+    home: Annotated[Path, typer.Option(help="folder of studies that were run")] = STUDIES,
     out: Annotated[Path | None, typer.Option(help="file; by default it is printed")] = None,
 ) -> None:
     """Say of every table and figure of the papers what it takes, what was run, and what that says."""
@@ -147,7 +149,7 @@ def study_ledger(
 
 def _found(folder: Path) -> Path:
     """The folder, or that of a study by name."""
-    return folder if folder.is_dir() or not (_HOME / folder).is_dir() else _HOME / folder
+    return folder if folder.is_dir() or not (STUDIES / folder).is_dir() else STUDIES / folder
 
 
 def _print(run: StudyRun) -> None:

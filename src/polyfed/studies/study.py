@@ -136,7 +136,7 @@ class Study(Settings):
     title: str
     description: str = ""
     source: Paper | None = None
-    base: str = Field(description="preset or file that every row starts from")
+    base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
     set: Overrides = Field(default_factory=dict, description="overrides of all cells")
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
     rows: dict[str, Row] = Field(min_length=1)
@@ -211,6 +211,11 @@ class Study(Settings):
                 require_known(f"claims: '{text}'", [label], map(point_label, self.points_of(row)))
 
     # ---- what there is
+
+    @property
+    def base_name(self) -> str:
+        """What every row starts from, in words."""
+        return self.base if isinstance(self.base, str) else str(self.base.get("name", ""))
 
     @property
     def points(self) -> tuple[Point, ...]:

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.analysis.drawing import whiskers
-from polyfed.analysis.series import (
-    BySeed,
-    Tell,
-    final_values,
-    planned_trials,
-    primary_metric,
-    require_groups,
-    series_json,
-    spreads_of,
-    without,
-)
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.experiment import Experiment
+from polyfed.studies.coalitions import (
+    BySeed,
+    by_seed_json,
+    coalition_study,
+    final_values,
+    others,
+    primary_metric,
+    require_groups,
+    spreads_of,
+)
+from polyfed.studies.runner import OnProgress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,11 +32,11 @@ Steps = Sequence[Sequence[str]]
 """What joins at each step: one group, or several at once (FedCola: an image and a text data set)."""
 
 
-def scaling_experiments(experiment: Experiment, steps: Steps) -> dict[str, Experiment]:
-    """The experiments with 0, 1, 2, ... of the steps; groups that no step names take part in all.
+def scaling_coalitions(experiment: Experiment, steps: Steps) -> dict[str, list[str]]:
+    """Who takes part in 0, 1, 2, ... of the steps; groups that no step names are in all.
 
     Returns:
-        Label (``0-none``, ``1-<groups of step 1>``, ...) -> experiment.
+        Label (``0-none``, ``1-<groups of step 1>``, ...) -> groups.
 
     Raises:
         ConfigError: a step is empty or names no group, or no client would be left before the first step.
@@ -47,7 +47,7 @@ def scaling_experiments(experiment: Experiment, steps: Steps) -> dict[str, Exper
     labels = ["0-none", *(f"{number}-{'+'.join(step)}" for number, step in enumerate(steps, start=1))]
     # the runs differ in what is left out, so that groups that no step names are in all of them
     missing = [[name for step in steps[number:] for name in step] for number in range(len(steps) + 1)]
-    return {label: without(experiment, left_out, label) for label, left_out in zip(labels, missing, strict=True)}
+    return {label: others(experiment, left_out) for label, left_out in zip(labels, missing, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,24 @@ class Scaling:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, with mean and spread over seeds."""
-        return {"metric": self.metric, "steps": self.steps, "values": series_json(self.values)}
+        return {"metric": self.metric, "steps": self.steps, "values": by_seed_json(self.values)}
 
 
 def run_scaling(
-    experiment: Experiment, steps: Steps, seeds: Sequence[int], out: Path, tell: Tell = lambda line: None
+    experiment: Experiment,
+    steps: Steps,
+    seeds: Sequence[int],
+    out: Path,
+    listener: OnProgress = lambda progress: None,
 ) -> Scaling:
-    """Run the experiment with 0, 1, 2, ... steps and every seed below ``out``; what is complete is not run again.
+    """Run the experiment with 0, 1, 2, ... steps and every seed, as the study in ``out``.
 
     Raises:
-        ConfigError, RunError: before any run, if one of them is impossible.
+        ConfigError, DataError: before any run, if one of them is impossible.
+        RunError: a run failed.
     """
-    values = final_values(planned_trials(scaling_experiments(experiment, steps), seeds, out), tell)
+    study = coalition_study(experiment, scaling_coalitions(experiment, steps), seeds, "more groups of clients")
+    values = final_values(study, out, listener)
     return Scaling(primary_metric(experiment), tuple(map(tuple, steps)), values)
 
 

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.analysis.drawing import whiskers
-from polyfed.analysis.series import (
-    BySeed,
-    Tell,
-    final_values,
-    planned_trials,
-    primary_metric,
-    require_groups,
-    series_json,
-    spreads_of,
-    without,
-)
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.experiment import Experiment
+from polyfed.studies.coalitions import (
+    BySeed,
+    by_seed_json,
+    coalition_study,
+    final_values,
+    others,
+    primary_metric,
+    require_groups,
+    spreads_of,
+)
+from polyfed.studies.runner import OnProgress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,8 +85,8 @@ def label_of(coalition: frozenset[str], players: Sequence[str]) -> str:
     return "+".join(player for player in players if player in coalition) or NOBODY
 
 
-def coalition_experiments(experiment: Experiment, players: Sequence[str]) -> dict[str, Experiment]:
-    """Label of a coalition -> the experiment without the other players; groups that are no players stay in all.
+def player_coalitions(experiment: Experiment, players: Sequence[str]) -> dict[str, list[str]]:
+    """Label of a coalition -> the groups that take part; those that are no players are in all.
 
     Raises:
         ConfigError: a player is no group of the experiment, or no client would be left in the smallest coalition.
@@ -96,7 +96,7 @@ def coalition_experiments(experiment: Experiment, players: Sequence[str]) -> dic
         raise ConfigError(f"group '{NOBODY}' is called like the coalition of nobody; rename it under 'clients'")
     labels = {label_of(coalition, players): coalition for coalition in coalitions(players)}
     return {
-        label: without(experiment, [name for name in players if name not in coalition], label)
+        label: others(experiment, [name for name in players if name not in coalition])
         for label, coalition in labels.items()
     }
 
@@ -130,26 +130,32 @@ class Contributions:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, with mean and spread over seeds."""
-        values, utilities = series_json(self.values), series_json(self.utilities)
+        values, utilities = by_seed_json(self.values), by_seed_json(self.utilities)
         return {"metric": self.metric, "players": self.players, "values": values, "utilities": utilities}
 
 
 def contributions(
-    experiment: Experiment, players: Sequence[str], seeds: Sequence[int], out: Path, tell: Tell = lambda line: None
+    experiment: Experiment,
+    players: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    listener: OnProgress = lambda progress: None,
 ) -> Contributions:
-    """Run every coalition with every seed below ``out`` (what is complete there is not run again), and divide the gain.
+    """Run every coalition with every seed, as the study in ``out``, and divide the gain.
 
     Args:
         experiment: with all groups.
         players: groups whose contribution is asked for.
         seeds: of the runs; coalitions of one seed share initial weights, data and partitions.
-        out: folder; the runs are its subfolders.
-        tell: is given lines that say how far it is.
+        out: folder of the study; its runs are cells beside it, shared with other studies there.
+        listener: is told of progress.
 
     Raises:
-        ConfigError, RunError: before any run, if one of them is impossible.
+        ConfigError, DataError: before any run, if one of them is impossible.
+        RunError: a run failed.
     """
-    utilities = final_values(planned_trials(coalition_experiments(experiment, players), seeds, out), tell)
+    study = coalition_study(experiment, player_coalitions(experiment, players), seeds, "coalitions of clients")
+    utilities = final_values(study, out, listener)
     return Contributions.of(primary_metric(experiment), players, utilities)
 
 

@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from made_up_cells import made_up
 from polyfed import Experiment
-from polyfed.analysis.shapley import (
+from polyfed.core.errors import ConfigError
+from polyfed.studies.shapley import (
     Contributions,
-    coalition_experiments,
     coalitions,
     contributions,
     label_of,
+    player_coalitions,
     shapley_values,
 )
-from polyfed.core.errors import ConfigError
 
 Utility = dict[frozenset[str], float]
 UTILITIES = st.floats(-1e3, 1e3)
@@ -94,15 +95,12 @@ def test_labels_have_players_in_their_order() -> None:
 
 
 def test_coalitions_leave_groups_out_and_keep_the_others(three_groups: dict[str, Any]) -> None:
-    found = coalition_experiments(Experiment.load(three_groups), ["image", "text"])
-    assert {label: list(one.clients) for label, one in found.items()} == {
+    assert player_coalitions(Experiment.load(three_groups), ["image", "text"]) == {
         "none": ["paired"],
         "image": ["paired", "image"],
         "text": ["paired", "text"],
         "image+text": ["paired", "image", "text"],
     }
-    assert found["none"].name == "tiny-none"
-    assert Experiment.load({"name": "x", **found["text"].model_dump(mode="json")})
 
 
 @pytest.mark.parametrize(
@@ -116,13 +114,13 @@ def test_coalitions_leave_groups_out_and_keep_the_others(three_groups: dict[str,
 )
 def test_players_that_cannot_be(tiny: dict[str, Any], players: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        coalition_experiments(Experiment.load(tiny), players)
+        player_coalitions(Experiment.load(tiny), players)
 
 
 def test_a_group_called_like_nobody(tiny: dict[str, Any]) -> None:
     tiny["clients"]["none"] = tiny["clients"]["image"]
     with pytest.raises(ConfigError, match="rename it"):
-        coalition_experiments(Experiment.load(tiny), ["none"])
+        player_coalitions(Experiment.load(tiny), ["none"])
 
 
 def test_values_of_every_seed_and_their_spread() -> None:
@@ -143,11 +141,12 @@ def test_values_of_every_seed_and_their_spread() -> None:
     assert list(content["utilities"]) == ["none", "b", "a", "b+a"]
 
 
-def test_every_coalition_is_run_once(three_groups: dict[str, Any], tmp_path: Path, started: list[str]) -> None:
-    experiment, out = Experiment.load(three_groups), tmp_path / "out"
-    found = contributions(experiment, ["text"], [0, 1], out)
-    assert started == ["none-seed0", "none-seed1", "text-seed0", "text-seed1"]
+def test_values_come_from_the_runs_of_every_coalition(
+    three_groups: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfed.studies.coalitions.run_study", made_up)
+    found = contributions(Experiment.load(three_groups), ["text"], [0, 1], tmp_path / "out")
+    assert list(found.utilities) == ["none", "text"]
     gains = {seed: found.utilities["text"][seed] - found.utilities["none"][seed] for seed in (0, 1)}
     assert found.values == {"text": pytest.approx(gains)}
-    assert contributions(experiment, ["text"], [0, 1], out) == found
-    assert len(started) == 4
+    assert contributions(Experiment.load(three_groups), ["text"], [0, 1], tmp_path / "out") == found
