@@ -96,7 +96,12 @@ dist: install
 clean:
 	rm -rf dist site $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-# a table of docs/results.md: make results STUDY=knowledge DATA=... WEIGHTS=...; without STUDY: which there are
+# a study: make results STUDY=knowledge DATA=... WEIGHTS=...; without STUDY: which there are
 .PHONY: results
 results: install
 	$(BIN)/polyfed study $(if $(STUDY),run $(STUDY) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)),list)
+
+# pages of docs from the records in docs/results; FROM=runs/studies takes over what was run there before
+.PHONY: pages
+pages: install
+	$(BIN)/python scripts/pages.py $(if $(FROM),--from $(FROM))

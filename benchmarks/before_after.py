@@ -24,11 +24,17 @@ from typing import NamedTuple
 
 import harness
 
-FAMILIES = {
-    "representation exchange": ("creamfl-flickr8k-pretrained", "fedafd-flickr8k-pretrained", "exchange-fedet"),
-    "weight exchange": ("fedcola-flickr8k-pretrained", "transfer-fedavg", "transfer-creamfl"),
-    "medical": ("fedaid-medpix", "medpix-fedavg", "medpix-moon"),
-    "scenes": ("scenes-demo", "fedaid-scenes", "feddra-scenes"),
+CASES = {  # preset, and a method in place of its own
+    **{name: (name, "") for name in ("creamfl-flickr8k-pretrained", "fedafd-flickr8k-pretrained")},
+    "fedet": ("fedafd-flickr8k-pretrained", "{name: fedet, local_epochs: 1}"),
+    "fedcola-flickr8k-pretrained": ("fedcola-flickr8k-pretrained", ""),
+    "fedavg": ("fedcola-flickr8k", "{name: fedavg, local_steps: 20}"),
+    "creamfl, averaged": ("fedcola-flickr8k", "{name: creamfl_averaged, local_steps: 20}"),
+    "fedaid-medpix": ("fedaid-medpix", ""),
+    "fedavg of hospitals": ("fedaid-medpix", "{name: fedavg, local_steps: 20}"),
+    "moon of hospitals": ("fedaid-medpix", "{name: moon, local_steps: 20}"),
+    **{name: (name, "") for name in ("scenes-demo", "fedaid-scenes")},
+    "feddra-scenes": ("fedaid-scenes", "{name: feddra, robust_steps: 12, local_steps: 28}"),
 }
 HERE = Path(__file__).resolve().parents[1]
 
@@ -42,15 +48,17 @@ class Use(NamedTuple):
     sent: float
 
 
-def measured(tree: Path, preset: str, options: Sequence[str]) -> Use:
-    """Run a preset with the code of a tree.
+def measured(tree: Path, case: str, options: Sequence[str]) -> Use:
+    """Run a case with the code of a tree.
 
     Raises:
         RuntimeError: the run failed; says how it ended.
     """
+    preset, algorithm = CASES[case]
+    method = ["--set", f"algorithm={algorithm}"] if algorithm else []
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "run", Path(folder) / "log"
-        command = [sys.executable, "-m", "polyfed.cli", "run", preset, "--out", str(out), *options]
+        command = [sys.executable, "-m", "polyfed.cli", "run", preset, "--out", str(out), *method, *options]
         # one thread also where a tree does not set it
         environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
         began = time.perf_counter()
@@ -59,15 +67,15 @@ def measured(tree: Path, preset: str, options: Sequence[str]) -> Use:
             _, status, used = os.wait4(process.pid, 0)  # with what its own processes took
         wall, process.returncode = time.perf_counter() - began, os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise RuntimeError(f"{preset} failed in '{tree}':\n{log.read_text()[-2000:]}")
+            raise RuntimeError(f"{case} failed in '{tree}':\n{log.read_text()[-2000:]}")
         ledger = (out / "ledger.jsonl").read_text().splitlines()
         sent = sum(json.loads(line)["bytes"] for line in ledger)
         return Use(used.ru_utime + used.ru_stime, wall, used.ru_maxrss * 1024, sent)
 
 
-def compare(trees: Sequence[Path], preset: str, options: Sequence[str], repeats: int) -> None:
-    """Run a preset with both trees in turn, and report what each took and their ratios."""
-    pairs = [[measured(tree, preset, options) for tree in trees] for _ in range(repeats)]
+def compare(trees: Sequence[Path], case: str, options: Sequence[str], repeats: int) -> None:
+    """Run a case with both trees in turn, and report what each took and their ratios."""
+    pairs = [[measured(tree, case, options) for tree in trees] for _ in range(repeats)]
     fields: dict[str, object] = {}
     for name in Use._fields:
         before, after = (statistics.median(getattr(pair[side], name) for pair in pairs) for side in (0, 1))
@@ -77,16 +85,15 @@ def compare(trees: Sequence[Path], preset: str, options: Sequence[str], repeats:
         fields[f"{name}_range"] = [round(min(ratios), 3), round(max(ratios), 3)]
     ratio = fields.pop("cpu_ratio")
     assert isinstance(ratio, float)
-    harness.report(preset, ratio=ratio, against="CPU seconds of the tree before", repeats=repeats, **fields)
+    harness.report(case, ratio=ratio, against="CPU seconds of the tree before", repeats=repeats, **fields)
 
 
 def main() -> None:
-    """Compare all presets, or those named."""
+    """Compare all cases, or those named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="root of the tree to compare with")
     parser.add_argument("--after", type=Path, default=HERE, help="root of the other tree; this one by default")
-    every = [preset for presets in FAMILIES.values() for preset in presets]
-    parser.add_argument("--presets", nargs="+", default=every, metavar="PRESET", help="default: three of each family")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data-dir", help="folder of data sets")
@@ -95,8 +102,8 @@ def main() -> None:
     options = ["--set", f"run.rounds={given.rounds}", "--set", "run.threads=1"]
     options += ["--data-dir", given.data_dir] if given.data_dir else []
     options += ["--weights-dir", given.weights_dir] if given.weights_dir else []
-    for preset in given.presets:
-        compare([given.before.resolve(), given.after.resolve()], preset, options, given.repeats)
+    for case in given.cases:
+        compare([given.before.resolve(), given.after.resolve()], case, options, given.repeats)
 
 
 if __name__ == "__main__":

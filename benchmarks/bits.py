@@ -4,9 +4,10 @@
     python benchmarks/bits.py compare before.json                # on the new one; exit status 1 if anything differs
     python benchmarks/bits.py compare before.json --only scenes-demo --engines local serialized
 
-Every preset below runs for two rounds on a few generated scenes in place of its data, on one thread. All run on the
-local engine, and again with each message encoded; those in ``DISTRIBUTED`` also on Ray and on Flower. What is compared
-is what a run measured, sent and learned, not how its folder is laid out: only ``digests`` knows that.
+Every case below, a preset or a method on its federation, runs for two rounds on a few generated scenes in place of its
+data, on one thread. All run on the local engine, and again with each message encoded; those in ``DISTRIBUTED`` also on
+Ray and on Flower. What is compared is what a run measured, sent and learned, not how its folder is laid out: only
+``digests`` knows that.
 """
 
 from __future__ import annotations
@@ -72,11 +73,33 @@ EXCHANGES = {  # on the data of fedafd-flickr8k, with models from scratch
     "exchange-fedproto": "{name: fedproto, local_epochs: 1}",
     "exchange-fedtgp": "{name: fedtgp, local_epochs: 1, server_epochs: 2}",
 }
-_FEDAFD = ("fedafd-flickr8k", "fedafd-gca", "fedafd-k10", "fedafd-no-baa", "fedafd-no-gff")
-_CREAMFL = ("creamfl-flickr8k", "reamfl-mean-flickr8k", "server-only-flickr8k", "local-flickr8k")
-_TRANSFER = ("fedavg", "creamfl", "fed-mae", "fedema", "fediot", "fedprox", "moon", "scaffold", "local")
-_FEDCOLA = ("fedcola-flickr8k", *(f"transfer-{name}" for name in _TRANSFER))
-_STEPS = ("algorithm.local_steps=2",)
+FEDAFD = {
+    "fedafd-flickr8k": (),
+    "fedafd-gca": ("algorithm.aggregation={name: gca, tau: 0.05}",),
+    "fedafd-k10": ("algorithm.broadcast_every=10",),
+    "fedafd-no-baa": ("algorithm.beta=0", "algorithm.public_batch_size=128"),
+    "fedafd-no-gff": ("algorithm.fusion=none", "algorithm.fuse=representations"),
+}
+_NO_CONTRASTS = "inter: false, intra: false, aggregation: mean, tau_inter: 1.0, tau_intra: 1.0"
+CREAMFL = {
+    "creamfl-flickr8k": (),
+    "reamfl-mean-flickr8k": (f"algorithm={{name: creamfl, local_epochs: 1, kd_joint: true, {_NO_CONTRASTS}}}",),
+    "server-only-flickr8k": ("algorithm=server_only", "run.evaluate_clients=false"),
+    "local-flickr8k": ("algorithm={name: local, local_epochs: 1}",),
+}
+_AUGMENTED = "clients.image.models.0.encoders.image.view.augment={flip: true, crop: 0.5}"
+TRANSFERS = {  # on the data of fedcola-flickr8k, with its models
+    **{name: (f"algorithm={{name: {name}, local_steps: 2}}",) for name in ("fedavg", "fediot", "fedprox", "moon")},
+    "scaffold": ("algorithm={name: scaffold, local_steps: 2}",),
+    "creamfl": ("algorithm={name: creamfl_averaged, local_steps: 20}",),
+    "fed-mae": ("algorithm={name: fed_mae, decoder_depth: 1, decoder_width: 64, decoder_heads: 4, local_steps: 2}",),
+    "fedema": ("algorithm={name: fedema, predictor_width: 96, local_steps: 2}", _AUGMENTED),
+    "local": (
+        "algorithm={name: local, local_steps: 2}",
+        "clients.paired.test_split=test",
+        "clients.paired.task.folds=[5, 1]",
+    ),
+}
 _ALIGNED = (*FEW_SCENES, "algorithm.local_steps=2", "algorithm.robust_steps=2")
 _DEMO = (
     *FEW_SCENES,
@@ -97,10 +120,12 @@ CASES: Mapping[str, Case] = {
     "scenes-demo": ("scenes-demo", _DEMO),
     "vqa-scenes": ("vqa-scenes", (*(f"data.sources.scenes.of.{key}" for key in ("train=96", "test=32")), *_DEMO[3:-1])),
     "fedaid-scenes": ("fedaid-scenes", _ALIGNED),
-    "feddra-scenes": ("feddra-scenes", _ALIGNED),
-    **{name: _shrunk(name) for name in (*_CREAMFL, *_FEDAFD)},
+    "feddra-scenes": ("fedaid-scenes", (*FEW_SCENES, "algorithm={name: feddra, local_steps: 2, robust_steps: 2}")),
+    **{name: _shrunk("creamfl-flickr8k", *settings) for name, settings in CREAMFL.items()},
+    **{name: _shrunk("fedafd-flickr8k", *settings) for name, settings in FEDAFD.items()},
     **{name: _shrunk("fedafd-flickr8k", f"algorithm={settings}") for name, settings in EXCHANGES.items()},
-    **{name: (name, (*SMALL_DATA, *(() if name == "transfer-creamfl" else _STEPS))) for name in _FEDCOLA},
+    "fedcola-flickr8k": ("fedcola-flickr8k", (*SMALL_DATA, "algorithm.local_steps=2")),
+    **{f"transfer-{name}": ("fedcola-flickr8k", (*SMALL_DATA, *settings)) for name, settings in TRANSFERS.items()},
 }
 
 

@@ -50,6 +50,23 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return tiny_experiment()
 
 
+@pytest.fixture
+def three_groups(tiny: dict[str, Any]) -> dict[str, Any]:
+    """``tiny`` with a text group beside the image-text and the image group, one round."""
+    image = tiny["clients"]["image"]
+    text = tiny["server"]["model"]["encoders"]["text"]
+    sources = tiny["data"]["sources"]
+    sources["texts"] = {**sources["private"], "seed": 2, "columns": {"text": "text"}, "targets": {"topic": "topic"}}
+    tiny["clients"]["text"] = {
+        **image,
+        "source": "texts",
+        "task": {"name": "classification", "target": "topic"},
+        "model": {"dim": 8, "encoders": {"text": text}},
+    }
+    tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
+    return tiny
+
+
 @pytest.fixture(scope="session")
 def made_up_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as it is written, with made-up results; not to be changed."""

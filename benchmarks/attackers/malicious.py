@@ -3,12 +3,14 @@
     python benchmarks/attackers/malicious.py --data-dir DATA --weights-dir WEIGHTS --out runs/malicious [--jobs 2]
 
 One paired client of the ten sends, in every round, random vectors, its own with the sign turned, one vector for all
-samples, a thousand times too much, what another client sent, or NaN. Runs that are complete are not run again.
+samples, a thousand times too much, what another client sent, or NaN. Methods have the settings of their rows of the
+study ``exchange``, at the preset's rate. Runs that are complete are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 
 from polyfed.runs.records import RunRecords
+from polyfed.studies.study import Study
 from runs import Planned
 
 METHODS = ("fedafd", "creamfl", "fedmd", "margin", "fedgems", "fedet", "fedmkd", "fedproto", "fedtgp")
@@ -37,11 +40,13 @@ class Cell:
 
 def planned(method: str, attack: str, options: argparse.Namespace) -> Planned:
     """A run with or without the attacker."""
-    preset = "fedafd-flickr8k-pretrained" if method == "fedafd" else f"exchange-{method}"
-    every = [f"run.rounds={options.rounds}", f"run.eval_every={options.rounds}", *options.set]
+    study = Study.load("exchange")
+    settings = study.resolved(method).set.get("algorithm")
+    every = [f"algorithm={json.dumps(settings)}"] if settings else []
+    every += [f"run.rounds={options.rounds}", f"run.eval_every={options.rounds}", *options.set]
     who = PROTOTYPES_BY if method in SERVERLESS else ATTACKER
     engine = [] if attack == "none" else [f"run.engine={{name: attacks.Attacked, client: {who}, attack: {attack}}}"]
-    return Planned(f"{method}-{attack}", preset, options.seed, [*every, *engine, "run.plots=false"])
+    return Planned(f"{method}-{attack}", study.base, options.seed, [*every, *engine, "run.plots=false"])
 
 
 def cell(folder: Path, method: str) -> Cell:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,9 +9,7 @@ import pytest
 import yaml
 
 from polyfed import Experiment
-from polyfed.core.randomness import derive_seed
 from polyfed.reporting.reported import run as run_experiment
-from polyfed.runs.folder import RunFolder
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -28,40 +24,6 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 def analyse(cli: Cli) -> Cli:
     """Runs ``polyfed analyse ...`` in an empty folder; gives exit code, output and errors."""
     return partial(cli, "analyse")
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tiny_run: Path) -> list[str]:
-    """Names of the run folders that a series starts, in order; nothing is trained, and metrics are made up."""
-    folders: list[str] = []
-
-    def finished(experiment: Experiment, folder: Path) -> None:
-        folders.append(folder.name)
-        RunFolder(folder).begin("made up", experiment.to_yaml(), {}, {})
-        shutil.copytree(tiny_run / "checkpoints", folder / "checkpoints")
-        metrics = {"r1_sum": derive_seed(folder.name) % 10_000 / 100}
-        line = {"round": 1, "participant": "server", "kind": "test", "metrics": metrics}
-        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-
-    monkeypatch.setattr("polyfed.analysis.series.run", finished)
-    return folders
-
-
-@pytest.fixture
-def three_groups(tiny: dict[str, Any]) -> dict[str, Any]:
-    """``tiny`` with a text group beside the image-text and the image group, one round."""
-    image = tiny["clients"]["image"]
-    text = tiny["server"]["model"]["encoders"]["text"]
-    sources = tiny["data"]["sources"]
-    sources["texts"] = {**sources["private"], "seed": 2, "columns": {"text": "text"}, "targets": {"topic": "topic"}}
-    tiny["clients"]["text"] = {
-        **image,
-        "source": "texts",
-        "task": {"name": "classification", "target": "topic"},
-        "model": {"dim": 8, "encoders": {"text": text}},
-    }
-    tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
-    return tiny
 
 
 def _layered(run_folder: Path) -> dict[str, Any]:

@@ -136,3 +136,4 @@ PAPER_SCALE = FEDERATION.changed(
 )
 
 TABLES = {"fedafd-paper": PAPER, "fedafd-released": RELEASED, "fedafd-paper-scale": PAPER_SCALE}
+ROWS = {"papers/fedafd-t1: fedafd": PAPER_SCALE}

@@ -6,9 +6,7 @@ are prepared as in MGCA (HKU-MedAI/MGCA), which the paper says that it follows a
 
 from __future__ import annotations
 
-from stated import Entries, Table, hyperparameters
-
-from polyfed.runs.experiment import Experiment
+from stated import Entries, Table
 
 SETUP, B1 = "paper, section 5.1", "paper, appendix B.1"
 LOOP = "code, mgca/models/mgca/FedAvg_SLIA_HC.py"
@@ -158,14 +156,5 @@ RELEASED = FEDERATION.changed(
     idle={"algorithm.contrast_temperature": "acts only in a contrastive guidance"},
 )
 
-TWIN = "medpix-feddra"
-SMALL = Table(
-    sourced=RELEASED_METHOD,
-    chosen={
-        path: (value, f"everything else is {TWIN}'s")
-        for path, value in hyperparameters(Experiment.load(TWIN).model_dump(mode="json")).items()
-        if path not in RELEASED_METHOD
-    },
-)
-
-TABLES = {"fedaid-mimic": PAPER, "feddra-mimic": RELEASED, "medpix-feddra-released": SMALL}
+TABLES = {"fedaid-mimic": PAPER, "feddra-mimic": RELEASED}
+ROWS = {"papers/fedaid-t1: fedaid": PAPER}

@@ -158,16 +158,20 @@ PAPER_SCALE = COMMON.changed(
     PAPER_METHOD.chosen | {"run.precision": ("bfloat16", "bfloat16")},
 )
 COCO = PAPER_SCALE.changed({"clients.*.training.batch_size": (96, f"{SCRIPT}, COCO")})
-# the rest of these two is fedcola-paper, which their descriptions refer to
+# rows of a study at the papers' size; the rest of them is fedcola-paper-scale
 NO_COMPLEMENT = dict.fromkeys(("algorithm.send", "algorithm.train_out", "algorithm.first_out"), "no complement")
-CA_ONLY = PAPER.changed({"algorithm.complement": ("none", "supplement, Table 6, CA-only")}, idle=NO_COMPLEMENT)
-ATTN = PAPER.changed({"algorithm.complement": ("attention", "paper, Table 3, Attention")})
+CA_ONLY = PAPER_SCALE.changed({"algorithm.complement": ("none", "supplement, Table 6, CA-only")}, idle=NO_COMPLEMENT)
+ATTN = PAPER_SCALE.changed({"algorithm.complement": ("attention", "paper, Table 3, Attention")})
 
 TABLES = {
     "fedcola-paper": PAPER,
     "fedcola-released": RELEASED,
     "fedcola-paper-scale": PAPER_SCALE,
     "fedcola-coco-paper-scale": COCO,
-    "fedcola-ca-only": CA_ONLY,
-    "fedcola-attn": ATTN,
+}
+ROWS = {
+    "papers/fedcola-t6: fedcola": PAPER_SCALE,
+    "papers/fedcola-t6: fedcola, ca only": CA_ONLY,
+    "papers/fedcola-t6: fedcola, attn": ATTN,
+    "papers/fedcola-t3: attention": ATTN,
 }

@@ -8,6 +8,16 @@ from polyfed.runs.experiment import Experiment
 
 TASK = "{{name: {name}, mask_siblings: true, in_batch: 64}}"
 LOCAL = ("server.model.aligner.local=true", "clients.hospital.model.aligner.local=true")
+SMALL = {  # as rows of the studies medical-cxr and leaderboard-medical
+    "fedavg": ("algorithm={name: fedavg, local_steps: 20}",),
+    "local": ("algorithm={name: local, local_steps: 20}",),
+    "centralised": (
+        "algorithm={name: centralised, local_steps: 100}",
+        "clients.hospital.count=1",
+        "clients.hospital.partition={name: iid}",
+        "clients.hospital.test=all",
+    ),
+}
 POOLED = ("algorithm={name: centralised, local_steps: 250}", "clients.hospital.count=1", "clients.hospital.test=all")
 ALONE = ("algorithm={name: local, local_steps: 50}",)
 
@@ -16,7 +26,7 @@ ALONE = ("algorithm={name: local, local_steps: 50}",)
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
-        *((f"{data}-{row}", ()) for data in ("cxr", "medpix") for row in ("centralised", "local", "fedavg")),
+        *((preset, changes) for preset in ("fedaid-cxr", "fedaid-medpix") for changes in SMALL.values()),
         ("fedaid-mimic", LOCAL),
         ("fedaid-mimic", (*LOCAL, *POOLED)),
         ("fedaid-mimic", (*LOCAL, *ALONE)),

@@ -1,4 +1,4 @@
-"""Presets that claim the values of a paper or of a released code have them, all of them, and inherit none."""
+"""Presets and rows of studies that claim the values of a paper or of a released code have them, all of them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ from polyfed.data.images import Augment
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import preset_names, preset_text, presets
+from polyfed.studies.cells import Places, resolve
+from polyfed.studies.study import Study
 
-TABLES: dict[str, Table] = {
-    **creamfl_table.TABLES,
-    **fedafd_table.TABLES,
-    **fedaid_table.TABLES,
-    **fedcola_table.TABLES,
-}
+MODULES = (creamfl_table, fedafd_table, fedaid_table, fedcola_table)
+PRESETS: dict[str, Table] = {name: table for module in MODULES for name, table in module.TABLES.items()}
+STUDIED: dict[str, Table] = {name: table for module in MODULES for name, table in module.ROWS.items()}
+"""``study: row`` at scale paper -> its table."""
+TABLES = PRESETS | STUDIED
 
 CLAIMING = re.compile(r"\b(papers?|released|authors)\b")
 """Words of names and descriptions; a description may also name a row of a paper's table and claim nothing by it."""
-ROWS = {
-    "fedafd-no-sed": "(Averaging of the paper's Table 9)",
-    "fedafd-paired-only": "(Aggr-MM of the paper's Table 9)",
-    "fedcola-flickr8k-pretrained": "as the paper's from an ImageNet ViT",
-    "transfer-creamfl": "as FedCola's paper adapts it",
-}
+ROWS = {"fedcola-flickr8k-pretrained": "as the paper's from an ImageNet ViT"}
 MAY_BE_LEFT_OUT = {
     False: (".name",),
     True: (".name", ".items", ".weights", ".depth", *(f".augment.{change}" for change in Augment.model_fields)),
@@ -43,8 +39,14 @@ MAY_BE_LEFT_OUT = {
 
 
 @cache
+def study_row(name: str) -> tuple[Study, str]:
+    place, _, row = name.partition(": ")
+    return Study.load(place, "paper"), row
+
+
+@cache
 def loaded(name: str) -> Experiment:
-    return Experiment.load(name)
+    return resolve(*study_row(name), (), Places()) if name in STUDIED else Experiment.load(name)
 
 
 @cache
@@ -54,8 +56,11 @@ def resolved(name: str) -> dict[str, Any]:
 
 @cache
 def written(name: str) -> tuple[str, ...]:
-    """Paths of the settings that a preset, or what it extends, writes out."""
-    return tuple(paths_of(read_config(name)))
+    """Paths of the settings that a preset or row, or what it starts from, writes out."""
+    if name not in STUDIED:
+        return tuple(paths_of(read_config(name)))
+    study, row = study_row(name)
+    return (*written(study.base), *study.set, *study.resolved(row).set)
 
 
 def paths_of(content: Mapping[str, Any]) -> list[str]:
@@ -65,9 +70,11 @@ def paths_of(content: Mapping[str, Any]) -> list[str]:
 @cache
 def described(name: str) -> str:
     """The description, with that of the preset which it refers to."""
+    if name in STUDIED:
+        return described(study_row(name)[0].base)
     content = yaml.safe_load(preset_text(name))
     words = " ".join(str(content["description"]).split())
-    return f"{words} {described(content['extends'])}" if content.get("extends") in TABLES else words
+    return f"{words} {described(content['extends'])}" if content.get("extends") in PRESETS else words
 
 
 def is_written(path: str, name: str) -> bool:
@@ -81,8 +88,8 @@ def is_among(path: str, paths: Iterable[str]) -> bool:
 def test_every_preset_that_claims_a_sources_values_has_a_table() -> None:
     claims = {name: f"{name} {words.replace(ROWS.get(name, name), '')}" for name, words in presets().items()}
     claiming = {name for name, words in claims.items() if CLAIMING.search(words)}
-    variants = {name for name in preset_names() if yaml.safe_load(preset_text(name)).get("extends") in TABLES}
-    assert claiming | variants == {*TABLES}
+    variants = {name for name in preset_names() if yaml.safe_load(preset_text(name)).get("extends") in PRESETS}
+    assert claiming | variants == {*PRESETS}
 
 
 @pytest.mark.parametrize(("name", "words"), ROWS.items())
@@ -138,12 +145,12 @@ def test_what_is_not_the_sources_stands_in_the_description(name: str) -> None:
     assert not {pattern: phrase for pattern, (_, phrase) in chosen if phrase not in described(name)}
 
 
-@pytest.mark.parametrize("name", sorted(TABLES))
+@pytest.mark.parametrize("name", sorted(PRESETS))
 def test_nothing_is_inherited_but_data_or_from_a_preset_with_a_table(name: str) -> None:
     """Nor but what the description says that another preset decides, which then is no value of a source."""
     content = yaml.safe_load(preset_text(name))
-    if content.get("extends") not in (None, *TABLES):
-        base, own, table = content["extends"], paths_of(content), TABLES[name]
+    if content.get("extends") not in (None, *PRESETS):
+        base, own, table = content["extends"], paths_of(content), PRESETS[name]
         of_base = paths_of(read_config(base))
         inherited = [path for path in resolved(name) if is_among(path, of_base) and not is_among(path, own)]
         phrases = [table.chosen.get(str(entry_for(path, table.patterns)), (None, ""))[1] for path in inherited]
@@ -164,3 +171,16 @@ def test_recalls_at_the_papers_sizes_are_of_the_papers_galleries(name: str, gall
     assert server is not None
     assert server.expected_test_items is not None
     assert [server.expected_test_items / folds for folds in server.task.folds] == galleries
+
+
+def test_feddra_as_released_in_a_study_has_the_released_values_of_the_method_and_else_what_feddra_has_there() -> None:
+    study = Study.load("leaderboard-medical")
+    plain, released = (
+        hyperparameters(resolve(study, row, (), Places()).model_dump(mode="json"))
+        for row in ("feddra", "feddra, released")
+    )
+    stated = {path: value for path, (value, _) in fedaid_table.RELEASED_METHOD.items()}
+    assert released == plain | stated
+    settings = study.rows["feddra, released"].set["algorithm"]
+    assert isinstance(settings, dict)
+    assert {f"algorithm.{name}" for name in settings} >= {*stated}  # written out, not inherited

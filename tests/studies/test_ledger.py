@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from polyfed.studies import ledger as module
+from polyfed.studies.effort import Effort
 from polyfed.studies.ledger import ledger, ledger_text
 from polyfed.studies.results import Results
 from polyfed.studies.study import Study
+
+MIMIC = ("facebook/deit-base-patch16-224", "google-bert/bert-base-cased")
 
 
 @pytest.fixture
@@ -26,23 +29,30 @@ def two_papers(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch,
     cells = {f"{row}, seed {seed}": f"{row}{seed}" for row in ("tiny", "prox") for seed in range(3)}
     folder = tmp_path / "runs" / "papers-one-small"
     folder.mkdir(parents=True)
-    Results(study, values, cells=cells).save(folder)
+    Results(study, values, cells=cells, code=("0.1.0 abc",)).save(folder)
     return tmp_path / "runs"
 
 
 def test_items_that_were_run_and_not(two_papers: Path) -> None:
     one, two = ledger(two_papers)
-    assert (one.of, one.state, one.is_complete) == ("Tiny, Table 1", "1 held", True)
-    assert (two.state, two.digest) == ("not run", "")
-    assert one.digest != ""
+    assert (one.source, one.item, one.shows, one.anchor) == ("Tiny", "Table 1", "tiny", "tiny-table-1")
+    assert (one.state, one.small.is_complete, one.small.code) == ("small: 1 held", True, "0.1.0 abc")
+    assert (two.state, two.small.digest, two.attempts) == ("not run", "", [])
+    assert len(one.small.digest) == 12
+    assert one.small.effort.runs == 6
 
 
-def test_text_has_commands_figures_and_verdicts(two_papers: Path) -> None:
+def test_text_has_what_it_takes_figures_and_verdicts(two_papers: Path) -> None:
     text = ledger_text(ledger(two_papers))
-    assert "2 items, 1 of them run" in text
-    assert "| Tiny, Table 1 | polyfed study run papers/two | 3 | - | not run |" in text
+    assert "| [Tiny](#tiny) | 2 | 1 | 1 | 0 | 0 |" in text
+    assert "| [Table 1](#tiny-table-1) | tiny | `papers/one` | 6 | 6 | small: 1 held |" in text
+    assert "| [Table 1](#tiny-table-1) | tiny | `papers/two` | 6 | 6 | not run |" in text
+    assert "| command | `polyfed study run papers/two` | `polyfed study run papers/two --scale paper` |" in text
+    assert "| seeds | 0, 1, 2 | 0, 1, 2 |" in text
+    assert "| code | 0.1.0 abc | - |" in text
     assert "12.17 ± 1.04" in text
-    assert "| prox &gt; tiny on r1 | held | 3 |" in text or "| prox > tiny on r1 | held | 3 |" in text
+    assert "| prox > tiny on r1 | held | 3 |" in text
+    assert text.count("Not run. To be judged:\n\n* prox > tiny on r1\n") == 1
     assert text == ledger_text(ledger(two_papers))
 
 
@@ -50,4 +60,32 @@ def test_a_part_is_said_to_be_one(two_papers: Path) -> None:
     folder = two_papers / "papers-one-small"
     whole = Results.load(folder)
     Results(whole.study, whole.values, cells=dict(list(whole.cells.items())[:4])).save(folder)
-    assert ledger(two_papers)[0].state == "in part: 1 held"
+    assert ledger(two_papers)[0].state == "small: in part: 1 held"
+
+
+def test_a_study_whose_search_alone_was_run_counts_as_not_run(two_papers: Path) -> None:
+    folder = two_papers / "papers-one-small"
+    Results(Results.load(folder).study, {}).save(folder)
+    assert ledger(two_papers)[0].state == "not run"
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "effort"),
+    [
+        # two rows on five seeds, one of which searches first
+        ("demo", "small", Effort(10, 1, (), ())),
+        # rows that are one run count once: 15 rows are three runs
+        ("papers/fedaid-t16", "small", Effort(15, 0, ("medpix2",), ("deit-tiny-patch16-224",))),
+        ("papers/fedcola-t3", "small", Effort(25, 15, ("ag_news", "cifar100", "flickr8k"), ("deit-tiny-patch16-224",))),
+        # pictures of the probes too; a source of questions reads what it is made of
+        ("papers/fedaid-t3", "paper", Effort(9, 0, ("covidx", "mimic-cxr-jpg", "rsna"), MIMIC)),
+        ("vqa-easy", "small", Effort(15, 0, ("ag_news", "cifar100", "easy_vqa", "flickr8k"), ())),
+    ],
+)
+def test_what_a_study_takes(name: str, scale: str, effort: Effort) -> None:
+    assert Effort.of(Study.load(name, scale)) == effort
+
+
+def test_tables_come_before_figures_by_number() -> None:
+    items = [item.item for item in ledger(Path("nowhere")) if item.source == "CreamFL"]
+    assert items == [*(f"Table {k}" for k in range(1, 5)), *(f"Figure {k}" for k in range(3, 7))]

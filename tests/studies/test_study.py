@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from polyfed.core.errors import ConfigError
+from polyfed.studies.results import Results
 from polyfed.studies.study import Study
 from polyfed.studies.study_files import study_content
 from studies.conftest import tiny_study
@@ -97,6 +98,20 @@ def test_labels_points_and_rows_that_are_like_others(loaded: Callable[..., Study
     assert (row.groups, row.set) == (None, {"run.rounds": 4, "run.seed": 1})
     assert row.twin is not None and row.twin.kind == "no-private"  # noqa: PT018
     assert (study.printed_at("a", "r1", ("0.1", "3")), study.printed_at("a", "r1", ("5", "3"))) == (7, None)
+
+
+def test_rows_that_are_like_others_stay_so_with_other_seeds_and_from_a_folder(
+    loaded: Callable[..., Study], tmp_path: Path
+) -> None:
+    rows = {
+        "a": {"groups": ["paired"], "only": {"alpha": [5]}, "main": False, "tune": False},
+        "b": {"like": "a", "set": {"run.rounds": 4}},
+    }
+    study = loaded(rows=rows, axes=ALPHA)
+    Results(study, {}).save(tmp_path)
+    for other in (study.with_seeds([7]), Results.load(tmp_path).study):
+        assert [other.resolved(name) for name in rows] == [study.resolved(name) for name in rows]
+        assert other.points_of("b") == study.points_of("b") == (("5",),)
 
 
 def test_a_file_extends_another(tmp_path: Path) -> None:

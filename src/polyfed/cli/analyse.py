@@ -30,6 +30,7 @@ from polyfed.cli.options import (
     names_in,
     numbers_in,
 )
+from polyfed.cli.study import STUDIES
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
@@ -45,12 +46,14 @@ def analyse_shapley(
     out: OutOfExperiment = None,
 ) -> None:
     """Divide what client types gain the server among them: every coalition is run. Continues where it was stopped."""
-    from polyfed.analysis.shapley import contributions, draw_shapley, shapley_tables
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.studies.display import StudyDisplay
+    from polyfed.studies.shapley import contributions, draw_shapley, shapley_tables
 
     experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
-    folder = out or Path("runs") / f"{experiment.name}-shapley"
-    with interruptible(_CONTINUE):
-        contributed = contributions(experiment, names_in("--players", players), numbers, folder, typer.echo)
+    folder = out or STUDIES / f"{experiment.name}-shapley"
+    with interruptible(_CONTINUE), StudyDisplay(Terminal()) as display:
+        contributed = contributions(experiment, names_in("--players", players), numbers, folder, display)
     show_analysis(folder, "shapley", contributed.to_json(), draw_shapley(contributed), shapley_tables(contributed))
 
 
@@ -70,13 +73,15 @@ def analyse_scaling(
     out: OutOfExperiment = None,
 ) -> None:
     """Run an experiment with none, one, two, ... of some groups. Continues where it was stopped."""
-    from polyfed.analysis.scaling import draw_scaling, run_scaling, scaling_table
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.studies.display import StudyDisplay
+    from polyfed.studies.scaling import draw_scaling, run_scaling, scaling_table
 
     experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
-    folder = out or Path("runs") / f"{experiment.name}-scaling"
+    folder = out or STUDIES / f"{experiment.name}-scaling"
     steps = [names_in("--groups", step, "+") for step in names_in("--groups", groups)]
-    with interruptible(_CONTINUE):
-        scaled = run_scaling(experiment, steps, numbers, folder, typer.echo)
+    with interruptible(_CONTINUE), StudyDisplay(Terminal()) as display:
+        scaled = run_scaling(experiment, steps, numbers, folder, display)
     show_analysis(folder, "scaling", scaled.to_json(), draw_scaling(scaled), [scaling_table(scaled)])
 
 

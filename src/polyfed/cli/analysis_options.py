@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from polyfed.reporting.tables import TextTable
 
 Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="every experiment is run with each of these seeds")]
-OutOfExperiment = Annotated[Path | None, typer.Option("--out", help="folder; by default runs/<name>-<analysis>")]
+OutOfExperiment = Annotated[
+    Path | None, typer.Option("--out", help="folder; by default runs/studies/<name>-<analysis>")
+]
 OutOfRun = Annotated[Path | None, typer.Option("--out", help="folder; by default RUN/analysis")]
 LastOrBest = Annotated[
     str, typer.Option("--model", help="the server's final model (last), its best, or that of a round")

@@ -13,7 +13,9 @@ from polyfed.cli.options import AsJson, DataDir, WeightsDir, command_group, name
 if TYPE_CHECKING:
     from polyfed.studies.session import StudyRun
 
-_HOME = Path("runs") / "studies"
+STUDIES = Path("runs") / "studies"
+"""Where studies lie, beside the cells that they share."""
+
 _SHOWN = 5
 _FORMATS = "md,latex,csv,png,svg"
 
@@ -55,15 +57,16 @@ def study_run(
     from polyfed.studies.display import StudyDisplay
     from polyfed.studies.session import run_study
     from polyfed.studies.study import Study
+    from polyfed.studies.study_files import folder_name
 
     study = Study.load(source, scale)
     if seeds is not None:
         study = study.with_seeds(range(seeds))
-    name = Path(source).stem if Path(source).is_file() else source.replace("/", "-")
+    name = Path(source).stem if Path(source).is_file() else source
     with interruptible("the same command goes on"), StudyDisplay(Terminal()) as display:
         ended = run_study(
             study,
-            out or _HOME / f"{name}-{scale}",
+            out or STUDIES / folder_name(name, scale),
             places=Places(data_dir, weights_dir, engine),
             only=None if only is None else names_in("--only", only),
             jobs=jobs,
@@ -129,15 +132,14 @@ def study_export(
 
 
 def study_ledger(
-    home: Annotated[Path, typer.Option(help="folder of studies that were run")] = _HOME,
-    scale: Annotated[str, typer.Option(help="scale of the runs")] = "small",
+    home: Annotated[Path, typer.Option(help="folder of studies that were run")] = STUDIES,
     out: Annotated[Path | None, typer.Option(help="file; by default it is printed")] = None,
 ) -> None:
-    """List every table and figure of the papers with its command, our figures beside the paper's, and verdicts."""
+    """Say of every table and figure of the papers what it takes, what was run, and what that says."""
     from polyfed.core.files import write_atomically
     from polyfed.studies.ledger import ledger, ledger_text
 
-    text = ledger_text(ledger(home, scale))
+    text = ledger_text(ledger(home))
     if out is None:
         typer.echo(text)
     else:
@@ -147,7 +149,7 @@ def study_ledger(
 
 def _found(folder: Path) -> Path:
     """The folder, or that of a study by name."""
-    return folder if folder.is_dir() or not (_HOME / folder).is_dir() else _HOME / folder
+    return folder if folder.is_dir() or not (STUDIES / folder).is_dir() else STUDIES / folder
 
 
 def _print(run: StudyRun) -> None:

@@ -48,12 +48,12 @@ class TextTable:
         notes = [Text(plain(note), style="dim") for note in self.notes]
         return Group(*([table] if self.rows else [title]), *notes, Text())
 
-    def markdown(self) -> str:
-        """For a file."""
+    def markdown(self, level: int = 2) -> str:
+        """For a file; ``level`` is that of the heading."""
         names, *rows = ([markdown(cell) for cell in row] for row in (self.columns, *self.rows))
         ruler = ["---", *["---:"] * (len(self.columns) - 1)]
         body = [f"| {' | '.join(row)} |" for row in (names, ruler, *rows)] if rows else []
-        parts = [f"## {markdown(self.title)}", "\n".join(body), *map(markdown, self.notes)]
+        parts = [f"{'#' * level} {markdown(self.title)}", "\n".join(body), *map(markdown, self.notes)]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 

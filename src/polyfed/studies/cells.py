@@ -15,6 +15,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import folder_of
+from polyfed.engines.flower import Flower
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -131,18 +132,29 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
     settings = study.resolved(row)
     overrides = {**study.set, **settings.set, **study.overrides_at(point), **(extra or {}), **_CELL, **places.overrides}
     try:
-        content = read_config(settings.base or study.base)
+        base = settings.base or study.base
+        content = read_config(base) if isinstance(base, str) else base
         known = _expanded(content, overrides)
         experiment = Experiment.load(content, [f"{path}={json.dumps(value)}" for path, value in known.items()])
         resolved = experiment.model_dump(mode="json")
         if settings.groups is not None:
             resolved = with_groups(resolved, settings.groups)
         if settings.twin is None:
-            return Experiment.parse(resolved)
-        return Experiment.load({**resolved, "twin": settings.twin.model_dump(mode="json")})
+            return _simulated(Experiment.parse(resolved))
+        return _simulated(Experiment.load({**resolved, "twin": settings.twin.model_dump(mode="json")}))
     except ConfigError as error:
         at = f" at {point_label(point)}" if point else ""
         raise ConfigError(f"row '{row}'{at}: {error}") from error
+
+
+def _simulated(experiment: Experiment) -> Experiment:
+    """The experiment, if its method and engine can run it; raises ConfigError if not."""
+    engine = experiment.run.engine
+    if isinstance(engine, Flower) and engine.is_deployed:
+        raise ConfigError("run.engine is a deployment, whose sites are not asked for cells; set run.engine to local")
+    engine.require()
+    experiment.algorithm.require(has_public=experiment.public is not None, has_server=experiment.server is not None)
+    return experiment
 
 
 def with_seed(experiment: Experiment, seed: int) -> Experiment:

@@ -36,7 +36,8 @@ class StudyDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._console.is_terminal:
+            self._bars.stop()
 
     def __call__(self, progress: Progress) -> None:
         """Show it."""

@@ -27,7 +27,7 @@ def write_study_page(results: Results, out: Path, store: Path) -> Path:
     study = results.study
     drawn = [png_bytes(draw_study(results, drawing, store)) for drawing in drawings_of(study)] if results.values else []
     source = f"{study.source.paper}, {study.source.item}" if study.source else ""
-    facts = {"of": source, "base": study.base, "rows": len(study.rows), "seeds": ", ".join(map(str, study.seeds))}
+    facts = {"of": source, "base": study.base_name, "rows": len(study.rows), "seeds": ", ".join(map(str, study.seeds))}
     page = rendered_page(
         "study.html.j2",
         title=study.title,

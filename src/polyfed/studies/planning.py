@@ -129,6 +129,13 @@ class StudyPlan:
             return None
         return self._of_twin(cells[0]) if self._searches(row) else self._of_grid(cells)
 
+    def candidates(self, row: str) -> int:
+        """How many runs a row's search has at a point; a twin's own search is one, of several candidates."""
+        if self._searches(row):
+            return 1
+        tuning = self.study.tuning
+        return len(list(tuning.candidates())) * len(tuning.seeds) if tuning and self._is_tuned(row) else 0
+
     # ---- choosing
 
     def _of_grid(self, cells: Sequence[Cell]) -> Chosen:

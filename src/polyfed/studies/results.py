@@ -118,8 +118,7 @@ class Results:
 
     def save(self, folder: Path) -> None:
         """Write ``study.yaml`` and ``results.json``; equal results are equal bytes."""
-        content = self.study.model_dump(mode="json")
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(self.study.content(), sort_keys=False, allow_unicode=True)
         write_atomically(folder / STUDY, text.encode())
         write_atomically(folder / RESULTS, (json.dumps(self.to_json(), indent=1) + "\n").encode())
 

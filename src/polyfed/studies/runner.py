@@ -110,8 +110,15 @@ class Runner:
                 while self._due and workers.is_free and not self._stopped:
                     self._start(workers)
                 self._collect(workers)
-                self.listener(self._progress(workers))
         return self._ended()
+
+    def _collect(self, workers: Workers) -> None:
+        """Take what has ended, and tell where the study is."""
+        if outcomes := workers.wait(_POLL):
+            for outcome in outcomes:
+                self._take(outcome)
+            self.saver(self._failures)
+        self.listener(self._progress(workers))
 
     # ---- which is next
 
@@ -149,12 +156,6 @@ class Runner:
         plan = self.plan
         order = Order(cell.experiment, cell.folder(plan.store), plan.columns(cell), plan.places, plan.kept(cell))
         workers.start(key, order)
-
-    def _collect(self, workers: Workers) -> None:
-        if outcomes := workers.wait(_POLL):
-            for outcome in outcomes:
-                self._take(outcome)
-            self.saver(self._failures)
 
     def _take(self, outcome: CellOutcome) -> None:
         cell = self._cells[outcome.key]

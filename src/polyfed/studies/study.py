@@ -136,7 +136,7 @@ class Study(Settings):
     title: str
     description: str = ""
     source: Paper | None = None
-    base: str = Field(description="preset or file that every row starts from")
+    base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
     set: Overrides = Field(default_factory=dict, description="overrides of all cells")
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
     rows: dict[str, Row] = Field(min_length=1)
@@ -213,6 +213,11 @@ class Study(Settings):
     # ---- what there is
 
     @property
+    def base_name(self) -> str:
+        """What every row starts from, in words."""
+        return self.base if isinstance(self.base, str) else str(self.base.get("name", ""))
+
+    @property
     def points(self) -> tuple[Point, ...]:
         """All combinations of labels; one empty point where there are no axes."""
         return tuple(product(*(axis.overrides for axis in self.axes.values())))
@@ -281,14 +286,19 @@ class Study(Settings):
         Raises:
             ConfigError: one of them is a seed of the tuning.
         """
-        return parse_settings(Study, self.model_dump(mode="json") | {"seeds": list(seeds)})
+        return parse_settings(Study, self.content() | {"seeds": list(seeds)})
+
+    def content(self) -> dict[str, Any]:
+        """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""
+        rows = {name: row.model_dump(mode="json", exclude_unset=True) for name, row in self.rows.items()}
+        return {**self.model_dump(mode="json"), "rows": rows}
 
     def smaller(self, changes: Mapping[str, Any]) -> Study:
         """One seed, one round, the first label of each axis, nothing tuned: whether all of it works, in seconds."""
         axes = {name: _first_point(axis) for name, axis in self.axes.items()}
         first = {name: list(axis.overrides) for name, axis in axes.items()}
         rows = {name: _smaller(row) for name, row in self.rows.items() if _is_at(row, first)}
-        content = self.model_dump(mode="json") | {"printed": {}, "claims": [], "figures": [], "tuning": None}
+        content = self.content() | {"printed": {}, "claims": [], "figures": [], "tuning": None}
         content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
         content |= {"axes": {name: axis.model_dump(mode="json") for name, axis in axes.items()}}
         content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}

@@ -85,3 +85,8 @@ def study_files() -> dict[str, Traversable]:
         if file.name.endswith(SUFFIX)
     }
     return dict(sorted(found.items()))
+
+
+def folder_name(name: str, scale: str) -> str:
+    """Of a study's folder among those of others."""
+    return f"{name.replace('/', '-')}-{scale}"

@@ -120,13 +120,17 @@ def difference_texts(sample: PairedSample, digits: int) -> list[str]:
     """Seeds, mean, interval, smallest and p."""
     low, high = sample.interval
     interval = "-" if math.isnan(low) else f"{low:+.{digits}f} to {high:+.{digits}f}"
-    p = "-" if math.isnan(sample.p) else f"{sample.p:.3f}" if sample.p >= 0.001 else "< 0.001"
-    return [str(len(sample.values)), f"{sample.mean:+.{digits}f}", interval, f"{sample.smallest:+.{digits}f}", p]
+    mean, smallest = f"{sample.mean:+.{digits}f}", f"{sample.smallest:+.{digits}f}"
+    return [str(len(sample.values)), mean, interval, smallest, _p_text(sample.p)]
+
+
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else figure(p, 3)
 
 
 def claims_table(judgements: Sequence[Judgement]) -> TextTable:
     """Every claim with its verdict."""
-    body = [[_claim_text(item), item.verdict, *_evidence(item)] for item in judgements]
+    body = [claim_evidence(item) for item in judgements]
     heads = ("claim", "verdict", "seeds", "mean difference", "95 % interval", "adjusted p")
     notes = (
         "Verdicts: paired t-test over seeds, p adjusted for all claims of the study (Holm), level 0.05, never on fewer "
@@ -134,6 +138,11 @@ def claims_table(judgements: Sequence[Judgement]) -> TextTable:
         *_undecided(judgements),
     )
     return TextTable("Claims", heads, body, notes)
+
+
+def claim_evidence(item: Judgement) -> list[str]:
+    """Claim, verdict, seeds, mean difference, interval and adjusted p."""
+    return [_claim_text(item), item.verdict, *_evidence(item)]
 
 
 def _claim_text(item: Judgement) -> str:
@@ -145,7 +154,7 @@ def _evidence(item: Judgement) -> list[str]:
     if item.sample is None:
         return ["0", "-", "-", "-"]
     seeds, mean, interval, *_ = difference_texts(item.sample, 2)
-    return [seeds, mean, interval, figure(item.p, 3)]
+    return [seeds, mean, interval, _p_text(item.p)]
 
 
 def _undecided(judgements: Sequence[Judgement]) -> Iterator[str]:
