@@ -28,9 +28,11 @@ PICTURES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff",
 _FILE_COLUMNS = (FILE, "filename", "file", "image", "image_name", "image_path", "img", "picture", "photo", "path")
 _KNOWN = (
     *("dataset_*.json", "dataset.json", "annotations/captions_*.json", "captions_*.json", "*.token", "*.token.txt"),
-    *("results.csv", "metadata.csv", "metadata.jsonl", "*/metadata.csv", "*/metadata.jsonl", "captions.*", "labels.*"),
+    *("metadata.csv", "metadata.jsonl", "*/metadata.csv", "*/metadata.jsonl", "captions.*", "labels.*"),
+    "results.csv",  # Flickr30k's; without pictures it may be anything
 )
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+_READABLE = (".json", *_TABLES, ".txt", ".token")
 _TOKEN = re.compile(r"(?P<file>[^#\t]+)(#\d+)?\t(?P<text>.+)")
 _DELIMITERS = ",;\t|"
 
@@ -47,16 +49,28 @@ def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:
     Raises:
         DataError: there are several that none of the known names tells apart.
     """
-    for pattern in _KNOWN:
-        known = [file for file in sorted(folder.glob(pattern)) if file.suffix in (".json", *_TABLES, ".txt", ".token")]
-        if known and (has_pictures or pattern != "results.csv"):
-            return known
-    tables = sorted(file for file in folder.iterdir() if file.suffix in _TABLES)
-    texts = tables or sorted(file for file in folder.iterdir() if file.suffix == ".txt")
-    if has_pictures and len(tables) > 1 and not all(split_called(file.stem) for file in tables):
+    known = _known_files(folder, has_pictures)
+    if known:
+        return known
+    tables = _files_of(folder, _TABLES)
+    if not has_pictures:
+        return tables or _files_of(folder, (".txt",))
+    if len(tables) > 1 and not all(split_called(file.stem) for file in tables):
         names = ", ".join(file.name for file in tables)
         raise DataError(f"'{folder}': which of {names} says what belongs to the pictures? name it in `annotations`")
-    return tables if has_pictures else texts
+    return tables
+
+
+def _known_files(folder: Path, has_pictures: bool) -> list[Path]:
+    for pattern in _KNOWN if has_pictures else _KNOWN[:-1]:
+        found = [file for file in sorted(folder.glob(pattern)) if file.suffix in _READABLE]
+        if found:
+            return found
+    return []
+
+
+def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix in suffixes)
 
 
 def read_annotations(file: Path, file_column: str | None = None) -> pd.DataFrame:

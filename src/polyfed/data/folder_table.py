@@ -161,7 +161,12 @@ def _matched(rows: pd.DataFrame, pictures: Sequence[str], layout: FolderLayout, 
         )
     place = _finder(pictures)
     paths = [place(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
-    missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
+    _check_gaps([str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None], rows, layout, file)
+    matched = rows.assign(**{FILE: pd.Series(paths, rows.index, dtype=object)})
+    return matched[[path is not None for path in paths]]
+
+
+def _check_gaps(missing: Sequence[str], rows: pd.DataFrame, layout: FolderLayout, file: Path) -> None:
     if len(missing) == len(rows):
         raise DataError(
             f"'{file}': no picture called '{missing[0]}', nor any other of its rows, is in '{layout.folder}'"
@@ -171,8 +176,6 @@ def _matched(rows: pd.DataFrame, pictures: Sequence[str], layout: FolderLayout, 
             f"'{file}' names {len(set(missing))} pictures that are not in '{layout.folder}', first '{missing[0]}'; "
             "add them, or leave these rows out (incomplete: leave_out)"
         )
-    matched = rows.assign(**{FILE: pd.Series(paths, rows.index, dtype=object)})
-    return matched[[path is not None for path in paths]]
 
 
 def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
