@@ -40,10 +40,11 @@ _PLANNED = {"attackers": _attackers, "malicious": _malicious}
 
 def test_presets_whose_runs_are_timed_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROGRAMS.parent))
-    families = importlib.import_module("before_after").FAMILIES
-    assert {len(presets) for presets in families.values()} == {3}
-    for preset in (preset for presets in families.values() for preset in presets):
-        assert Experiment.load(preset).name == preset
+    cases = importlib.import_module("before_after").CASES
+    assert len(cases) == 12
+    for preset, algorithm in cases.values():
+        chosen = Experiment.load(preset, [f"algorithm={algorithm}"] if algorithm else []).algorithm
+        assert chosen.component_name() in (algorithm or chosen.component_name())
 
 
 @pytest.mark.parametrize("program", sorted(_PLANNED), indirect=True)

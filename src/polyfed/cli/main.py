@@ -16,6 +16,7 @@ from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
 from polyfed.cli.listing import list_command
 from polyfed.cli.options import with_shared_options
+from polyfed.cli.prepare import prepare_command
 from polyfed.cli.study import study_app
 from polyfed.core.errors import PolyfedError
 from polyfed.core.extras import extra_with, how_to_install
@@ -40,6 +41,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "report": results.report_command,
     "evaluate": results.evaluate_command,
     "list": list_command,
+    "prepare": prepare_command,
     "compare": results.compare_command,
     "export": results.export_command,
 }

@@ -73,11 +73,13 @@ class FolderTable:
         rows: columns of the annotations, and ``image``, ``file_name``, ``label`` of pictures.
         splits: split of each row.
         fingerprint: changes with any file of the folder.
+        unused: pictures of the folder that no row names.
     """
 
     rows: pa.Table
     splits: tuple[str, ...]
     fingerprint: str
+    unused: tuple[str, ...] = ()
 
     def of(self, split: str) -> pa.Table:
         """Rows of one split."""
@@ -125,7 +127,8 @@ def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     table = pa.Table.from_pandas(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), preserve_index=False)
     if FILE in rows:
         table = _with_pictures(table)
-    return FolderTable(table, splits, stamp)
+    unused = sorted(set(pictures).difference(rows[FILE] if FILE in rows else ()))
+    return FolderTable(table, splits, stamp, tuple(unused))
 
 
 def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:

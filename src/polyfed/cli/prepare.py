@@ -1,0 +1,94 @@
+"""``polyfed prepare``: parses, calls, prints."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyfed.cli.console import interruptible
+
+if TYPE_CHECKING:
+    from polyfed.data.preparation import Findings
+    from polyfed.reporting.tables import TextTable
+
+_SHOWN = 5  # of each list of faults; all are in report.json
+
+
+def prepare_command(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="pictures, captions, labels or texts")],
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to be made, for Parquet files")],
+    *,
+    annotations: Annotated[str | None, typer.Option(help="file with captions or labels, if not found by name")] = None,
+    file_column: Annotated[str | None, typer.Option(help="its column of pictures' file names")] = None,
+    split_column: Annotated[str | None, typer.Option(help="column that says the split")] = None,
+    validation: Annotated[float, typer.Option(help="share drawn for validation, where nothing tells splits")] = 0.1,
+    test: Annotated[float, typer.Option(help="share drawn for test, where nothing tells splits")] = 0.1,
+    drop_duplicates: Annotated[
+        bool, typer.Option("--drop-duplicates", help="leave out of train what validation or test has too")
+    ] = False,
+) -> None:
+    """Write a folder of pictures or texts as Parquet, and report what is wrong with it.
+
+    Examples: polyfed prepare photos my-data/photos; polyfed prepare reviews.csv my-data/reviews --split-column fold
+    """
+    from polyfed.core.activity import heard_by
+    from polyfed.data.preparation import REPORT, prepare
+    from polyfed.data.sources.folder import Folder
+    from polyfed.reporting.progress import progress_for
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.runs.events import Callbacks
+    from polyfed.runs.experiment import parse_settings
+
+    console = Terminal()
+    settings: dict[str, Any] = {
+        "path": str(source.absolute()),
+        "annotations": annotations,
+        "file_column": file_column,
+        "split_column": split_column,
+        "fractions": {"validation": validation, "test": test},
+        "incomplete": "leave_out",
+    }
+    folder = parse_settings(Folder, settings)
+    with (
+        interruptible("nothing was written"),
+        contextlib.closing(Callbacks([progress_for(console)])) as display,
+        heard_by(display),
+    ):
+        findings = prepare(folder, destination, drop_duplicates=drop_duplicates)
+    console.print_tables(_tables(findings, destination / REPORT))
+    typer.echo("as a source of an experiment, below `data.sources`:")
+    typer.echo(
+        f"  {destination.name}: {{name: parquet, path: {destination.name}{_id(findings)}, {findings.roles.settings}}}"
+    )
+    typer.echo(f"run it with --data-dir {destination.parent}; or let polyfed init write the experiment")
+
+
+def _id(findings: Findings) -> str:
+    return ", id: file_name" if findings.roles.image else ""
+
+
+def _tables(findings: Findings, report: Path) -> list[TextTable]:
+    from polyfed.reporting.tables import TextTable, count
+
+    broken = [f"{file}: {reason}" for file, reason in findings.broken.items()]
+    twins = [f"{first} = {second}" for first, second in findings.in_two_splits]
+    gaps = [f"{column}: {number:,}" for column, number in findings.lacking.items()]
+    faults = {
+        "pictures that cannot be read, left out": broken,
+        "the same in two splits": twins,
+        "columns with nothing in them, and of how many items": gaps,
+        "pictures that no row names": findings.unused,
+    }
+    rows = [(what, count(len(entries)), "; ".join(entries[:_SHOWN])) for what, entries in faults.items() if entries]
+    if findings.repeated:
+        rows.append(("repeated within a split", count(findings.repeated), ""))
+    items = [(split, count(number)) for split, number in reversed(findings.items.items())]
+    return [
+        TextTable(f"{sum(findings.items.values()):,} items", ("split", "items"), items),
+        TextTable(
+            "To look at" if rows else "Nothing to look at", ("", "how many", "the first"), rows, [f"All: {report}"]
+        ),
+    ]

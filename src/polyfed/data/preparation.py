@@ -1,0 +1,182 @@
+"""Folders as Parquet: every picture looked at, every split in shards, and a report of what is wrong with the data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polyfed.core.activity import prepared
+from polyfed.core.errors import DataError
+from polyfed.core.files import write_atomically
+from polyfed.data.annotations import FILE, SPLITS
+from polyfed.data.arrow import lacking
+from polyfed.data.folder_table import IMAGE, folder_table
+from polyfed.data.pictures import decode, picture_bytes
+from polyfed.data.roles import Roles
+from polyfed.data.sources.folder import Folder
+
+REPORT = "report.json"
+"""File of a prepared folder that says what was found."""
+
+_BATCH = 64  # rows in memory at a time
+_SHARD = 500_000_000  # bytes of rows, after which a new file begins
+_ORDER = tuple(reversed(SPLITS))  # test, validation, train: what is in two splits is left to the one that judges
+
+
+@dataclass
+class Findings:
+    """What was written, and what is wrong with the data.
+
+    Attributes:
+        items: split -> items written.
+        broken: picture -> why it cannot be read; its item is left out.
+        in_two_splits: pairs of items of two splits, the first of which judges models, with the same picture bit by
+            bit, or without pictures the same content.
+        repeated: items whose picture or content an earlier one of their split has.
+        lacking: column -> items that have nothing in it.
+        unused: pictures of the folder that no row names.
+        roles: columns that hold pictures, texts and classes, as far as can be guessed.
+    """
+
+    items: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    in_two_splits: list[tuple[str, str]] = field(default_factory=list)
+    repeated: int = 0
+    lacking: dict[str, int] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    roles: Roles = field(default_factory=lambda: Roles(None, None, None))
+
+
+def prepare(folder: Folder, destination: Path, *, drop_duplicates: bool = False) -> Findings:
+    """Write a folder as Parquet in the Hugging Face layout, with every picture as it is in its file.
+
+    Args:
+        folder: settings of the source, with an absolute path.
+        destination: folder to be made; it appears when it is complete.
+        drop_duplicates: leave out of train (and validation) what is in test (or validation) as well.
+
+    Raises:
+        DataError: the folder cannot be read, nothing of a split is left, or the destination is there already.
+    """
+    if destination.exists():
+        raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
+    content = folder_table(folder.layout("prepare", None))
+    findings = Findings(unused=content.unused, roles=Roles.of(content.rows))
+    found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
+    with _appearing(destination) as temporary:
+        for split in (name for name in _ORDER if name in content.splits):
+            rows = content.of(split)
+            findings.items[split] = _write(rows, split, temporary, found)
+            if not findings.items[split]:
+                raise DataError(f"'{folder.path}', split '{split}': none of {len(rows)} items is left; {found.reasons}")
+        write_atomically(temporary / REPORT, json.dumps(asdict(findings), indent=1, ensure_ascii=False).encode())
+    return findings
+
+
+@contextmanager
+def _appearing(destination: Path) -> Iterator[Path]:
+    """A folder beside the destination, which becomes it at the end; removed if something fails."""
+    temporary = destination.with_name(f".{destination.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(destination)
+    except OSError as error:
+        raise DataError(f"cannot write '{destination}' ({error.strerror or error}); choose another folder") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _Found:
+    """What has been seen so far, of all splits."""
+
+    def __init__(self, drop: bool, findings: Findings, folder: Path) -> None:
+        self.drop, self.findings, self.folder = drop, findings, folder
+        self.seen: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of the first item
+
+    @property
+    def reasons(self) -> str:
+        """What was left out, in words."""
+        broken = next(iter(self.findings.broken.items()), None)
+        first = f"{len(self.findings.broken)} broken, first '{broken[0]}' ({broken[1]})" if broken else "none is broken"
+        return f"{first}; {len(self.findings.in_two_splits)} are in another split"
+
+    def kept(self, rows: Sequence[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+        """The rows that are written, with the bytes of their pictures."""
+        return [row for number, row in enumerate(rows) if self._keeps(row, split)]
+
+    def _keeps(self, row: dict[str, Any], split: str) -> bool:
+        data = self._picture(row) if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
+        if data is None:
+            return False
+        name = str(row.get(FILE) or data[:60].decode())
+        digest = hashlib.sha256(data).digest()
+        if digest not in self.seen:
+            self.seen[digest] = split, name
+            return True
+        earlier, first = self.seen[digest]
+        if earlier == split:
+            self.findings.repeated += 1
+            return True
+        self.findings.in_two_splits.append((f"{earlier}: {first}", f"{split}: {name}"))
+        return not self.drop
+
+    def _picture(self, row: dict[str, Any]) -> bytes | None:
+        """Bytes of the picture, which the row gets; None if it is broken."""
+        try:
+            data = picture_bytes(row[IMAGE], self.folder)
+            decode(data, 32, "squash", "nearest")  # reads all of the file, as training does
+        except Exception as error:  # Pillow's decoders raise anything
+            self.findings.broken[row[FILE]] = " ".join(str(error).split()) or type(error).__name__
+            return None
+        row[IMAGE] = {"bytes": data, "path": row[FILE]}
+        return data
+
+
+def _write(rows: pa.Table, split: str, folder: Path, found: _Found) -> int:
+    """Write the rows of a split in shards; returns how many were kept."""
+    schema = _schema(rows.schema)
+    written, shards, size = 0, [folder / f"{split}.0"], 0
+    writer = pq.ParquetWriter(shards[0], schema)
+    try:
+        starts = range(0, len(rows), _BATCH)
+        for start in prepared(f"{split}: items", starts, len(rows), size=_BATCH):
+            batch = pa.Table.from_pylist(found.kept(rows.slice(start, _BATCH).to_pylist(), split), schema)
+            _count_gaps(batch, found.findings)
+            written, size = written + len(batch), size + batch.nbytes
+            writer.write_table(batch)
+            if size > _SHARD and start + _BATCH < len(rows):
+                writer.close()
+                shards.append(folder / f"{split}.{len(shards)}")
+                writer, size = pq.ParquetWriter(shards[-1], schema), 0
+    finally:
+        writer.close()
+    for number, shard in enumerate(shards):
+        shard.rename(folder / f"{split}-{number:05d}-of-{len(shards):05d}.parquet")
+    return written
+
+
+def _schema(schema: pa.Schema) -> pa.Schema:
+    """The columns with Hugging Face metadata that make ``image`` pictures wherever the files are opened."""
+    from datasets import Features, Image
+
+    features = Features.from_arrow_schema(schema.remove_metadata())
+    if IMAGE in features:
+        features[IMAGE] = Image()
+    return schema.with_metadata(features.arrow_schema.metadata)
+
+
+def _count_gaps(batch: pa.Table, findings: Findings) -> None:
+    for name in batch.column_names:
+        if name != IMAGE and (missing := int(lacking(batch.column(name)).sum())):
+            findings.lacking[name] = findings.lacking.get(name, 0) + missing

@@ -1,0 +1,62 @@
+"""What the columns of a table are for, guessed from their names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from polyfed.data.arrow import innermost, is_list, is_text
+
+_TEXTS = ("captions", "caption", "text", "texts", "comment", "sentence", "title", "description", "report", "review")
+_LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
+_FEW = 1000  # different values above which texts are no names of classes
+_NO_CONTENT = ("file_name", "split", "id", "path", "url")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Columns that hold pictures, texts and classes; None where none seems to.
+
+    Attributes:
+        image, text, label: names of columns.
+    """
+
+    image: str | None
+    text: str | None
+    label: str | None
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Roles:
+        """By the usual names; else by what values look like: texts are long and differ, classes repeat."""
+        image = next((name for name in table.column_names if _is_picture(table.schema.field(name).type)), None)
+        free = [name for name in table.column_names if name != image and name.lower() not in _NO_CONTENT]
+        texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
+        label = _called(free, _LABELS) or next((name for name in texts if _repeats(table.column(name))), None)
+        others = [name for name in texts if name != label]
+        return cls(image, _called(others, _TEXTS) or (others[0] if others else None), label)
+
+    @property
+    def settings(self) -> str:
+        """The settings of a source that say so, as YAML."""
+        columns = {"image": self.image, "text": self.text}
+        named = ", ".join(f"{modality}: {column}" for modality, column in columns.items() if column)
+        return f"columns: {{{named}}}" + (f", targets: {{label: {self.label}}}" if self.label else "")
+
+
+def _is_picture(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and {"bytes", "path"} <= {field.name for field in kind}
+
+
+def _called(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    lower = {name.lower(): name for name in reversed(names)}
+    return next((lower[name] for name in usual if name in lower), None)
+
+
+def _repeats(values: pa.ChunkedArray) -> bool:
+    """Whether texts are a few, each of several items."""
+    if is_list(values.type) or not len(values):
+        return False
+    different = len(values.unique())
+    return different <= _FEW and 2 * different <= len(values)
