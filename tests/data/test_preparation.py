@@ -14,8 +14,8 @@ from PIL import Image
 
 from polyfed.core.errors import DataError
 from polyfed.data import preparation
-from polyfed.data.preparation import REPORT, prepare
-from polyfed.data.roles import Roles
+from polyfed.data.preparation import REPORT, prepare_folder
+from polyfed.data.roles import ColumnRoles
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
 
@@ -49,14 +49,14 @@ def source(folder: Path, **settings: Any) -> Folder:
 
 
 def test_everything_wrong_is_found_and_what_is_written_reads_back(photos: Path, tmp_path: Path) -> None:
-    found = prepare(source(photos), tmp_path / "out")
+    found = prepare_folder(source(photos), tmp_path / "out")
     assert found.items == {"test": 2, "validation": 2, "train": 5}
     assert list(found.broken) == ["5.png"]
     assert "truncated" in found.broken["5.png"] or "identify" in found.broken["5.png"]
     assert found.in_two_splits == [("test: 0.png", "train: 6.png")]
     assert found.lacking == {"caption": 1}
     assert found.unused == ("loose.png",)
-    assert found.roles == Roles("image", "caption", None)
+    assert found.roles == ColumnRoles("image", "caption", None)
     stored = json.loads((tmp_path / "out" / REPORT).read_text())
     assert stored["broken"] == found.broken
     written = Parquet(path=str(tmp_path / "out"), id="file_name", columns={"image": "image", "text": "caption"})
@@ -67,13 +67,13 @@ def test_everything_wrong_is_found_and_what_is_written_reads_back(photos: Path, 
 
 
 def test_duplicates_are_left_to_the_split_that_judges(photos: Path, tmp_path: Path) -> None:
-    assert prepare(source(photos), tmp_path / "out", drop_duplicates=True).items["train"] == 4
+    assert prepare_folder(source(photos), tmp_path / "out", drop_duplicates=True).items["train"] == 4
 
 
 def test_datasets_opens_the_pictures(photos: Path, tmp_path: Path) -> None:
     from datasets import Dataset
 
-    prepare(source(photos), tmp_path / "out")
+    prepare_folder(source(photos), tmp_path / "out")
     opened = Dataset.from_parquet(str(tmp_path / "out" / "test-00000-of-00001.parquet"), cache_dir=str(tmp_path / "c"))
     assert opened[0]["image"].size == (8, 8)
 
@@ -81,7 +81,7 @@ def test_datasets_opens_the_pictures(photos: Path, tmp_path: Path) -> None:
 def test_large_splits_are_in_several_files(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "_BATCH", 2)
     monkeypatch.setattr(preparation, "_SHARD", 1)
-    prepare(source(photos), tmp_path / "out")
+    prepare_folder(source(photos), tmp_path / "out")
     files = sorted((tmp_path / "out").glob("train-*"))
     assert [file.name for file in files] == [f"train-{number:05d}-of-00003.parquet" for number in range(3)]
     assert sum(pq.read_metadata(file).num_rows for file in files) == 5
@@ -92,7 +92,7 @@ def test_texts_are_compared_by_content(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "train.csv").write_text("text,label\na,x\na,x\nb,y\n")
     (folder / "test.csv").write_text("text,label\nb,y\n")
-    found = prepare(source(folder), tmp_path / "out")
+    found = prepare_folder(source(folder), tmp_path / "out")
     assert (found.items, found.repeated, len(found.in_two_splits)) == ({"test": 1, "train": 3}, 1, 1)
 
 
@@ -100,11 +100,11 @@ def test_nothing_is_left_behind(photos: Path, tmp_path: Path) -> None:
     for number in range(2):
         (photos / f"{number}.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"split 'test': none of 2 items is left; 2 broken, first '0\.png'"):
-        prepare(source(photos), tmp_path / "out")
+        prepare_folder(source(photos), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match=r"out' is there already; name a folder that is not"):
-        prepare(source(photos), tmp_path / "out")
+        prepare_folder(source(photos), tmp_path / "out")
 
 
 def test_the_command_says_what_it_found_and_how_to_use_it(cli: Cli, photos: Path, tmp_path: Path) -> None:
@@ -133,4 +133,4 @@ def test_the_command_says_what_it_found_and_how_to_use_it(cli: Cli, photos: Path
 def test_columns_tell_what_they_are_for(columns: dict[str, list[Any]], roles: tuple[str | None, ...]) -> None:
     import pyarrow as pa
 
-    assert Roles.of(pa.table(columns)) == Roles(*roles)
+    assert ColumnRoles.of(pa.table(columns)) == ColumnRoles(*roles)

@@ -11,7 +11,7 @@ import typer
 from polyfed.cli.console import interruptible
 
 if TYPE_CHECKING:
-    from polyfed.data.preparation import Findings
+    from polyfed.data.preparation import FolderFindings
     from polyfed.reporting.tables import TextTable
 
 _SHOWN = 5  # of each list of faults; all are in report.json
@@ -35,7 +35,7 @@ def prepare_command(
     Examples: polyfed prepare photos my-data/photos; polyfed prepare reviews.csv my-data/reviews --split-column fold
     """
     from polyfed.core.activity import heard_by
-    from polyfed.data.preparation import REPORT, prepare
+    from polyfed.data.preparation import REPORT, prepare_folder
     from polyfed.data.sources.folder import Folder
     from polyfed.reporting.progress import progress_for
     from polyfed.reporting.terminal import Terminal
@@ -57,7 +57,7 @@ def prepare_command(
         contextlib.closing(Callbacks([progress_for(console)])) as display,
         heard_by(display),
     ):
-        findings = prepare(folder, destination, drop_duplicates=drop_duplicates)
+        findings = prepare_folder(folder, destination, drop_duplicates=drop_duplicates)
     console.print_tables(_tables(findings, destination / REPORT))
     typer.echo("as a source of an experiment, below `data.sources`:")
     typer.echo(
@@ -66,11 +66,11 @@ def prepare_command(
     typer.echo(f"run it with --data-dir {destination.parent}; or let polyfed init write the experiment")
 
 
-def _id(findings: Findings) -> str:
+def _id(findings: FolderFindings) -> str:
     return ", id: file_name" if findings.roles.image else ""
 
 
-def _tables(findings: Findings, report: Path) -> list[TextTable]:
+def _tables(findings: FolderFindings, report: Path) -> list[TextTable]:
     from polyfed.reporting.tables import TextTable, count
 
     broken = [f"{file}: {reason}" for file, reason in findings.broken.items()]

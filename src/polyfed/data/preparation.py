@@ -21,7 +21,7 @@ from polyfed.data.annotations import FILE, SPLITS
 from polyfed.data.arrow import lacking
 from polyfed.data.folder_table import IMAGE, folder_table
 from polyfed.data.pictures import decode, picture_bytes
-from polyfed.data.roles import Roles
+from polyfed.data.roles import ColumnRoles
 from polyfed.data.sources.folder import Folder
 
 REPORT = "report.json"
@@ -33,7 +33,7 @@ _ORDER = tuple(reversed(SPLITS))  # test, validation, train: what is in two spli
 
 
 @dataclass
-class Findings:
+class FolderFindings:
     """What was written, and what is wrong with the data.
 
     Attributes:
@@ -53,10 +53,10 @@ class Findings:
     repeated: int = 0
     lacking: dict[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    roles: Roles = field(default_factory=lambda: Roles(None, None, None))
+    roles: ColumnRoles = field(default_factory=lambda: ColumnRoles(None, None, None))
 
 
-def prepare(folder: Folder, destination: Path, *, drop_duplicates: bool = False) -> Findings:
+def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool = False) -> FolderFindings:
     """Write a folder as Parquet in the Hugging Face layout, with every picture as it is in its file.
 
     Args:
@@ -70,7 +70,7 @@ def prepare(folder: Folder, destination: Path, *, drop_duplicates: bool = False)
     if destination.exists():
         raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
     content = folder_table(folder.layout("prepare", None))
-    findings = Findings(unused=content.unused, roles=Roles.of(content.rows))
+    findings = FolderFindings(unused=content.unused, roles=ColumnRoles.of(content.rows))
     found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
     with _appearing(destination) as temporary:
         for split in (name for name in _ORDER if name in content.splits):
@@ -100,7 +100,7 @@ def _appearing(destination: Path) -> Iterator[Path]:
 class _Found:
     """What has been seen so far, of all splits."""
 
-    def __init__(self, drop: bool, findings: Findings, folder: Path) -> None:
+    def __init__(self, drop: bool, findings: FolderFindings, folder: Path) -> None:
         self.drop, self.findings, self.folder = drop, findings, folder
         self.seen: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of the first item
 
@@ -135,7 +135,7 @@ class _Found:
         """Bytes of the picture, which the row gets; None if it is broken."""
         try:
             data = picture_bytes(row[IMAGE], self.folder)
-            decode(data, 32, "squash", "nearest")  # reads all of the file, as training does
+            decode(data, 32, "squash", "bilinear")  # reads all of the file, as training does
         except Exception as error:  # Pillow's decoders raise anything
             self.findings.broken[row[FILE]] = " ".join(str(error).split()) or type(error).__name__
             return None
@@ -176,7 +176,7 @@ def _schema(schema: pa.Schema) -> pa.Schema:
     return schema.with_metadata(features.arrow_schema.metadata)
 
 
-def _count_gaps(batch: pa.Table, findings: Findings) -> None:
+def _count_gaps(batch: pa.Table, findings: FolderFindings) -> None:
     for name in batch.column_names:
         if name != IMAGE and (missing := int(lacking(batch.column(name)).sum())):
             findings.lacking[name] = findings.lacking.get(name, 0) + missing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ _NO_CONTENT = ("file_name", "split", "id", "path", "url")
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """Columns that hold pictures, texts and classes; None where none seems to.
 
     Attributes:
@@ -28,14 +28,14 @@ class Roles:
     label: str | None
 
     @classmethod
-    def of(cls, table: pa.Table) -> Roles:
+    def of(cls, table: pa.Table) -> ColumnRoles:
         """By the usual names; else by what values look like: texts are long and differ, classes repeat."""
-        image = next((name for name in table.column_names if _is_picture(table.schema.field(name).type)), None)
+        image = _first(field.name for field in table.schema if _is_picture(field.type))
         free = [name for name in table.column_names if name != image and name.lower() not in _NO_CONTENT]
-        texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
-        label = _called(free, _LABELS) or next((name for name in texts if _repeats(table.column(name))), None)
+        texts = _texts(table, free)
+        label = _called(free, _LABELS) or _first(filter(lambda name: _repeats(table.column(name)), texts))
         others = [name for name in texts if name != label]
-        return cls(image, _called(others, _TEXTS) or (others[0] if others else None), label)
+        return cls(image, _called(others, _TEXTS) or _first(others), label)
 
     @property
     def settings(self) -> str:
@@ -43,6 +43,14 @@ class Roles:
         columns = {"image": self.image, "text": self.text}
         named = ", ".join(f"{modality}: {column}" for modality, column in columns.items() if column)
         return f"columns: {{{named}}}" + (f", targets: {{label: {self.label}}}" if self.label else "")
+
+
+def _texts(table: pa.Table, names: Sequence[str]) -> list[str]:
+    return [name for name in names if is_text(innermost(table.schema.field(name).type))]
+
+
+def _first(names: Iterable[str]) -> str | None:
+    return next(iter(names), None)
 
 
 def _is_picture(kind: pa.DataType) -> bool:
