@@ -94,6 +94,7 @@ class RoundCosts:
         round: which round it was.
         device: where models ran.
         costs: of one client of each kind, then of the server, for these clients alone.
+        clients: everybody in the federation.
     """
 
     experiment: str
@@ -101,10 +102,11 @@ class RoundCosts:
     round: int
     device: str
     costs: tuple[Cost, ...]
+    clients: tuple[ClientInfo, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """All figures."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "clients"}
 
 
 @dataclass
@@ -159,14 +161,15 @@ class _Metered:
             yield answer
 
 
-def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
+def round_costs(experiment: Experiment, number: int = 1, *, operations: bool = True) -> RoundCosts:
     """Measure a round in which one client of each kind takes part, in a temporary folder.
 
-    The round is run twice, as counting operations takes time and memory of its own.
+    The round is run twice where operations are counted, which takes time and memory of its own.
 
     Args:
         experiment: its settings; the engine is this process, whatever it says.
         number: the round; those before are run as well, with the same clients.
+        operations: whether they are counted; else they are 0.
 
     Raises:
         PolyfedError: something does not fit, or a client fails.
@@ -176,9 +179,9 @@ def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
     device = resolve_device(run.device)
     with cpu_threads(run.threads):
         # first, so that what is decoded once is in the cache when the clock runs
-        counted = _measured(experiment, number, _Meter(True, device))
+        counted = _measured(experiment, number, _Meter(True, device)) if operations else None
         timed = _measured(experiment, number, _Meter(False, device))
-    flops, work = counted.meter.flops, timed.meter
+    flops, work = counted.meter.flops if counted else {}, timed.meter
     costs = [
         Cost(
             participant=client.id,
@@ -192,17 +195,21 @@ def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
         )
         for client in timed.clients
     ]
-    own = flops[SERVER] - sum(cost.flops for cost in costs), work.seconds[SERVER] - sum(cost.seconds for cost in costs)
+    own = (
+        flops.get(SERVER, 0) - sum(cost.flops for cost in costs),
+        work.seconds[SERVER] - sum(cost.seconds for cost in costs),
+    )
     server = Cost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
     name = experiment.algorithm.component_name()
-    return RoundCosts(experiment.name, name, number, str(device), (*costs, server))
+    return RoundCosts(experiment.name, name, number, str(device), (*costs, server), timed.everybody)
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that was measured: the clients that took part, sizes of models, and what crossed."""
+    """A round that was measured: who is there, who took part, sizes of models, and what crossed."""
 
     meter: _Meter
+    everybody: tuple[ClientInfo, ...]
     clients: tuple[ClientInfo, ...]
     sizes: dict[str, ModelSize]
     ledger: Ledger
@@ -223,7 +230,7 @@ def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
         sizes = {client.id: ModelSize.of(population.client_model(population.members[client.id])) for client in clients}
         if session.server.has_model:
             sizes[SERVER] = ModelSize.of(session.server.model)
-    return _Round(meter, clients, sizes, ledger)
+    return _Round(meter, session.server.clients, clients, sizes, ledger)
 
 
 def one_round(session: Session, number: int, around: AbstractContextManager[None]) -> Ledger:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.console import fail
+from polyfed.cli.console import fail, interruptible
 from polyfed.cli.options import ExperimentArgument, ExperimentOptions, RunArgument, numbers_in
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
@@ -44,6 +44,9 @@ def run_command(
         ),
     ] = None,
     dashboard: Dashboard = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check data and models, run one small round, and say what a run takes")
+    ] = False,
 ) -> None:
     """Run an experiment and report on it.
 
@@ -55,10 +58,31 @@ def run_command(
     short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device, "twin.kind": twin}
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
-    for experiment in [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]:
+    experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
+    if dry_run:
+        _forecast(experiments[0])
+        return
+    for experiment in experiments:
         name = f"{experiment.name}-seed{experiment.run.seed}"
         folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
         _run_into(experiment, folder or _free_folder(Path("runs") / name), dashboard, Path(source).parent)
+
+
+def _forecast(experiment: Experiment) -> None:
+    from polyfed.analysis.forecast import Forecast
+    from polyfed.core.activity import heard_by
+    from polyfed.reporting.progress import progress_for
+    from polyfed.runs.events import Callbacks
+
+    console = _terminal()
+    with (
+        interruptible("nothing was written"),
+        contextlib.closing(Callbacks([progress_for(console)])) as display,
+        heard_by(display),
+    ):
+        forecast = Forecast.of(experiment)
+    console.print_tables(forecast.tables())
+    typer.echo("nothing was written; the same command without --dry-run runs it")
 
 
 def _free_folder(folder: Path) -> Path:
