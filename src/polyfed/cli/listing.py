@@ -17,16 +17,26 @@ from polyfed.cli.options import AsJson
 from polyfed.cli.preset_guide import PresetFacts, preset_facts, preset_groups
 from polyfed.runs.presets import preset_text
 
+_SCHEMA = "schema"
+
 
 def list_command(
-    kind: Annotated[str, typer.Argument(help="presets, settings, methods, models, data, ...")] = "",
+    kind: Annotated[
+        str, typer.Argument(help="presets, settings, methods, models, data, ..., schema (for editors)")
+    ] = "",
     name: Annotated[str, typer.Argument(help="one of them, to see its settings")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show what there is: presets, methods, models, data sources, and their settings.
 
-    Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet
+    Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet;
+    polyfed list schema > polyfed.schema.json
     """
+    if kind == _SCHEMA:
+        from polyfed.runs.schema import experiment_schema
+
+        typer.echo(json.dumps(experiment_schema(), indent=1))
+        return
     if as_json:
         typer.echo(json.dumps(_content(kind, name), indent=1))
         return

@@ -34,7 +34,7 @@ class InProcess(EngineSettings):
         "where it is faster; None (off): one after the other",
     )
 
-    @field_validator("pack", mode="before")
+    @field_validator("pack", mode="before", json_schema_input_type=int | Literal["auto", "off", False] | None)
     @classmethod
     def _off(cls, value: Any) -> Any:
         return None if value is False or value == "off" else value  # YAML reads off as false

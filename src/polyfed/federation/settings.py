@@ -170,7 +170,7 @@ class GroupSettings(Settings):
             }
         return data
 
-    @field_validator("also", mode="before")
+    @field_validator("also", mode="before", json_schema_input_type=AlsoSettings | Literal["public"] | None)
     @classmethod
     def _short_for_public(cls, value: Any) -> Any:
         if value == "public":
