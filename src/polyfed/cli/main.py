@@ -14,6 +14,7 @@ from polyfed.cli.analyse import analyse_app
 from polyfed.cli.console import fail, warnings_and_signals, with_argument_help
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
+from polyfed.cli.init import init_command
 from polyfed.cli.listing import list_command
 from polyfed.cli.options import with_shared_options
 from polyfed.cli.prepare import prepare_command
@@ -42,6 +43,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "evaluate": results.evaluate_command,
     "list": list_command,
     "prepare": prepare_command,
+    "init": init_command,
     "compare": results.compare_command,
     "export": results.export_command,
 }

@@ -116,7 +116,8 @@ def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     files = _annotations(layout, pictures)
     if files:
         rows = pd.concat([_annotated(file, layout) for file in files], ignore_index=True)
-        if pictures or FILE in rows:
+        # a file that is named itself may hold texts beside somebody's pictures
+        if FILE in rows or (pictures and not layout.path.is_file()):
             rows = _joined(_matched(rows, pictures, layout, files[0]))
     elif pictures:
         rows = _class_folders(pictures, layout)
@@ -127,7 +128,7 @@ def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     table = pa.Table.from_pandas(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), preserve_index=False)
     if FILE in rows:
         table = _with_pictures(table)
-    unused = sorted(set(pictures).difference(rows[FILE] if FILE in rows else ()))
+    unused = sorted(set(pictures).difference(rows[FILE])) if FILE in rows else ()
     return FolderTable(table, splits, stamp, tuple(unused))
 
 

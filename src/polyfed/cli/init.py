@@ -1,0 +1,63 @@
+"""``polyfed init``: parses or asks, calls, prints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyfed.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from polyfed.runs.starter import Kind
+
+_QUESTIONS: dict[Kind, str] = {
+    "pairs": "Folder of pictures with captions (Enter: none)",
+    "pictures": "Folder of pictures with classes (Enter: none)",
+    "texts": "Folder or file of texts with classes (Enter: none)",
+}
+
+
+def init_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file to be written")] = Path("experiment.yaml"),
+    *,
+    pairs: Annotated[Path | None, typer.Option(help="folder of pictures with captions")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="folder of pictures with classes")] = None,
+    texts: Annotated[Path | None, typer.Option(help="folder or file of texts with classes")] = None,
+    method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
+) -> None:
+    """Write a first experiment on your own data, with comments; without options, asks for them.
+
+    Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4
+    """
+    from polyfed.analysis.partitions import planned
+    from polyfed.core.files import write_atomically
+    from polyfed.reporting.partition_tables import partition_tables
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.runs.experiment import Experiment, read_config
+    from polyfed.runs.starter import starter_text
+
+    if file.exists():
+        raise RunError(f"'{file}' is there already; name another file, or remove it")
+    given: dict[Kind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
+    paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
+    text = starter_text(file.stem, str(file), paths, method=method, clients=clients, rounds=rounds)
+    write_atomically(file, text.encode())
+    try:
+        tables = partition_tables(planned(Experiment.parse(read_config(file))).holdings)
+    except BaseException:
+        file.unlink()
+        raise
+    Terminal().print_tables(tables)
+    typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
+
+
+def _asked() -> dict[Kind, Path]:
+    if not sys.stdin.isatty():
+        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
+    answers = {kind: typer.prompt(words, default="", show_default=False) for kind, words in _QUESTIONS.items()}
+    return {kind: Path(answer) for kind, answer in answers.items() if answer}

@@ -1,0 +1,112 @@
+"""A first experiment on one's own data: what is written runs, and says what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.preparation import prepare_folder
+from polyfed.data.sources.folder import Folder
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.starter import METHODS, starter_text
+
+Cli = Callable[..., tuple[int, str, str]]
+QUICK = ("--set", "run.rounds=1", "--set", "run.plots=false")
+
+
+def picture(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders ``photos``, ``flowers`` and ``news.csv`` of 40 items each."""
+    folder = tmp_path_factory.mktemp("data")
+    for number in range(40):
+        picture(folder / "photos" / f"{number}.png", number)
+        picture(folder / "flowers" / ("rose", "lily")[number % 2] / f"{number}.png", 100 + number)
+    lines = [f"{number}.png,thing {number % 7} of {number % 3}" for number in range(40)]
+    (folder / "photos" / "captions.csv").write_text("\n".join(["file_name,caption", *lines]))
+    news = [f"words {number} and {number % 5},{('sport', 'politics')[number % 2]}" for number in range(40)]
+    (folder / "news.csv").write_text("\n".join(["text,label", *news]))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kinds", "method", "named"),
+    [
+        ("pairs pictures texts", None, "change_distillation"),
+        ("pairs pictures texts", "creamfl", "creamfl"),
+        ("pairs pictures", "fedavg", "fedavg"),
+        ("pictures texts", None, "fedavg"),
+        ("texts", None, "fedavg"),
+    ],
+)
+def test_what_is_written_runs(cli: Cli, data: Path, kinds: str, method: str | None, named: str) -> None:
+    paths = {"pairs": data / "photos", "pictures": data / "flowers", "texts": data / "news.csv"}
+    given = [part for kind in kinds.split() for part in (f"--{kind}", paths[kind])]
+    given += ["--method", method] if method else []
+    code, out, err = cli("init", "mine.yaml", *given, "--clients", 2, "--rounds", 1)
+    assert (code, err) == (0, "")
+    assert "written: mine.yaml" in out
+    experiment = Experiment.load("mine.yaml")
+    assert experiment.algorithm.component_name() == named
+    assert [group.count for group in experiment.clients.values()] == [2] * len(kinds.split())
+    code, out, err = cli("run", "mine.yaml", *QUICK)
+    assert (code, err) == (0, "")
+    assert "after 1 round" in out
+
+
+def test_prepared_data_have_their_own_ids(cli: Cli, data: Path, tmp_path: Path) -> None:
+    prepare_folder(Folder(path=str(data / "photos")), tmp_path / "parquet")
+    assert cli("init", "mine.yaml", "--pairs", tmp_path / "parquet", "--clients", 2)[0] == 0
+    source = yaml.safe_load(Path("mine.yaml").read_text())["data"]["sources"]["pairs"]
+    assert (source["name"], source["id"]) == ("parquet", "file_name")
+    assert source["columns"] == {"image": "image", "text": "caption"}
+
+
+def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> None:
+    photos, news = data / "photos", data / "news.csv"
+    for given, words in (
+        ((), "there are no data; give --pairs, --pictures or --texts"),
+        (
+            ("--pictures", photos),
+            f"--pictures {photos}: there is no column with classes, only file_name, caption, image",
+        ),
+        (("--texts", news, "--method", "creamfl"), "--method creamfl: needs pictures with captions"),
+        (("--texts", news, "--method", "fedavgg"), "--method fedavgg: not among change_distillation, creamfl, fedavg"),
+        (("--texts", data / "none.csv"), "there is no"),
+        (("--texts", news, "--clients", 200), ""),
+    ):
+        code, _, err = cli("init", "mine.yaml", *given)
+        assert code == 2
+        assert words in err
+        assert not Path("mine.yaml").exists()
+    Path("mine.yaml").write_text("name: old\n")
+    assert "is there already" in cli("init", "mine.yaml", "--texts", news)[2]
+    assert Path("mine.yaml").read_text() == "name: old\n"
+
+
+def test_a_terminal_is_asked(cli: Cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["", "", str(data / "news.csv")])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    assert cli("init")[0] == 0
+    assert list(yaml.safe_load(Path("experiment.yaml").read_text())["clients"]) == ["texts"]
+
+
+def test_every_method_is_one_of_polyfeds() -> None:
+    from polyfed.algorithms.algorithm import Algorithm
+
+    assert set(METHODS) <= set(Algorithm.declared())
+    with pytest.raises(ConfigError, match="no data"):
+        starter_text("x", "x.yaml", {})
+    with pytest.raises(DataError):
+        starter_text("x", "x.yaml", {"pairs": Path("nowhere")})
