@@ -275,5 +275,5 @@ analyse_app = command_group(
         analyse_distortion,
         analyse_across,
     ),
-    "Analyse federations: who contributes what, what more data brings, and what a model looks like inside.",
+    "Say who contributes what, and what a model is like inside.",
 )

@@ -13,7 +13,7 @@ from polyfed.core.untrusted import plain
 deploy_app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Train across institutions: certificates and keys, checks, the server, the sites.",
+    help="Train across institutions: keys, checks, server, sites.",
 )
 
 ServerArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the server")]

@@ -40,7 +40,10 @@ def downstream_command(
     out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream")] = None,
     places: PlaceOptions,
 ) -> None:
-    """Test frozen encoders: few-shot and zero-shot classification, segmentation, retrieval."""
+    """Put a run's frozen encoders to other tasks.
+
+    Few-shot and zero-shot classification, segmentation, retrieval.
+    """
     from polyfed.analysis.results import ready_folder
     from polyfed.core.device import cpu_threads
     from polyfed.downstream.model_choice import ModelChoice

@@ -30,7 +30,9 @@ def init_command(
     clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
 ) -> None:
-    """Write a first experiment on your own data, with comments; without options, asks for them.
+    """Write a first experiment on your own data.
+
+    Asks for the data if no option names them. The file has comments; what it says is checked before it is written.
 
     Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4
     """

@@ -27,7 +27,7 @@ def list_command(
     name: Annotated[str, typer.Argument(help="one of them, to see its settings")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what there is: presets, methods, models, data sources, and their settings.
+    """Show presets, methods, models, data and their settings.
 
     Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet;
     polyfed list schema > polyfed.schema.json

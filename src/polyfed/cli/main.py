@@ -34,18 +34,24 @@ _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     **SPEED,
 }
-_COMMANDS: Mapping[str, Callable[..., None]] = {
-    "downstream": downstream_command,
-    "run": running.run_command,
-    "resume": running.resume_command,
-    "watch": running.watch_command,
-    "report": results.report_command,
-    "evaluate": results.evaluate_command,
-    "list": list_command,
-    "prepare": prepare_command,
-    "init": init_command,
-    "compare": results.compare_command,
-    "export": results.export_command,
+_COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
+    "To begin": {
+        "run": running.run_command,
+        "list": list_command,
+        "init": init_command,
+        "prepare": prepare_command,
+        "doctor": results.doctor_command,
+    },
+    "A run": {
+        "resume": running.resume_command,
+        "watch": running.watch_command,
+        "report": results.report_command,
+        "evaluate": results.evaluate_command,
+        "downstream": downstream_command,
+        "analyse": analyse_app,
+        "export": results.export_command,
+    },
+    "Many runs, many sites": {"compare": results.compare_command, "study": study_app, "deploy": deploy_app},
 }
 
 # commands import what they need when they run: --help and completion answer at once
@@ -54,11 +60,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Multimodal federated learning: image, text and image-text clients train without sharing data.",
 )
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(analyse_app, name="analyse")
-app.add_typer(study_app, name="study")
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(with_shared_options(_command))
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(_name, rich_help_panel=_panel)(with_shared_options(_command))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

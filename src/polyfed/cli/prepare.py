@@ -30,7 +30,7 @@ def prepare_command(
         bool, typer.Option("--drop-duplicates", help="leave out of train what validation or test has too")
     ] = False,
 ) -> None:
-    """Write a folder of pictures or texts as Parquet, and report what is wrong with it.
+    """Write a folder of data as Parquet, and report its faults.
 
     Examples: polyfed prepare photos my-data/photos; polyfed prepare reviews.csv my-data/reviews --split-column fold
     """

@@ -12,6 +12,20 @@ from polyfed.cli.options import AsJson, BestOrLast, PlaceOptions, RunArgument, R
 from polyfed.runs.opened import open_run
 
 
+def doctor_command() -> None:
+    """Say what stands in the way of a run on this machine.
+
+    Exit code 1 if something does.
+    """
+    from polyfed.runs.doctor import conditions, report
+
+    found = list(conditions(Path("runs")))
+    for line in report(found):
+        typer.echo(line)
+    if any(item.remedy for item in found):
+        raise typer.Exit(1)
+
+
 def report_command(
     run: RunArgument, out: Annotated[Path | None, typer.Option(help="file; by default RUN/report.html")] = None
 ) -> None:
@@ -63,7 +77,9 @@ def compare_command(
     plot: Annotated[Path | None, typer.Option(help="draw curves into this PNG")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs; those that differ only by their seed are taken together, and paired by it with others.
+    """Compare runs, seed by seed.
+
+    Those that differ only by their seed are taken together, and paired by it with others.
 
     Examples: polyfed compare runs/shop-* --metric accuracy --plot comparison.png; polyfed compare
     runs/shop-server-only-seed* runs/shop-seed*

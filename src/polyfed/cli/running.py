@@ -124,7 +124,7 @@ def resume_command(run: RunArgument, dashboard: Dashboard = False) -> None:
 
 
 def watch_command(run: RunArgument) -> None:
-    """Show a run that another process works on, live, on this terminal.
+    """Show a run that another process works on, live.
 
     Example: polyfed watch runs/scenes-demo-seed0
     """

@@ -171,5 +171,5 @@ def _print(run: StudyRun) -> None:
 study_app = command_group(
     "study_",
     (study_run, study_list, study_show, study_report, study_export, study_ledger),
-    "Studies: many runs that make a table or a figure, and what they prove.",
+    "Make a table or a figure of many runs.",
 )

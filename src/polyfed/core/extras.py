@@ -22,6 +22,11 @@ def extra_with(module: str) -> str | None:
     return next((extra for extra, packages in sorted(_packages().items()) if top in packages), None)
 
 
+def known_extras() -> list[str]:
+    """All that can be installed beside polyfed; empty where it runs uninstalled."""
+    return sorted(_packages())
+
+
 def how_to_install(extra: str) -> str:
     """The command that brings an extra."""
     return f'pip install "polyfed[{extra}]"'

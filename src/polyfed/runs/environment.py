@@ -13,7 +13,7 @@ import torch
 from polyfed.core.device import resolve_device
 from polyfed.runs.experiment import Experiment
 
-_PACKAGES = ("polyfed", "torch", "numpy", "transformers", "tokenizers", "datasets", "pyarrow", "pillow")
+PACKAGES = ("polyfed", "torch", "numpy", "transformers", "tokenizers", "datasets", "pyarrow", "pillow")
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "device": str(resolve_device(experiment.run.device)),
         "threads": experiment.run.threads,
         "seed": experiment.run.seed,
-        "versions": {name: version(name) for name in _PACKAGES} | {"torch": torch.__version__},  # with its build
+        "versions": {name: version(name) for name in PACKAGES} | {"torch": torch.__version__},  # with its build
         "git": _git_state(),
     }
 

@@ -1,0 +1,68 @@
+"""What the doctor finds, and what it says of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyfed.runs import doctor
+from polyfed.runs.doctor import Condition, conditions, report
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def found(here: Path) -> dict[str, Condition]:
+    return {item.name: item for item in conditions(here)}
+
+
+def test_a_machine_without_faults(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
+        monkeypatch.delenv(variable, raising=False)
+    code, out, err = cli("doctor")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "nothing stands in the way of a run"
+    for word in (
+        f"torch {torch.__version__.partition('+')[0]}",
+        "cores",
+        "GiB free",
+        "extra ray",
+        str(tmp_path / "cache"),
+    ):
+        assert word in out
+
+
+def test_what_stands_in_the_way_is_named_with_what_to_do(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POLYFED_DATA", str(tmp_path / "none"))
+    monkeypatch.setattr(doctor, "_LEAST_DISK", 1 << 60)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    code, out, _ = cli("doctor")
+    assert code == 1
+    assert "there is no such folder of data sets; correct or unset POLYFED_DATA" in out
+    assert "too little; make room" in out
+    if not torch.cuda.is_available():
+        assert "this torch has no CUDA; install one that has" in out
+    assert out.splitlines()[-1].endswith("to mend")
+
+
+def test_a_torchvision_of_another_build_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    version = metadata.version
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "torchvision" else version(name))
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    assert found(tmp_path)["torchvision"].remedy.endswith("pip uninstall torchvision")
+
+
+def test_lines_stand_below_each_other() -> None:
+    assert report([Condition("a", "x"), Condition("long", "y", "mend it")]) == [
+        "a     x",
+        "long  y  <- mend it",
+        "1 to mend",
+    ]
