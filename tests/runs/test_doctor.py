@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from polyfed.runs import doctor
-from polyfed.runs.doctor import Condition, conditions, report
+from polyfed.runs.doctor import Observation, observations, report
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def found(here: Path) -> dict[str, Condition]:
-    return {item.name: item for item in conditions(here)}
+def found(here: Path) -> dict[str, Observation]:
+    return {item.name: item for item in observations(here)}
 
 
 def test_a_machine_without_faults(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_torchvision_of_another_build_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_lines_stand_below_each_other() -> None:
-    assert report([Condition("a", "x"), Condition("long", "y", "mend it")]) == [
+    assert report([Observation("a", "x"), Observation("long", "y", "mend it")]) == [
         "a     x",
         "long  y  <- mend it",
         "1 to mend",

@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.preparation import prepare_folder
 from polyfed.data.sources.folder import Folder
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.starter import METHODS, starter_text
+from polyfed.runs.starter import STARTERS, starter_text
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "run.rounds=1", "--set", "run.plots=false")
@@ -105,7 +105,7 @@ def test_a_terminal_is_asked(cli: Cli, data: Path, monkeypatch: pytest.MonkeyPat
 def test_every_method_is_one_of_polyfeds() -> None:
     from polyfed.algorithms.algorithm import Algorithm
 
-    assert set(METHODS) <= set(Algorithm.declared())
+    assert set(STARTERS) <= set(Algorithm.declared())
     with pytest.raises(ConfigError, match="no data"):
         starter_text("x", "x.yaml", {})
     with pytest.raises(DataError):

@@ -11,9 +11,9 @@ import typer
 from polyfed.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from polyfed.runs.starter import Kind
+    from polyfed.runs.starter import DataKind
 
-_QUESTIONS: dict[Kind, str] = {
+_QUESTIONS: dict[DataKind, str] = {
     "pairs": "Folder of pictures with captions (Enter: none)",
     "pictures": "Folder of pictures with classes (Enter: none)",
     "texts": "Folder or file of texts with classes (Enter: none)",
@@ -45,7 +45,7 @@ def init_command(
 
     if file.exists():
         raise RunError(f"'{file}' is there already; name another file, or remove it")
-    given: dict[Kind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
+    given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
     text = starter_text(file.stem, str(file), paths, method=method, clients=clients, rounds=rounds)
     write_atomically(file, text.encode())
@@ -58,7 +58,7 @@ def init_command(
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
 
 
-def _asked() -> dict[Kind, Path]:
+def _asked() -> dict[DataKind, Path]:
     if not sys.stdin.isatty():
         raise ConfigError("there are no data; give --pairs, --pictures or --texts")
     answers = {kind: typer.prompt(words, default="", show_default=False) for kind, words in _QUESTIONS.items()}

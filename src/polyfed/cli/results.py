@@ -17,9 +17,9 @@ def doctor_command() -> None:
 
     Exit code 1 if something does.
     """
-    from polyfed.runs.doctor import conditions, report
+    from polyfed.runs.doctor import observations, report
 
-    found = list(conditions(Path("runs")))
+    found = list(observations(Path("runs")))
     for line in report(found):
         typer.echo(line)
     if any(item.remedy for item in found):

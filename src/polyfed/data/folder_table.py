@@ -113,23 +113,25 @@ def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
 @lru_cache(maxsize=8)
 def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     pictures = [name for name in _files_in(layout.folder) if name.rpartition(".")[2].lower() in PICTURES]
-    files = _annotations(layout, pictures)
-    if files:
-        rows = pd.concat([_annotated(file, layout) for file in files], ignore_index=True)
-        # a file that is named itself may hold texts beside somebody's pictures
-        if FILE in rows or (pictures and not layout.path.is_file()):
-            rows = _joined(_matched(rows, pictures, layout, files[0]))
-    elif pictures:
-        rows = _class_folders(pictures, layout)
-    else:
-        wanted = "pictures, captions.csv, metadata.csv, train.csv, texts.txt"
-        raise DataError(f"there is nothing to read in '{layout.folder}'; it should hold {wanted}, or the like")
+    rows = _rows(layout, pictures)
     splits = _splits(rows, layout)
     table = pa.Table.from_pandas(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), preserve_index=False)
-    if FILE in rows:
-        table = _with_pictures(table)
-    unused = sorted(set(pictures).difference(rows[FILE])) if FILE in rows else ()
-    return FolderTable(table, splits, stamp, tuple(unused))
+    if FILE not in rows:
+        return FolderTable(table, splits, stamp)
+    unused = sorted(set(pictures).difference(rows[FILE]))
+    return FolderTable(_with_pictures(table), splits, stamp, tuple(unused))
+
+
+def _rows(layout: FolderLayout, pictures: Sequence[str]) -> pd.DataFrame:
+    if files := _annotations(layout, pictures):
+        rows = pd.concat([_annotated(file, layout) for file in files], ignore_index=True)
+        # a file that is named itself may hold texts beside somebody's pictures
+        is_of_pictures = FILE in rows or (pictures and not layout.path.is_file())
+        return _joined(_matched(rows, pictures, layout, files[0])) if is_of_pictures else rows
+    if not pictures:
+        wanted = "pictures, captions.csv, metadata.csv, train.csv, texts.txt"
+        raise DataError(f"there is nothing to read in '{layout.folder}'; it should hold {wanted}, or the like")
+    return _class_folders(pictures, layout)
 
 
 def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:

@@ -23,7 +23,7 @@ _FOLDERS = {"POLYFED_DATA": "data sets", "POLYFED_WEIGHTS": "pretrained weights"
 
 
 @dataclass(frozen=True)
-class Condition:
+class Observation:
     """Something that was looked at.
 
     Attributes:
@@ -37,14 +37,16 @@ class Condition:
     remedy: str = ""
 
 
-def conditions(here: Path) -> Iterator[Condition]:
+def observations(here: Path) -> Iterator[Observation]:
     """Everything that is looked at, in the order of a report.
 
     Args:
         here: folder in which runs would be written.
     """
-    yield Condition("polyfed", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
-    yield Condition("packages", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed"))
+    yield Observation("polyfed", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+    yield Observation(
+        "packages", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed")
+    )
     yield _machine()
     yield _gpus()
     yield from map(_extra, known_extras())
@@ -54,33 +56,35 @@ def conditions(here: Path) -> Iterator[Condition]:
     yield _writable("runs", here)
 
 
-def _machine() -> Condition:
+def _machine() -> Observation:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pages = "SC_PHYS_PAGES" in os.sysconf_names
     memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB of memory" if pages else ""
-    return Condition("machine", f"{cores} cores{memory}")
+    return Observation("machine", f"{cores} cores{memory}")
 
 
-def _gpus() -> Condition:
+def _gpus() -> Observation:
     build = torch.version.cuda or "no CUDA"
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-        return Condition("GPU", f"{', '.join(names)} (torch {torch.__version__}, CUDA {build})")
+        return Observation("GPU", f"{', '.join(names)} (torch {torch.__version__}, CUDA {build})")
     if torch.backends.mps.is_available():
-        return Condition("GPU", f"Apple's (torch {torch.__version__}); runs use it with run.device=mps")
+        return Observation("GPU", f"Apple's (torch {torch.__version__}); runs use it with run.device=mps")
     state = f"none that torch {torch.__version__} ({build}) can use"
     if torch.version.cuda is None and shutil.which("nvidia-smi"):
-        return Condition("GPU", state, "this torch has no CUDA; install one that has: https://pytorch.org/get-started")
+        return Observation(
+            "GPU", state, "this torch has no CUDA; install one that has: https://pytorch.org/get-started"
+        )
     if torch.version.cuda is not None and shutil.which("nvidia-smi"):
-        return Condition("GPU", state, f"the driver is too old for CUDA {torch.version.cuda}, or the GPU is hidden")
-    return Condition("GPU", state)
+        return Observation("GPU", state, f"the driver is too old for CUDA {torch.version.cuda}, or the GPU is hidden")
+    return Observation("GPU", state)
 
 
-def _extra(name: str) -> Condition:
-    return Condition(f"extra {name}", "installed" if is_installed(name) else f"not installed: {how_to_install(name)}")
+def _extra(name: str) -> Observation:
+    return Observation(f"extra {name}", "installed" if is_installed(name) else f"not installed: {how_to_install(name)}")
 
 
-def _torchvision() -> Condition | None:
+def _torchvision() -> Observation | None:
     """A torchvision of another build breaks whatever imports it, transformers too; polyfed needs none."""
     try:
         version = metadata.version("torchvision")
@@ -91,34 +95,34 @@ def _torchvision() -> Condition | None:
     except Exception as error:  # a wrong build raises whatever its loader does
         cause = " ".join(str(error).split())[:120]
         remedy = "it is of another build than torch; polyfed needs none: pip uninstall torchvision"
-        return Condition("torchvision", f"{version}, which cannot be imported ({cause})", remedy)
-    return Condition("torchvision", f"{version}; polyfed needs none")
+        return Observation("torchvision", f"{version}, which cannot be imported ({cause})", remedy)
+    return Observation("torchvision", f"{version}; polyfed needs none")
 
 
-def _threads() -> Condition | None:
+def _threads() -> Observation | None:
     given = os.environ.get("OMP_NUM_THREADS")
-    return None if given is None else Condition("OMP_NUM_THREADS", f"{given}; run.threads sets what a run uses")
+    return None if given is None else Observation("OMP_NUM_THREADS", f"{given}; run.threads sets what a run uses")
 
 
-def _folder(variable: str, what: str) -> Condition:
+def _folder(variable: str, what: str) -> Observation:
     given = os.environ.get(variable)
     if not given:
-        return Condition(variable, "not set")
+        return Observation(variable, "not set")
     if not Path(given).expanduser().is_dir():
-        return Condition(variable, given, f"there is no such folder of {what}; correct or unset {variable}")
-    return Condition(variable, given)
+        return Observation(variable, given, f"there is no such folder of {what}; correct or unset {variable}")
+    return Observation(variable, given)
 
 
-def _writable(name: str, folder: Path) -> Condition:
+def _writable(name: str, folder: Path) -> Observation:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     state = f"{folder}, {free / 2**30:,.0f} GiB free"
     if not os.access(existing, os.W_OK):
-        return Condition(name, state, f"'{existing}' cannot be written to; choose another folder")
-    return Condition(name, state, "too little; make room" if free < _LEAST_DISK else "")
+        return Observation(name, state, f"'{existing}' cannot be written to; choose another folder")
+    return Observation(name, state, "too little; make room" if free < _LEAST_DISK else "")
 
 
-def report(found: list[Condition]) -> list[str]:
+def report(found: list[Observation]) -> list[str]:
     """Lines for a terminal, or to paste into a report of a fault."""
     width = max(len(item.name) for item in found)
     lines = [f"{item.name.ljust(width)}  {item.state}{f'  <- {item.remedy}' if item.remedy else ''}" for item in found]

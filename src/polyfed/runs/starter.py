@@ -20,14 +20,14 @@ from polyfed.data.tables import SplitTable, TableSource
 if TYPE_CHECKING:
     from jinja2 import Template
 
-Kind = Literal["pairs", "pictures", "texts"]
+DataKind = Literal["pairs", "pictures", "texts"]
 
-_NEEDS: Mapping[Kind, tuple[str, ...]] = {
+_NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "pairs": ("image", "text"),
     "pictures": ("image", "label"),
     "texts": ("text", "label"),
 }
-_HOLDS: Mapping[Kind, str] = {
+_HOLDS: Mapping[DataKind, str] = {
     "pairs": "clients with pictures and captions",
     "pictures": "clients with labelled pictures",
     "texts": "clients with labelled texts",
@@ -51,7 +51,7 @@ algorithm: {name: creamfl, local_epochs: 1, tau_inter: 0.1, aggregation: {name: 
 _AVERAGES = """\
 # Weights are averaged by type of client, so that all of a type have one architecture (docs: weight exchange).
 algorithm: {name: fedavg, local_epochs: 1}"""
-METHODS = (*_WITH_PAIRS, "fedavg")
+STARTERS = (*_WITH_PAIRS, "fedavg")
 """Methods that a first experiment may have; with pairs the first, else the last."""
 
 _PUBLIC = 1000  # most public pairs
@@ -71,7 +71,7 @@ class StarterSource:
         id: column that identifies an item, if one is known.
     """
 
-    kind: Kind
+    kind: DataKind
     reader: str
     path: str
     roles: ColumnRoles
@@ -79,7 +79,7 @@ class StarterSource:
     id: str | None
 
     @classmethod
-    def of(cls, kind: Kind, path: Path) -> StarterSource:
+    def of(cls, kind: DataKind, path: Path) -> StarterSource:
         """Looks into a folder of Parquet files, or of pictures or texts as they are, or into one file.
 
         Raises:
@@ -110,7 +110,7 @@ _WORDS = {"image": "pictures", "text": "texts", "label": "classes"}
 def starter_text(
     name: str,
     file: str,
-    paths: Mapping[Kind, Path],
+    paths: Mapping[DataKind, Path],
     *,
     method: str | None = None,
     clients: int = 3,
@@ -122,7 +122,7 @@ def starter_text(
         name: of the experiment.
         file: what the file is called, for its comments.
         paths: kind of data -> folder or file.
-        method: one of ``METHODS``; None: the one that fits the data.
+        method: one of ``STARTERS``; None: the one that fits the data.
         clients: of each kind.
         rounds: of the run.
 
@@ -130,31 +130,35 @@ def starter_text(
         ConfigError: no data, or the method needs others.
         DataError: data that cannot be read, or are not of their kind.
     """
-    if not paths:
-        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
-    if method is not None and method not in METHODS:
-        raise ConfigError(f"--method {method}: not among {', '.join(METHODS)}; {nearest(method, METHODS)}")
-    if method in _WITH_PAIRS and "pairs" not in paths:
-        raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
-    kinds = [kind for kind in _NEEDS if kind in paths]
-    sources = [StarterSource.of(kind, paths[kind]) for kind in kinds]
-    chosen = method or (METHODS[0] if "pairs" in paths else METHODS[-1])
+    chosen = _chosen(method, paths)
+    sources = [StarterSource.of(kind, paths[kind]) for kind in _NEEDS if kind in paths]
+    has_pairs = "pairs" in paths
     text: str = _template().render(
         name=name,
         file=file,
         sources=sources,
-        public=min(_PUBLIC, sources[0].items // 5) if kinds[0] == "pairs" else None,
+        public=min(_PUBLIC, sources[0].items // 5) if has_pairs else None,
         clients=clients,
         rounds=rounds,
         averages=chosen not in _WITH_PAIRS,
         algorithm=_WITH_PAIRS.get(chosen, _AVERAGES).replace("WARMUP", str(int(rounds > 1))),
-        encoders=functools.partial(_encoders, tokenizer="wordpiece" if kinds[0] == "pairs" else "hashing"),
+        encoders=functools.partial(_encoders, tokenizer="wordpiece" if has_pairs else "hashing"),
         batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
     )
     return text
 
 
-def _encoders(kind: Kind, large: bool, tokenizer: str) -> list[str]:
+def _chosen(method: str | None, paths: Mapping[DataKind, Path]) -> str:
+    if not paths:
+        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
+    if method is not None and method not in STARTERS:
+        raise ConfigError(f"--method {method}: not among {', '.join(STARTERS)}; {nearest(method, STARTERS)}")
+    if method in _WITH_PAIRS and "pairs" not in paths:
+        raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
+    return method or (STARTERS[0] if "pairs" in paths else STARTERS[-1])
+
+
+def _encoders(kind: DataKind, large: bool, tokenizer: str) -> list[str]:
     """Lines of YAML: from scratch, small enough for a laptop; a tokenizer that learns needs public texts."""
     widths = "[32, 64, 128, 256]" if large else "[16, 32, 64, 128]"
     image = f"image: {{name: resnet, widths: {widths}, depths: [1, 1, 1, 1], view: {{name: pixels, size: 64}}}}"
