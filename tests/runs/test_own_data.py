@@ -100,8 +100,8 @@ def test_other_data_under_the_name_are_refused_and_none_at_all_say_where_they_li
         source.open("test", name="mine", data_dir=None)
     with pytest.raises(DataError, match=r"only where polyfed.register_data\('shopp', ...\) was called.*did you mean"):
         Memory(data="shopp").open("test", name="mine", data_dir=None)
+    register_data("flat", rows(3))
     with pytest.raises(DataError, match="no split 'test'; valid: train"):
-        register_data("flat", rows(3))
         Memory(data="flat").open("test", name="mine", data_dir=None)
 
 

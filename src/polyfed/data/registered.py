@@ -82,9 +82,9 @@ def registered_data(name: str) -> RegisteredData:
     """
     if name not in _REGISTERED:
         raise DataError(
-            f"no data are registered as '{name}' in this process, and in-memory data live nowhere else: a run with them "
-            f"goes on, and is evaluated, only where polyfed.register_data('{name}', ...) was called with the same data; "
-            f"{nearest(name, _REGISTERED)}; saved data (source 'arrow' or 'parquet') are found by every process"
+            f"no data are registered as '{name}' in this process, and in-memory data live nowhere else: a run with "
+            f"them goes on, and is evaluated, only where polyfed.register_data('{name}', ...) was called with the same "
+            f"data; {nearest(name, _REGISTERED)}; saved data (source 'arrow' or 'parquet') are found by every process"
         )
     return _REGISTERED[name]
 

@@ -61,7 +61,7 @@ class LoadedEncoder:
         )
         inputs = self.open(column)
         with torch.inference_mode():
-            parts = [self.represent(inputs(rows)).cpu() for rows in torch.arange(len(values)).split(batch)]
+            parts = [self.represent(inputs(rows)).cpu() for rows in torch.split(torch.arange(len(values)), batch)]
         return torch.cat(parts).numpy()
 
 
@@ -124,7 +124,8 @@ class LoadedModel:
 
     def similarity(self, images: Any, texts: Any) -> Float[np.ndarray, "n m"]:
         """Cosine similarities of each picture to each text; arrays of vectors are taken as they are."""
-        return self._vectors(IMAGES, images) @ self._vectors(TEXTS, texts).T
+        scores: np.ndarray = self._vectors(IMAGES, images) @ self._vectors(TEXTS, texts).T
+        return scores
 
     def search(self, query: Any, gallery: Any, k: int = 10) -> list[Hit]:
         """The k entries of a gallery that are most similar to a query, the best first; ties in the gallery's order.

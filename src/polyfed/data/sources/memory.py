@@ -42,8 +42,8 @@ class Memory(TableSource):
         held = registered_data(self.data)
         if self.digest is not None and self.digest != held.digest:
             raise DataError(
-                f"source '{name}': the data registered as '{self.data}' are others than those of the experiment (digest "
-                f"{held.digest}, not {self.digest}); register the same data, or start a new run"
+                f"source '{name}': the data registered as '{self.data}' are others than those of the experiment "
+                f"(digest {held.digest}, not {self.digest}); register the same data, or start a new run"
             )
         if split not in held.splits:
             raise DataError(

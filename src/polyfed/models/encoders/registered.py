@@ -42,8 +42,8 @@ class Registered(Encoder):
         except Exception as error:  # a network of any kind may fail in any way
             reason = " ".join(str(error).split())
             raise ConfigError(
-                f"encoder module '{self.module}' fails on its view's input {list(x.shape)}: {reason}; change the module "
-                "or its view"
+                f"encoder module '{self.module}' fails on its view's input {list(x.shape)}: {reason}; change the "
+                "module or its view"
             ) from error
         finally:
             module.train(training)
