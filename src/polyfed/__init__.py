@@ -18,11 +18,15 @@ from polyfed.core.errors import PolyfedError
 from polyfed.core.version import __version__
 
 if TYPE_CHECKING:
+    from polyfed.data.registered import register_data
+    from polyfed.export.loading import load_model
     from polyfed.export.model import export_model
+    from polyfed.models.registered import register_module
+    from polyfed.reporting.reported import ReportedRun as Run
+    from polyfed.reporting.reported import open_reported as open_run
     from polyfed.reporting.reported import resume, run
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.opened import Run, open_run
     from polyfed.studies.session import run_study
     from polyfed.studies.study import Study
 
@@ -34,7 +38,10 @@ __all__ = [
     "__version__",
     "evaluate_model",
     "export_model",
+    "load_model",
     "open_run",
+    "register_data",
+    "register_module",
     "resume",
     "run",
     "run_study",
@@ -43,10 +50,13 @@ __all__ = [
 # imported when first used: torch takes seconds, and the command line must answer at once
 _HOMES = {
     "Experiment": "polyfed.runs.experiment",
-    "Run": "polyfed.runs.opened",
+    "Run": "polyfed.reporting.reported:ReportedRun",
     "evaluate_model": "polyfed.runs.evaluation",
     "export_model": "polyfed.export.model",
-    "open_run": "polyfed.runs.opened",
+    "load_model": "polyfed.export.loading",
+    "open_run": "polyfed.reporting.reported:open_reported",
+    "register_data": "polyfed.data.registered",
+    "register_module": "polyfed.models.registered",
     "resume": "polyfed.reporting.reported",
     "run": "polyfed.reporting.reported",
     "run_study": "polyfed.studies.session",
@@ -57,7 +67,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'polyfed' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module, _, own = _HOMES[name].partition(":")  # with what it is called there, if that is another name
+    return getattr(importlib.import_module(module), own or name)
 
 
 def __dir__() -> list[str]:

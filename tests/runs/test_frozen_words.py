@@ -23,7 +23,7 @@ from polyfed.models.words import frozen_embeddings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
 from polyfed.runs.runner import resume_run, run_experiment
-from polyfed.runs.saved import load_model
+from polyfed.runs.saved import read_saved_model
 from sessions import prepared, site_of
 from small_federations import Config, bag, participants, three_kinds, tiny_experiment, words
 
@@ -77,16 +77,16 @@ def test_a_saved_model_has_its_own_frozen_words(averaged: Path, tmp_path: Path) 
     assert TABLE not in safetensors.torch.load_file(alone / "model.safetensors")
     other = torch.arange(2400.0).reshape(300, 8)  # not what the settings and this seed give
     safetensors.torch.save_file({TABLE: other}, alone / "frozen.safetensors")
-    saved = load_model(alone)
+    saved = read_saved_model(alone)
     context = saved.context(tmp_path / "cache")
     first = saved.build(context)
     assert torch.equal(frozen_embeddings(first)[TABLE].weight, other)
     safetensors.torch.save_file({TABLE: other[1:].clone()}, alone / "frozen.safetensors")
     with pytest.raises(RunError, match=r"do not fit each other \(frozen word embeddings are \[300, 8\].*\[299, 8\]"):
-        load_model(alone).build(context)
+        read_saved_model(alone).build(context)
     (alone / "frozen.safetensors").unlink()
     with pytest.raises(RunError, match=r"do not fit each other \(frozen word embeddings"):
-        load_model(alone).build(context)
+        read_saved_model(alone).build(context)
 
 
 def test_an_export_is_whole(averaged: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from polyfed.core.errors import RunError
 from polyfed.models.heads import LinearHead
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords
-from polyfed.runs.saved import load_model
+from polyfed.runs.saved import read_saved_model
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path, tmp_path: Path) -> None:
-    saved = load_model(open_run(tiny_run).model_folder("last"))
+    saved = read_saved_model(open_run(tiny_run).model_folder("last"))
     model = saved.build(saved.context(tmp_path))
     assert saved.config["round"] == 1
     assert model.modalities == ("image", "text")
@@ -39,11 +39,11 @@ def test_a_description_that_is_nested_too_deeply_is_refused(copied: Path) -> Non
     model = open_run(copied).model_folder("last")
     (model / "config.json").write_text("[" * 100_000)
     with pytest.raises(RunError, match=r"no readable model in .*nested too deeply"):
-        load_model(model)
+        read_saved_model(model)
 
 
 def test_building_leaves_the_global_generator_alone(tiny_run: Path, tmp_path: Path) -> None:
-    saved = load_model(open_run(tiny_run).model_folder())
+    saved = read_saved_model(open_run(tiny_run).model_folder())
     before = torch.get_rng_state()
     saved.build(saved.context(tmp_path))
     assert torch.equal(torch.get_rng_state(), before)
@@ -51,7 +51,7 @@ def test_building_leaves_the_global_generator_alone(tiny_run: Path, tmp_path: Pa
 
 def test_a_model_folder_alone_is_enough_to_rebuild(tiny_run: Path, tmp_path: Path) -> None:
     alone = shutil.copytree(tiny_run / "models" / "last", tmp_path / "alone")
-    saved = load_model(alone)
+    saved = read_saved_model(alone)
     spec = saved.settings.encoders["text"].view.spec("text", saved.context(tmp_path / "cache"))
     learnt = json.loads(next((tiny_run / "vocabulary").glob("*.json")).read_text())["tokens"]
     assert list(spec.vocabulary) == learnt
@@ -59,7 +59,7 @@ def test_a_model_folder_alone_is_enough_to_rebuild(tiny_run: Path, tmp_path: Pat
 
 
 def test_a_head_is_rebuilt_without_the_data_that_sized_it(classifier_run: Path, tmp_path: Path) -> None:
-    saved = load_model(open_run(classifier_run).model_folder())
+    saved = read_saved_model(open_run(classifier_run).model_folder())
     assert saved.task.classes is None  # type: ignore[attr-defined]
     head = saved.build(saved.context(tmp_path)).heads[saved.config["head"]]
     assert isinstance(head, LinearHead)
@@ -73,7 +73,7 @@ def test_labels_size_a_head_where_no_class_names_are_known(
     folder = shutil.copytree(classifier_run / "models" / "last", tmp_path / "model")
     label = {"dtype": "int64", "shape": [], "greatest": greatest}
     edit(folder, samples={"modalities": ["image"], "classes": {}, "targets": {"label": label}})
-    saved = load_model(folder)
+    saved = read_saved_model(folder)
     if fits:
         assert saved.build(saved.context(tmp_path)).heads[saved.config["head"]].out_features == 18
     else:
@@ -116,7 +116,7 @@ def test_a_damaged_model_is_an_error_in_one_line(copied: Path, damage: str) -> N
     else:
         edit(folder, model={"dim": 8, "encoders": {"image": "resnetz"}})
     with pytest.raises(RunError, match="no readable model in") as caught:
-        load_model(folder)
+        read_saved_model(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -124,7 +124,7 @@ def test_weights_of_another_architecture_are_refused(copied: Path, tmp_path: Pat
     folder = copied / "models" / "last"
     model = json.loads((folder / "config.json").read_text())["model"]
     edit(folder, model=model | {"dim": 9})
-    saved = load_model(folder)
+    saved = read_saved_model(folder)
     with pytest.raises(RunError, match="do not fit each other") as caught:
         saved.build(saved.context(tmp_path))
     assert "\n" not in str(caught.value)
@@ -132,7 +132,7 @@ def test_weights_of_another_architecture_are_refused(copied: Path, tmp_path: Pat
 
 def test_a_lost_vocabulary_is_not_learnt_anew(copied: Path, tmp_path: Path) -> None:
     shutil.rmtree(copied / "models" / "last" / "vocabulary")
-    saved = load_model(open_run(copied).model_folder("last"))
+    saved = read_saved_model(open_run(copied).model_folder("last"))
     with pytest.raises(RunError, match="vocabulary of 'text' is missing"):
         saved.build(saved.context(tmp_path))
 

@@ -15,7 +15,7 @@ from polyfed.core.errors import DataError
 from polyfed.data.answers import OTHER
 from polyfed.runs.evaluation import evaluate_model
 from polyfed.runs.opened import open_run
-from polyfed.runs.saved import load_model
+from polyfed.runs.saved import read_saved_model
 
 Config = dict[str, Any]
 KINDS = [{"name": "count", "question": "^how many"}, {"name": "truth", "answer": "yes|no"}]
@@ -52,7 +52,7 @@ def test_creamfl_trains_a_server_that_answers_and_its_saved_model_says_the_same(
 
 
 def test_the_table_is_saved_with_the_model_and_another_is_refused(finished: Path, tmp_path: Path) -> None:
-    saved = load_model(open_run(finished).model_folder("last"))
+    saved = read_saved_model(open_run(finished).model_folder("last"))
     table = saved.config["samples"]["classes"]["answer"]
     assert len(table) == 13
     assert table[-1] == OTHER
@@ -71,7 +71,7 @@ def test_frozen_encoders_of_a_server_stay_as_they_were(tiny: Config, tmp_path: P
     content["run"]["rounds"] = 2
     short = {**content, "run": {**content["run"], "rounds": 1}}
     first, second = (
-        load_model(run(Experiment.load(kind), tmp_path / name).model_folder("last")).weights
+        read_saved_model(run(Experiment.load(kind), tmp_path / name).model_folder("last")).weights
         for name, kind in (("one", short), ("two", content))
     )
     assert all(torch.equal(value, second[name]) for name, value in first.items() if name.startswith("encoders"))

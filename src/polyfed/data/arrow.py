@@ -112,3 +112,8 @@ def fingerprint_of_files(files: Sequence[Path]) -> str:
     """Changes when a file is another one, or was written to."""
     stats = [(file.resolve(), file.stat()) for file in files]
     return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
+
+
+def dataset_column(data: Any, name: str) -> pa.ChunkedArray:
+    """All values of a column of a ``datasets.Dataset``, in the order of its rows, nothing decoded."""
+    return data.select_columns([name]).with_format("arrow")[:].column(name)

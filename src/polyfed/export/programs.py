@@ -108,14 +108,13 @@ def _shape(traced: ExportedProgram, tokens: bool) -> tuple[str | int, ...]:
 
 
 def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
-    with _silent():
-        loaded = torch.export.load(program.path).module()
+    loaded = loaded_program(program.path)
     half = max(1, spec.shape[0] // 2) if program.tokens else None
     # a batch of one, as torch would rather fix a size of 1; another batch; shorter texts
     for rows, length in ((1, None), (5, None), (4, half)):
         x = example_input(spec, rows=rows, length=length, seed=rows)
         with torch.no_grad():
-            wanted, found = live(x), loaded(_padded(x, program.fixed_length, spec.pad))
+            wanted, found = live(x), loaded(padded(x, program.fixed_length, spec.pad))
         error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
         if not error <= TOLERANCE:
             raise RunError(
@@ -125,7 +124,15 @@ def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
             )
 
 
-def _padded(x: Tensor, length: int | None, pad: int) -> Tensor:
+def loaded_program(path: Path) -> Live:
+    """The network of a program's file."""
+    with _silent():
+        module: Live = torch.export.load(path).module()
+    return module
+
+
+def padded(x: Tensor, length: int | None, pad: int) -> Tensor:
+    """Token rows filled up to a length; as they are without one."""
     return x if length is None else F.pad(x, (0, length - x.shape[1]), value=pad)
 
 

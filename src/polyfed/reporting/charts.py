@@ -10,7 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+
+from polyfed.core.files import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -239,6 +242,11 @@ class FigureSheet:
         from polyfed.reporting.plots import draw_sheet
 
         return png_bytes(draw_sheet(self))
+
+    def save(self, path: Path | str) -> Path:
+        """Write it as a PNG file, complete or not at all; returns the path."""
+        write_atomically(Path(path), self._repr_png_())
+        return Path(path)
 
 
 def stacked_chart(title: str, unit: str, parts: Mapping[str, RoundSeries], first_colour: int = 1) -> RoundChart:

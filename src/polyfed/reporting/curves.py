@@ -61,6 +61,16 @@ def client_charts(records: RunRecords) -> list[RoundChart]:
     return [chart for chart in charts if chart]
 
 
+def metric_charts(records: RunRecords, metric: str) -> list[RoundChart]:
+    """One metric wherever it was measured: of the server by kind, and of each group of clients on its test data."""
+    metrics = {**records.last(SERVER, "validation"), **records.last(SERVER, "test")}
+    charts = [_server_chart(records, f"server: {metric}", _unit(metric), {metric: metric}, metrics)]
+    for group, clients in records.groups.items():
+        series = {client: records.series(client, metric) for client in clients}
+        charts.append(spread_chart(f"{group}: {metric}, test", _unit(metric), series, group_colour(records, group)))
+    return [chart for chart in charts if chart]
+
+
 def spread_chart(
     title: str,
     unit: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -30,8 +31,9 @@ _MOST_METRICS = 4  # of a participant, in a line
 
 
 def progress_for(console: Console) -> Callback:
-    """Bars on a terminal, lines elsewhere."""
-    return BarProgress(console) if console.is_terminal else PlainProgress(console)
+    """Bars on a terminal, and in a notebook that has ipywidgets; lines elsewhere."""
+    shows_bars = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    return BarProgress(console) if shows_bars else PlainProgress(console)
 
 
 class FolderLine(Callback):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polyfed.models.model import Model
     from polyfed.runs.conditions import Conditions
     from polyfed.runs.experiment import Experiment
+    from polyfed.runs.loaded import LoadedModel
     from polyfed.runs.saved import SavedModel
     from polyfed.wire.messages import StateVersion
 
@@ -175,9 +176,9 @@ class Run:
             RunError: there is no such model, or it is damaged.
             ConfigError: the device is not there, or a weights folder that the architecture needs.
         """
-        from polyfed.runs.saved import load_model
+        from polyfed.runs.saved import read_saved_model
 
-        saved, data = load_model(self.model_folder(which)), self.conditions.data
+        saved, data = read_saved_model(self.model_folder(which)), self.conditions.data
         context, place = saved.context(data.cache_folder, data.weights_folder), self.place
         return ServerModel(self, saved, context, saved.build(context).to(place))
 
@@ -218,6 +219,17 @@ class Run:
         except RuntimeError as error:
             raise RunError(f"{misfit} ({' '.join(str(error).split())})") from error
         return model.to(self.place).eval()
+
+    @property
+    def model(self) -> LoadedModel:
+        """The server's saved model, for use: the best by validation if there is one."""
+        return self.model_of()
+
+    def model_of(self, participant: str = "server", which: str | None = None) -> LoadedModel:
+        """The model of the server or of a client, for use; see ``polyfed.runs.loaded.participant_model``."""
+        from polyfed.runs.loaded import participant_model
+
+        return participant_model(self, participant, which)
 
     @property
     def has_client_models(self) -> bool:

@@ -122,7 +122,7 @@ def _save_common(folder: RunFolder, name: str, model: Model, context: DataContex
         folder.save_tensors(f"{name}/{_FROZEN}", frozen, {"format": "pt"})
 
 
-def load_model(folder: Path) -> SavedModel:
+def read_saved_model(folder: Path) -> SavedModel:
     """Read what ``save_model`` wrote.
 
     Raises:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import fingerprint_of
+from polyfed.data.arrow import dataset_column, fingerprint_of
 from polyfed.data.tables import SplitTable, TableSource
 
 
@@ -37,11 +37,11 @@ class Hub(TableSource):
 
         def everywhere(column: str) -> pa.ChunkedArray:
             # numbers of classes of texts must not depend on which split is opened
-            columns = [_column(part, column) for part in self._loaded(None, name).values()]
+            columns = [dataset_column(part, column) for part in self._loaded(None, name).values()]
             return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
 
         return SplitTable(
-            read=lambda column: _column(data, column),
+            read=lambda column: dataset_column(data, column),
             count=lambda: len(data),
             schema=data.features.arrow_schema,
             where=self.repository,
@@ -67,7 +67,3 @@ class Hub(TableSource):
                 f"source '{name}': cannot load '{self.repository}' (config {self.config}, split '{split}'): "
                 f"{reason}; check names and connection, or use a local 'parquet' source"
             ) from error
-
-
-def _column(data: Any, name: str) -> pa.ChunkedArray:
-    return data.select_columns([name]).with_format("arrow")[:].column(name)

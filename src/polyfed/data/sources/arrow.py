@@ -1,0 +1,108 @@
+"""Data sets that the library ``datasets`` saved, and files of Arrow and Feather."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import Field
+
+from polyfed.core.errors import DataError, nearest
+from polyfed.data.arrow import dataset_column, fingerprint_of, fingerprint_of_files
+from polyfed.data.source import folder_of
+from polyfed.data.tables import SplitTable, TableSource
+
+_ENDINGS = (".arrow", ".feather", ".ipc")
+_SAVED = ("dataset_dict.json", "state.json")
+
+
+class Arrow(TableSource):
+    """What ``save_to_disk`` of ``datasets`` wrote, or files ``train.arrow`` (.feather, .ipc) in a folder, as they are.
+
+    A data set without splits, or a single file, is ``train``. Pictures are image features with their bytes, or with
+    paths within the folder.
+    """
+
+    path: str = Field(description="folder, or one file: absolute, or relative to the data folder")
+    splits: dict[str, str] = Field(
+        default_factory=dict, description="our split -> name of the saved one, or of the file without its ending"
+    )
+    id: str | None = Field(
+        default=None, description="column that identifies an item; without it an id is path, split and row"
+    )
+
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The rows of one split; opens the files, which stay mapped into memory."""
+        place = self._place(name, data_dir)
+        parts = _parts(place, name)
+        wanted = self.splits.get(split, split)
+        if wanted not in parts:
+            raise DataError(f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}")
+
+        def everywhere(column: str) -> pa.ChunkedArray:
+            # numbers of classes of texts must not depend on which split is opened
+            columns = [dataset_column(part, column) for part in parts.values()]
+            return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
+
+        data = parts[wanted]
+        return SplitTable(
+            read=lambda column: dataset_column(data, column),
+            count=lambda: len(data),
+            schema=data.features.arrow_schema,
+            where=Path(self.path).as_posix(),
+            split=split,
+            fingerprint=fingerprint_of(wanted, fingerprint_of_files(_files(place))),
+            ids=self.id,
+            everywhere=everywhere,
+            folder=place if place.is_dir() else place.parent,
+        )
+
+    def _place(self, name: str, data_dir: Path | None) -> Path:
+        given = Path(self.path).expanduser()
+        file = given if data_dir is None else data_dir / given
+        return file if file.is_file() else folder_of(self.path, name, data_dir)
+
+
+def _files(place: Path) -> list[Path]:
+    """The file, or those of a folder that hold tables."""
+    return [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in _ENDINGS)
+
+
+def _parts(place: Path, name: str) -> dict[str, Any]:
+    """Split -> data set, mapped into memory."""
+    import datasets
+
+    try:
+        if place.is_dir() and any((place / mark).is_file() for mark in _SAVED):
+            saved = datasets.load_from_disk(str(place))
+            return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+        files = [file for file in _files(place) if file.parent == place or file == place]
+        if place.is_file():
+            return {"train": _opened(place)}
+        parts = {file.stem: _opened(file) for file in files}
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowInvalid) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"source '{name}': cannot read '{place}' ({reason}); give what save_to_disk of datasets wrote, or files of "
+            "Arrow IPC or Feather"
+        ) from error
+    if not parts:
+        raise DataError(
+            f"source '{name}': '{place}' holds neither a data set that save_to_disk wrote nor files ending in "
+            f"{', '.join(_ENDINGS)}; give another path, or another source (folder, parquet)"
+        )
+    return parts
+
+
+def _opened(file: Path) -> Any:
+    """One file, of the format with random access (also called Feather) or of the stream."""
+    import datasets
+
+    source = pa.memory_map(str(file))
+    try:
+        table = pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+        table = pa.ipc.open_stream(source).read_all()
+    return datasets.Dataset(datasets.table.InMemoryTable(table))

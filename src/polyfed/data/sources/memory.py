@@ -1,0 +1,69 @@
+"""Data that a Python process holds and has registered under a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from polyfed.core.errors import DataError, nearest
+from polyfed.data.arrow import fingerprint_of
+from polyfed.data.registered import digest_of_registered, registered_data
+from polyfed.data.tables import SplitTable, TableSource
+
+
+class Memory(TableSource):
+    """Data of this Python process, such as a notebook's: a ``datasets.Dataset``, a pandas frame, a list of rows.
+
+    ``polyfed.register_data(NAME, DATA)`` puts them there. A run with them can be resumed, evaluated and exported with
+    its data only where the same data are registered; engines of other processes (ray, flower) do not have them.
+    """
+
+    identified_by: ClassVar[frozenset[str] | None] = frozenset({"data", "digest"})
+
+    data: str = Field(description="name that the data were registered under in this process")
+    digest: str | None = Field(
+        default=None, description="of the content; null: that of what is registered when the settings are read"
+    )
+    id: str | None = Field(default=None, description="column that identifies an item; without it an id is its row")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_digest(cls, content: Any) -> Any:
+        # written into the run folder, so that a resumed run finds out if it gets other data
+        if isinstance(content, dict) and not content.get("digest") and isinstance(content.get("data"), str):
+            return {**content, "digest": digest_of_registered(content["data"])}
+        return content
+
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The rows of one split."""
+        held = registered_data(self.data)
+        if self.digest is not None and self.digest != held.digest:
+            raise DataError(
+                f"source '{name}': the data registered as '{self.data}' are others than those of the experiment "
+                f"(digest {held.digest}, not {self.digest}); register the same data, or start a new run"
+            )
+        if split not in held.splits:
+            raise DataError(
+                f"source '{name}': data '{self.data}' have no split '{split}'; {nearest(split, held.splits)}; "
+                f"register them as {{'{split}': ..., ...}} or with a column 'split'"
+            )
+
+        def everywhere(column: str) -> pa.ChunkedArray:
+            # numbers of classes of texts must not depend on which split is opened
+            columns = [held.column(part, column) for part in held.splits]
+            return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
+
+        return SplitTable(
+            read=lambda column: held.column(split, column),
+            count=lambda: len(held.splits[split]),
+            schema=held.schema(split),
+            where=f"memory:{self.data}",
+            split=split,
+            fingerprint=fingerprint_of("memory", held.digest),
+            ids=self.id,
+            everywhere=everywhere,
+            folder=Path("/"),  # whoever registers data here may name any file of this machine
+        )

@@ -1,0 +1,125 @@
+"""``load_model``: a trained model for use, from a run or from what ``polyfed export`` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.untrusted import file_json
+from polyfed.data.samples import Inputs
+from polyfed.data.source import Column
+from polyfed.data.tokenization import Vocabulary, encoder
+from polyfed.data.tokenizers.hashing import Hashing
+from polyfed.data.view import DataContext, View
+from polyfed.data.views.features import Features
+from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
+from polyfed.export.programs import loaded_program, padded
+from polyfed.runs.loaded import LoadedEncoder, LoadedModel, opened_apart
+from polyfed.runs.opened import open_run
+
+
+def load_model(
+    path: Path | str,
+    participant: str | None = None,
+    *,
+    which: str | None = None,
+    data_dir: Path | None = None,
+    weights_dir: Path | None = None,
+    device: str | None = None,
+) -> LoadedModel:
+    """A trained model for use: ``encode``, ``similarity`` and ``search`` of pictures and texts.
+
+    Args:
+        path: run folder, or folder that ``polyfed export`` wrote.
+        participant: of a run: ``server`` (the default), or a client's id.
+        which: of a run: ``best``, ``last`` or a round; by default the server's best.
+        data_dir, weights_dir: folders of data and of pretrained weights, if not where the run had them.
+        device: where it is put; by default the run's, of an export the CPU.
+
+    Raises:
+        RunError: there is no such model, or it is damaged.
+        ConfigError: something is asked for that the model does not have.
+    """
+    path = Path(path)
+    if (path / "config.yaml").is_file():
+        opened = open_run(path, data_dir=data_dir, weights_dir=weights_dir, device=device)
+        return opened.model_of(participant or "server", which)
+    if not (path / "config.json").is_file():
+        raise RunError(f"'{path}' is neither a run folder nor an export (no config.yaml or config.json in it)")
+    asked = {"participant": participant, "which": which, "device": device}
+    if wrong := [f"{key} '{value}'" for key, value in asked.items() if value is not None]:
+        raise ConfigError(f"'{path}' is an export, which holds one model for the CPU; leave out {', '.join(wrong)}")
+    return _exported(path, weights_dir)
+
+
+def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
+    try:
+        config = file_json((folder / "config.json").read_text("utf-8"))
+        name, dim = f"{config['experiment']}, {config['model']}", int(config["dim"])
+        encoders = {
+            modality: _encoder(folder, modality, entry, weights_dir) for modality, entry in config["modalities"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ValidationError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError(f"'{folder}' is no complete export ({reason}); write it again with polyfed export") from error
+    return LoadedModel(name, dim, encoders)
+
+
+def _encoder(folder: Path, modality: str, entry: Mapping[str, Any], weights_dir: Path | None) -> LoadedEncoder:
+    view = View.model_validate(entry["preparation"]["view"])
+    if isinstance(view, Features) and weights_dir is None and not Path(view.backbone).is_absolute():
+        weights_dir = _weights_folder()
+    context = DataContext(cache=folder, weights=weights_dir)
+    program = loaded_program(folder / entry["program"])
+    length = entry["input"]["shape"][1] if entry["input"]["dtype"] == "int64" else None
+    fixed, pad = (length if isinstance(length, int) else None), int(entry["preparation"].get("pad", 0))
+
+    def represent(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return program(padded(x, fixed, pad))
+
+    return LoadedEncoder(view, _opener(folder, modality, view, entry["preparation"], context), represent)
+
+
+def _opener(
+    folder: Path, modality: str, view: View, facts: Mapping[str, Any], context: DataContext
+) -> Callable[[Column], Inputs]:
+    """How raw values become inputs: by the view itself, or by the tokenizer that the export brings."""
+    if not isinstance(view, Tokens) or isinstance(view.tokenizer, Hashing):
+        return lambda column: opened_apart(view, column, modality, context)
+    length, vocabulary = view.length, _vocabulary(folder, facts)
+    return lambda column: TokenRows(matrix_of(vocabulary, column.texts(), length), vocabulary)
+
+
+def _vocabulary(folder: Path, facts: Mapping[str, Any]) -> Vocabulary:
+    pad, unknown = int(facts["pad"]), int(facts["unknown"])
+    if "tokenizer" in facts:
+        import tokenizers
+
+        pipeline = tokenizers.Tokenizer.from_file(str(folder / facts["tokenizer"]))
+        pipeline.no_padding()  # batches are filled up by whoever makes them
+        return Vocabulary((), encoder(pipeline), pad, unknown, pipeline=pipeline)
+    opened = folder / Path(facts["vocabulary"]).stem.replace("vocabulary", "tokenizer")
+    if not opened.is_dir():
+        raise RunError(f"'{folder}' brings no tokenizer for its texts, which one outside of polyfed makes; use its run")
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(opened, trust_remote_code=False)
+
+    def encode(texts: Any, length: int) -> list[list[int]]:
+        rows: list[list[int]] = own(list(texts), truncation=True, max_length=length)["input_ids"]
+        return rows
+
+    return Vocabulary((), encode, pad, unknown)
+
+
+def _weights_folder() -> Path | None:
+    from polyfed.federation.settings import DataSettings
+
+    return DataSettings(sources={}).weights_folder

@@ -1,0 +1,262 @@
+"""Models ready for use: pictures and texts in, vectors of unit norm out, however the model is stored."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.data.registered import picture_struct
+from polyfed.data.samples import Inputs
+from polyfed.data.source import Column
+from polyfed.data.view import DataContext, View
+from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.tokens import Tokens
+from polyfed.federation.client import SERVER
+from polyfed.models.model import Model
+
+if TYPE_CHECKING:
+    from polyfed.runs.opened import Run
+
+Vectors = Float[np.ndarray, "n d"]
+IMAGES, TEXTS = "image", "text"
+_PICTURE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
+class Hit(NamedTuple):
+    """An entry of a gallery: its position there, and its cosine similarity to the query."""
+
+    position: int
+    similarity: float
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """What turns raw values of one modality into representations.
+
+    Attributes:
+        view: how values are presented.
+        open: values as a column -> encoder inputs.
+        represent: inputs -> vectors of unit norm.
+    """
+
+    view: View
+    open: Callable[[Column], Inputs]
+    represent: Callable[[Tensor], Tensor]
+
+    def encode(self, values: pa.Array, batch: int) -> Vectors:
+        """Vectors of the values of a column."""
+        column = Column(
+            pa.chunked_array([values]), uuid.uuid4().hex, "values to encode", nested=False, folder=Path("/")
+        )
+        inputs = self.open(column)
+        with torch.inference_mode():
+            parts = [self.represent(inputs(rows)).cpu() for rows in torch.split(torch.arange(len(values)), batch)]
+        return torch.cat(parts).numpy()
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model for use; the same from a run, for its server or a client, and from an export.
+
+    Attributes:
+        name: what it is, for people.
+        dim: width d of its vectors.
+        encoders: modality -> encoder.
+    """
+
+    name: str
+    dim: int
+    encoders: Mapping[str, LoadedEncoder]
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.name}: {', '.join(self.encoders)} -> {self.dim})"
+
+    def encode(self, images: Any = None, texts: Any = None, *, batch: int = 256) -> Any:
+        """Vectors of unit norm [n, d]: of pictures, of texts, or a pair of both if both are given.
+
+        Args:
+            images: paths, pictures of PIL, arrays [h, w] or [h, w, 3] of uint8, or encoded bytes; one or a sequence.
+            texts: strings; one or a sequence.
+            batch: values at a time.
+
+        Raises:
+            ConfigError: neither is given, or the model has no encoder for them.
+            DataError: a value is no picture or text.
+        """
+        if images is None and texts is None:
+            raise ConfigError("nothing to encode; give images=..., texts=..., or both")
+        pictures = None if images is None else self.encode_modality(self.modality_of(IMAGES), images, batch=batch)
+        words = None if texts is None else self.encode_modality(self.modality_of(TEXTS), texts, batch=batch)
+        if pictures is not None and words is not None:
+            return pictures, words
+        return words if pictures is None else pictures
+
+    def encode_modality(self, modality: str, values: Any, *, batch: int = 256) -> Vectors:
+        """Vectors [n, d] of a modality of any name; values other than pictures and texts as in the data sets.
+
+        Raises:
+            ConfigError: the model has no such encoder.
+            DataError: a value cannot be presented to it.
+        """
+        if modality not in self.encoders:
+            raise ConfigError(f"model '{self.name}' has no modality '{modality}'; {nearest(modality, self.encoders)}")
+        items = _several(values)
+        if not items:
+            return np.zeros((0, self.dim), np.float32)
+        if modality == self._place_of(TEXTS):
+            column = _texts(items)
+        elif modality == self._place_of(IMAGES):
+            column = _pictures(items)
+        else:
+            column = pa.array(items)
+        return self.encoders[modality].encode(column, batch)
+
+    def similarity(self, images: Any, texts: Any) -> Float[np.ndarray, "n m"]:
+        """Cosine similarities of each picture to each text; arrays of vectors are taken as they are."""
+        scores: np.ndarray = self._vectors(IMAGES, images) @ self._vectors(TEXTS, texts).T
+        return scores
+
+    def search(self, query: Any, gallery: Any, k: int = 10) -> list[Hit]:
+        """The k entries of a gallery that are most similar to a query, the best first; ties in the gallery's order.
+
+        Args:
+            query: a string is a text; anything else is a picture.
+            gallery: vectors [n, d] of ``encode``; or pictures (strings are paths) for a text, texts for a picture.
+            k: how many at most.
+        """
+        kind, other = (TEXTS, IMAGES) if isinstance(query, str) else (IMAGES, TEXTS)
+        scores = (self._vectors(other, gallery) @ self.encode_modality(self.modality_of(kind), query).T)[:, 0]
+        order = np.argsort(-scores, kind="stable")[: max(0, k)]
+        return [Hit(int(place), float(scores[place])) for place in order]
+
+    def modality_of(self, kind: str) -> str:
+        """The modality that takes pictures (``image``) or texts (``text``).
+
+        Raises:
+            ConfigError: there is none.
+        """
+        modality = self._place_of(kind)
+        if modality is None:
+            raise ConfigError(
+                f"model '{self.name}' has no encoder of {kind}s; it has: {', '.join(self.encoders)} "
+                "(encode_modality takes these names)"
+            )
+        return modality
+
+    def _place_of(self, kind: str) -> str | None:
+        if kind in self.encoders:
+            return kind
+        view = Tokens if kind == TEXTS else Pixels
+        named = [modality for modality, encoder in self.encoders.items() if isinstance(encoder.view, view)]
+        return named[0] if len(named) == 1 else None
+
+    def _vectors(self, kind: str, values: Any) -> Vectors:
+        if isinstance(values, np.ndarray) and values.dtype.kind == "f" and values.ndim == 2:
+            if values.shape[1] != self.dim:
+                raise DataError(f"vectors of width {values.shape[1]}; this model's are {self.dim} wide")
+            return values
+        return self.encode_modality(self.modality_of(kind), values)
+
+
+def loaded_model(name: str, model: Model, views: Mapping[str, View], context: DataContext) -> LoadedModel:
+    """A live model for use, on the device where it is.
+
+    Args:
+        name: what it is, for people.
+        model: in evaluation mode.
+        views: modality -> view of its encoder.
+        context: where the views find what they learnt.
+    """
+
+    def encoder(modality: str, view: View) -> LoadedEncoder:
+        view.spec(modality, context)  # what was learnt is read once, and stays in this context
+        return LoadedEncoder(
+            view,
+            lambda column: opened_apart(view, column, modality, context),
+            lambda x: model.represent(modality, x.to(model.device)),
+        )
+
+    return LoadedModel(name, model.dim, {modality: encoder(modality, view) for modality, view in views.items()})
+
+
+def participant_model(run: Run, participant: str = SERVER, which: str | None = None) -> LoadedModel:
+    """The model that the server or a client of a run has.
+
+    A client's is the one that it keeps; where it keeps none but the method averages, the global model of its type.
+
+    Args:
+        run: finished or not.
+        participant: ``server``, or a client's id.
+        which: of the server's saved models, as for ``Run.model_folder``.
+
+    Raises:
+        RunError: there is no such model, or it is damaged.
+        ConfigError: there is no such participant, its model is not kept, or ``which`` is given for a client.
+    """
+    name = f"{participant} of {run.name}"
+    if participant == SERVER:
+        server = run.server_model(which)
+        return loaded_model(f"{name}, {server.which}", server.model, server.views, server.context)
+    if which is not None:
+        raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
+    members = run.federation.members
+    if participant not in members:
+        raise ConfigError(
+            f"no participant '{participant}' in '{run.folder}'; {nearest(participant, [SERVER, *members])}"
+        )
+    kinds = [kind for kind, clients in run.types.items() if participant in {info.id for info in clients.clients}]
+    if not run.has_client_models and kinds and kinds[0] in run.global_weights:
+        model = run.global_model(kinds[0])
+    else:
+        model = run.kept_clients().model(participant)
+    views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
+    return loaded_model(name, model, views, run.federation.data.context)
+
+
+def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:
+    """A column opened through a view, with nothing of it left in the cache that runs share."""
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as folder:
+        inputs = view.open(column, modality, replace(context, cache=Path(folder), fitted=dict(context.fitted)))
+        inputs(torch.zeros(1, dtype=torch.int64))  # some read what the folder holds at first use; maps stay readable
+        return inputs
+
+
+def _several(values: Any) -> list[Any]:
+    """The values as a list; a single one is a list of it."""
+    if isinstance(values, np.ndarray):
+        return list(values) if values.ndim == 4 or values.dtype.kind in "OU" else [values]
+    if isinstance(values, str | bytes | Path) or not isinstance(values, Sequence):
+        return list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else [values]
+    return list(values)
+
+
+def _texts(values: Sequence[Any]) -> pa.Array:
+    odd = next((value for value in values if not isinstance(value, str)), None)
+    if odd is not None:
+        raise DataError(f"a text is a string, not a {type(odd).__name__}")
+    return pa.array([str(value) for value in values], pa.string())
+
+
+def _pictures(values: Sequence[Any]) -> pa.Array:
+    return pa.array([_picture(value) for value in values], _PICTURE)
+
+
+def _picture(value: Any) -> dict[str, Any]:
+    if isinstance(value, bytes):
+        return {"bytes": value, "path": None}
+    struct = value if isinstance(value, dict) else picture_struct(Path(value) if isinstance(value, str) else value)
+    if struct is None:
+        kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise DataError(f"a picture is a path, a picture of PIL, an array of uint8 or encoded bytes, not {kind}")
+    return struct

@@ -1,0 +1,108 @@
+"""Runs in Python and notebooks: what shows them, and how they show themselves while they go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import polyfed
+from polyfed import Experiment, open_run, run
+from polyfed.core.errors import ConfigError
+from polyfed.reporting.charts import FigureSheet, RoundChart
+from polyfed.reporting.reported import ReportedRun
+from polyfed.runs.events import Callback, Event, Measured
+from small_federations import Config
+
+
+def test_a_run_shows_itself_as_a_short_table(run_folder: Path) -> None:
+    shown = open_run(run_folder)._repr_html_()
+    assert shown.count("<table>") == 1
+    assert "stopped" not in shown
+    assert '<th scope="row">server r1_sum, test</th>' in shown
+    assert len(shown) < 5000
+
+
+def test_what_a_notebook_shows_is_neutralised(run_folder: Path) -> None:
+    config = yaml.safe_load((run_folder / "config.yaml").read_text())
+    (run_folder / "config.yaml").write_text(yaml.safe_dump(config | {"name": "<script>x</script>"}))
+    assert "<script>" not in open_run(run_folder)._repr_html_()
+
+
+def test_figures_by_metric_and_by_name(run_folder: Path, tmp_path: Path) -> None:
+    opened = open_run(run_folder)
+    sheet = opened.plot("r1_sum", "accuracy")
+    charts = [chart for row in sheet.rows for chart in row]
+    assert [chart.title for chart in charts] == [
+        "server: r1_sum",
+        "paired: r1_sum, test",
+        "image: accuracy, test",
+        "text: accuracy, test",
+    ]
+    server = charts[0]
+    assert isinstance(server, RoundChart)
+    assert server.lines[0].values == opened.records.series("server", "r1_sum")
+    assert opened.plot("traffic").title.endswith("communication and time")
+    assert isinstance(opened.plot(), FigureSheet)
+    assert sheet.save(tmp_path / "r1.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ConfigError, match="no metric 'r1_sun'; did you mean 'r1_sum'"):
+        opened.plot("r1_sun")
+
+
+def test_frames_and_the_report(run_folder: Path, tmp_path: Path) -> None:
+    opened = open_run(run_folder)
+    frame = opened.to_pandas()
+    assert list(frame.columns) == ["round", "participant", "group", "kind", "metric", "value"]
+    assert opened.report() == run_folder / "report.html"
+    assert opened.report(tmp_path / "mine.html").read_bytes() == (run_folder / "report.html").read_bytes()
+
+
+def test_run_and_resume_give_what_open_run_gives(tiny: Config, tmp_path: Path) -> None:
+    result = run(Experiment.load(tiny), tmp_path / "run")
+    assert isinstance(result, ReportedRun)
+    assert polyfed.Run is ReportedRun
+    assert polyfed.resume(tmp_path / "run") == result == open_run(tmp_path / "run")
+
+
+def test_a_notebook_shows_progress_by_itself(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny["run"]["rounds"] = 1
+    run(Experiment.load(tiny), tmp_path / "quiet")
+    assert "round 1/1" not in capsys.readouterr().out
+    printed: list[str] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: printed.append(text))
+    run(Experiment.load(tiny), tmp_path / "shown")
+    assert "round 1/1" in "".join(printed) + capsys.readouterr().out
+
+
+def test_a_callback_of_five_lines(tiny: Config, tmp_path: Path) -> None:
+    measured: list[str] = []
+
+    class Watch(Callback):
+        def handle(self, event: Event) -> None:
+            if isinstance(event, Measured):
+                measured.append(event.participant)
+
+    run(Experiment.load(tiny), tmp_path / "run", callbacks=[Watch()])
+    assert measured.count("server") >= 2
+
+
+def test_an_experiment_is_built_in_python_with_the_names_of_yaml(tiny: Config) -> None:
+    from polyfed.algorithms.fedavg import FedAvg
+    from polyfed.federation.settings import DataSettings, PublicSettings
+    from polyfed.runs.experiment import RunSettings
+
+    built = Experiment(
+        name="tiny",
+        data=DataSettings.model_validate(tiny["data"]),
+        public=PublicSettings(source="scenes", items=16),
+        server=tiny["server"],
+        clients=tiny["clients"],
+        algorithm=FedAvg(local_epochs=1),
+        run=RunSettings(**tiny["run"]),
+    )
+    assert built == Experiment.load(tiny)
+    assert Experiment.load(yaml.safe_load(built.to_yaml())) == built

@@ -1,0 +1,119 @@
+"""Models for use: pictures and texts in, unit vectors out, the same as the federation's own pipeline gives."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from polyfed import load_model, open_run
+from polyfed.core.errors import ConfigError, DataError, RunError
+from polyfed.export.model import export_model
+
+
+def values(run: Path) -> tuple[list[bytes], list[str]]:
+    """Pictures and texts of the server's test split, as they are stored."""
+    data = open_run(run).federation.data
+    split = data.split("scenes", "test")
+    pictures = [entry["bytes"] for entry in split.modality("image").values.to_pylist()]
+    return pictures, split.modality("text").texts()[: len(pictures)]
+
+
+@pytest.mark.parametrize("participant", ["server", "paired-0"])
+def test_vectors_are_those_of_the_runs_own_pipeline(tiny_run: Path, participant: str) -> None:
+    opened = open_run(tiny_run)
+    pictures, texts = values(tiny_run)
+    loaded = opened.model_of(participant)
+    if participant == "server":
+        model = opened.server_model().model
+    else:
+        model = opened.global_model(next(kind for kind, c in opened.types.items() if "paired" in str(c.clients)))
+    samples = opened.federation.server_samples("test")
+    vectors = loaded.encode(images=pictures, texts=texts)
+    for modality, found in zip(("image", "text"), vectors, strict=True):
+        rows = samples.inputs[modality](torch.arange(len(found)))
+        with torch.no_grad():
+            expected = model.represent(modality, rows).numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_a_picture_gives_one_vector_whatever_it_comes_as(tiny_run: Path, tmp_path: Path) -> None:
+    model = load_model(tiny_run)
+    data = values(tiny_run)[0][0]
+    (tmp_path / "a.png").write_bytes(data)
+    image = Image.open(io.BytesIO(data))
+    forms = [data, tmp_path / "a.png", str(tmp_path / "a.png"), image, np.asarray(image.convert("RGB"))]
+    vectors = model.encode(images=forms)
+    assert np.abs(vectors - vectors[0]).max() == 0
+    for form in forms:
+        np.testing.assert_allclose(model.encode(images=form), vectors[:1], atol=1e-6)
+    batch = np.stack([np.asarray(image.convert("RGB"))] * 2)
+    assert model.encode(images=batch).shape == (2, 8)
+    assert model.encode(texts=[]).shape == (0, 8)
+
+
+def test_similarity_and_search_agree_with_products(tiny_run: Path) -> None:
+    model = load_model(tiny_run)
+    pictures, texts = values(tiny_run)
+    x, y = model.encode(images=pictures, texts=texts)
+    np.testing.assert_allclose(model.similarity(pictures, texts), x @ y.T, atol=1e-6)
+    hits = model.search(texts[0], pictures, k=3)
+    assert [hit.position for hit in hits] == np.argsort(-(x @ y[0]), kind="stable")[:3].tolist()
+    assert hits[0].similarity == pytest.approx(float((x @ y[0]).max()), abs=1e-6)
+    assert model.search(pictures[0], texts, k=99) == model.search(pictures[0], y, k=99)
+    assert len(model.search(pictures[0], texts, k=99)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.encode(), "nothing to encode"),
+        (lambda model: model.encode(images=[3.5]), "a picture is a path.*not float"),
+        (lambda model: model.encode(texts=[3]), "a text is a string, not a int"),
+        (lambda model: model.encode(images=[b"no picture"]), "row 0"),
+        (lambda model: model.encode(images=["gone.png"]), "gone.png"),
+        (lambda model: model.encode_modality("sound", ["x"]), "no modality 'sound'"),
+        (lambda model: model.search("x", np.zeros((3, 5), np.float32)), "width 5; this model's are 8"),
+        (lambda model: model.encode(images=np.zeros((4, 4))), "not array of float64"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused(tiny_run: Path, call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises((ConfigError, DataError), match=message):
+        call(load_model(tiny_run))
+
+
+def test_a_model_without_texts_says_so(classifier_run: Path) -> None:
+    with pytest.raises(ConfigError, match="no encoder of texts; it has: image"):
+        load_model(classifier_run).encode(texts=["a"])
+    with pytest.raises(ConfigError, match="no participant 'image-7'"):
+        load_model(classifier_run, "image-7")
+    with pytest.raises(ConfigError, match="of client 'image-0' one model is kept"):
+        load_model(classifier_run, "image-0", which="best")
+
+
+def test_an_export_gives_the_vectors_of_its_run(tiny_run: Path, tmp_path: Path) -> None:
+    folder = export_model(tiny_run, tmp_path / "export")
+    pictures, texts = values(tiny_run)
+    texts = [*texts, "", "?!", "unheard of words"]
+    for found, expected in zip(
+        load_model(folder).encode(pictures, texts), load_model(tiny_run).encode(pictures, texts), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    with pytest.raises(ConfigError, match="is an export, which holds one model"):
+        load_model(folder, "server")
+    (folder / "image.pt2").unlink()
+    with pytest.raises(RunError, match="no complete export"):
+        load_model(folder)
+    with pytest.raises(RunError, match="neither a run folder nor an export"):
+        load_model(tmp_path)
+
+
+def test_kept_models_of_clients(fedafd_run: Path) -> None:
+    model = load_model(fedafd_run, "paired-1")
+    assert model.encode(texts="a red square").shape == (1, 8)
+    assert repr(model).startswith("LoadedModel(paired-1 of run: image, text")

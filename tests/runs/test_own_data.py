@@ -1,0 +1,221 @@
+"""Data and modules of the running process: registered under a name, used in a federation, refused when others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import polyfed
+from polyfed import Experiment, open_run, register_data, register_module, resume, run
+from polyfed.core.errors import ConfigError, DataError, PolyfedError
+from polyfed.data.registered import registered_data
+from polyfed.data.sources.arrow import Arrow
+from polyfed.data.sources.memory import Memory
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.models.encoders.registered import Registered
+from small_federations import Config, bag, plain, resnet, words
+
+COLOURS = ("red", "green", "blue")
+
+
+def rows(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"image": Image.new("RGB", (12, 9), COLOURS[k % 3]), "caption": f"a {COLOURS[k % 3]} thing {k}", "label": k % 3}
+        for k in range(start, start + count)
+    ]
+
+
+def splits() -> dict[str, Any]:
+    return {"train": rows(24), "validation": rows(6, 24), "test": rows(6, 30)}
+
+
+def federation(source: Config) -> Config:
+    """A server that retrieves and two paired clients, one with an encoder of its own."""
+    source = source | {"columns": {"image": "image", "text": "caption"}, "targets": {"label": "label"}}
+    both = {"dim": 8, "encoders": {"image": resnet(), "text": bag(words(16, 200))}}
+    common = {"source": "mine", "task": "retrieval", "training": plain(0.05, 8)}
+    client = common | {"model": both, "count": 2}
+    return {
+        "name": "own",
+        "data": {"sources": {"mine": source}},
+        "public": {"source": "mine", "items": 8},
+        "server": common | {"model": both},
+        "clients": {"paired": client},
+        "algorithm": {"name": "creamfl", "local_epochs": 1},
+        "run": {"rounds": 1, "threads": 1, "device": "cpu", "plots": False},
+    }
+
+
+def hugging_face() -> Any:
+    features = datasets.Features(
+        {"image": datasets.Image(), "caption": datasets.Value("string"), "label": datasets.ClassLabel(names=COLOURS)}
+    )
+    return datasets.DatasetDict(
+        {split: datasets.Dataset.from_list(part, features=features) for split, part in splits().items()}
+    )
+
+
+def frame() -> pd.DataFrame:
+    return pd.DataFrame([row | {"split": split} for split, part in splits().items() for row in part])
+
+
+@pytest.mark.parametrize("kind", ["lists", "frame", "datasets"])
+def test_data_of_a_notebook_train_a_federation_and_the_run_goes_on_with_them(
+    tiny: Config, tmp_path: Path, kind: str
+) -> None:
+    register_data("shop", {"lists": splits, "frame": frame, "datasets": hugging_face}[kind]())
+    first = run(Experiment.load(federation({"name": "memory", "data": "shop"})), tmp_path / "run")
+    assert first.metrics()["gallery_image"] == 6
+    again = resume(tmp_path / "run")
+    assert again.metrics() == first.metrics()
+    assert again.experiment.data.sources["mine"].digest == registered_data("shop").digest
+
+
+def test_the_same_rows_give_the_same_picture_whatever_brings_them() -> None:
+    opened = []
+    for data in (splits(), frame(), hugging_face()):
+        register_data("shop", data)
+        source = Memory(data="shop", columns={"image": "image", "text": "caption"}, targets={"label": "label"})
+        split = source.open("test", name="mine", data_dir=None)
+        image = split.modality("image").values[0].as_py()["bytes"]
+        opened.append((len(split), split.modality("text").texts(), split.read("label").values.to_pylist(), image[:8]))
+    assert opened[0] == opened[1] == opened[2]
+
+
+def test_other_data_under_the_name_are_refused_and_none_at_all_say_where_they_live(tmp_path: Path) -> None:
+    register_data("shop", splits())
+    source = Memory(data="shop", columns={"image": "image"})
+    register_data("shop", splits() | {"test": rows(5)})
+    with pytest.raises(DataError, match="are others than those of the experiment"):
+        source.open("test", name="mine", data_dir=None)
+    with pytest.raises(DataError, match=r"only where polyfed.register_data\('shopp', ...\) was called.*did you mean"):
+        Memory(data="shopp").open("test", name="mine", data_dir=None)
+    register_data("flat", rows(3))
+    with pytest.raises(DataError, match="no split 'test'; valid: train"):
+        Memory(data="flat").open("test", name="mine", data_dir=None)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (3, "of type int"),
+        ([], "have no rows"),
+        ({"train": rows(2), "tset": rows(1)}, "unknown split 'tset'; did you mean 'test'"),
+        ([{"a": 1}, {"a": "x"}], "column 'a'"),
+        ([{"a": Path("x.png")}, {"a": "x"}], "pictures beside a value of type str"),
+    ],
+)
+def test_what_is_no_data_is_refused_when_it_is_registered(data: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        register_data("odd", data)
+
+
+def test_pictures_may_be_files_and_arrays(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
+    red = np.asarray(Image.new("RGB", (4, 4), "red"))
+    register_data("files", [{"image": tmp_path / "a.png"}])
+    register_data("arrays", [{"image": red}])
+    pixels = []
+    for name in ("files", "arrays"):
+        column = Memory(data=name, columns={"image": "image"}).open("train", name="m", data_dir=None).modality("image")
+        view = polyfed.data.views.pixels.Pixels(size=8)
+        pixels.append(view.open(column, "image", DataContext(tmp_path / "cache"))(torch.tensor([0])))
+    assert torch.equal(*pixels)
+
+
+def test_saved_data_sets_and_files_of_arrow_load_as_they_are(tiny: Config, tmp_path: Path) -> None:
+    data = hugging_face()
+    data.save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "files").mkdir()
+    for split, part in data.items():
+        table = part.with_format("arrow")[:]
+        pyarrow.feather.write_feather(table, tmp_path / "files" / f"{split}.feather", compression="zstd")
+    with pa.OSFile(str(tmp_path / "one.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    for path, split, classes in (
+        ("saved", "test", COLOURS),
+        ("files", "test", COLOURS),
+        ("one.arrow", "train", COLOURS),
+    ):
+        source = Arrow(path=path, columns={"image": "image", "text": "caption"}, targets={"label": "label"})
+        opened = source.open(split, name="mine", data_dir=tmp_path)
+        assert len(opened) == 6
+        assert opened.classes["label"] == classes
+        assert opened.modality("text").texts()[0] == "a red thing 30"
+    result = run(Experiment.load(federation({"name": "arrow", "path": str(tmp_path / "saved")})), tmp_path / "run")
+    assert result.metrics()["gallery_image"] == 6
+
+
+def test_what_is_no_arrow_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "odd.arrow").write_bytes(b"not arrow")
+    with pytest.raises(DataError, match="neither a data set that save_to_disk wrote"):
+        Arrow(path="empty").open("train", name="mine", data_dir=tmp_path)
+    with pytest.raises(DataError, match="cannot read"):
+        Arrow(path="odd.arrow").open("train", name="mine", data_dir=tmp_path)
+    with pytest.raises(DataError, match="no folder 'gone'"):
+        Arrow(path="gone").open("train", name="mine", data_dir=tmp_path)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, width), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def test_a_plain_module_is_a_clients_encoder(tiny: Config, tmp_path: Path) -> None:
+    register_data("shop", splits())
+    register_module("net", Net)
+    content = federation({"name": "memory", "data": "shop"})
+    view = {"name": "pixels", "size": 16}
+    own = {"name": "registered", "module": "net", "options": {"width": 7}, "view": view}
+    encoders = content["clients"]["paired"]["model"]["encoders"] | {"image": own}
+    content["clients"]["paired"]["model"] = {"dim": 8, "encoders": encoders}
+    result = run(Experiment.load(content), tmp_path / "run")
+    module = result.kept_clients().model("paired-0").encoders["image"]
+    assert isinstance(module[0], Net)
+    assert module[1].in_features == 7
+    initial = result.federation.client_model(result.federation.members["paired-0"]).encoders["image"]
+    assert not torch.equal(initial[0].layers[1].weight, module[0].layers[1].weight), "it was trained"
+
+
+def test_a_module_that_does_not_fit_says_so() -> None:
+    spec, context = InputSpec((3, 16, 16)), DataContext(Path())
+    register_module("net", Net)
+    register_module("ready", Net())
+    register_module("map", nn.Conv2d(3, 4, 1))
+    register_module("narrow", nn.Linear(4, 4))
+    assert isinstance(Registered(module="ready").build(5, spec, context), Net)
+    for module, options, message in (
+        ("nett", {}, "no module is registered as 'nett'.*did you mean 'net'"),
+        ("net", {"wide": 3}, "cannot be made with options"),
+        ("ready", {"width": 3}, "takes no options"),
+        ("map", {}, r"gives \[2, 4, 16, 16\]"),
+        ("narrow", {}, r"fails on its view's input \[2, 3, 16, 16\]"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Registered(module=module, options=options).build(8, spec, context)
+    with pytest.raises(ConfigError, match="is a int"):
+        register_module("odd", 3)  # type: ignore[arg-type]
+
+
+def test_a_run_without_its_data_still_opens(tiny: Config, tmp_path: Path) -> None:
+    register_data("brief", splits())
+    run(Experiment.load(federation({"name": "memory", "data": "brief"})), tmp_path / "run")
+    register_data("brief", splits() | {"train": rows(23)})
+    assert open_run(tmp_path / "run").metrics()["gallery_image"] == 6
+    with pytest.raises(PolyfedError, match="others than those"):
+        resume(tmp_path / "run")
