@@ -16,7 +16,7 @@ from polyfed.core.untrusted import file_json
 FILE, SPLIT, CAPTIONS = "file_name", "split", "captions"
 """Columns of pictures' file names, of splits, and of captions where a layout has no name of its own for them."""
 
-SPLITS = {
+SPLIT_NAMES = {
     "train": ("train", "training", "restval"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing"),
@@ -40,7 +40,7 @@ _DELIMITERS = ",;\t|"
 def split_called(name: str) -> str | None:
     """Our split that somebody calls so, as in ``val2017``; None if it is none."""
     word = re.sub(r"[\W\d_]+", " ", name.lower()).split()
-    return next((split for split, names in SPLITS.items() if not set(word).isdisjoint(names)), None)
+    return next((split for split, names in SPLIT_NAMES.items() if not set(word).isdisjoint(names)), None)
 
 
 def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
-from polyfed.data.annotations import FILE, SPLITS
+from polyfed.data.annotations import FILE, SPLIT_NAMES
 from polyfed.data.arrow import lacking
 from polyfed.data.folder_table import IMAGE, folder_table
 from polyfed.data.pictures import decode, picture_bytes
@@ -29,7 +29,7 @@ REPORT = "report.json"
 
 _BATCH = 64  # rows in memory at a time
 _SHARD = 500_000_000  # bytes of rows, after which a new file begins
-_ORDER = tuple(reversed(SPLITS))  # test, validation, train: what is in two splits is left to the one that judges
+_ORDER = tuple(reversed(SPLIT_NAMES))  # test, validation, train: what is in two splits is left to the one that judges
 
 
 @dataclass
