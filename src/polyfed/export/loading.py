@@ -39,7 +39,8 @@ def load_model(
         path: run folder, or folder that ``polyfed export`` wrote.
         participant: of a run: ``server`` (the default), or a client's id.
         which: of a run: ``best``, ``last`` or a round; by default the server's best.
-        data_dir, weights_dir: folders of data and of pretrained weights, if not where the run had them.
+        data_dir: folder of data sets, if not where the run had it.
+        weights_dir: folder of pretrained weights, likewise.
         device: where it is put; by default the run's, of an export the CPU.
 
     Raises:
