@@ -1,0 +1,44 @@
+"""The picture of the dashboard in the README: ``python scripts/progress_picture.py RUN``, of a run of scenes-demo.
+
+What is drawn is the dashboard as it stood when the last round but one had begun, replayed from the run's own events.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from threading import RLock
+
+from rich.console import Console
+
+from polyfed.reporting.run_picture import RunPicture
+from polyfed.reporting.run_state import RunState
+from polyfed.runs.event_log import PROGRESS, follow
+
+OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "progress.svg"
+WIDTH, HEIGHT = 100, 32
+SHARE = 0.8  # of the events: within the last round but one, when somebody is at work
+
+
+def main(run: Path) -> None:
+    """Write the picture."""
+    events = [json.loads(line) for line in (run / PROGRESS).read_text().splitlines()]
+    events = events[: int(SHARE * len(events))]
+    since = time.time() - events[-1]["at"]  # as if it had happened now, which is what times are shown against
+    state = RunState()
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / PROGRESS
+        part.write_text("".join(json.dumps(event | {"at": event["at"] + since}) + "\n" for event in events))
+        follow(part, state, run, finished=lambda: True)
+    console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True)
+    console.print(RunPicture(state, RLock()))
+    console.save_svg(str(OUT), title="polyfed run scenes-demo --dashboard")
+    print(f"written: {OUT}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
