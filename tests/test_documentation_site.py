@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import html
+import json
 import re
+import shutil
+import subprocess
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +21,38 @@ from polyfed.cli import catalogue
 from polyfed.runs.presets import preset_names
 
 ROOT = Path(__file__).parents[1]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "headless_shell")
+BROWSER = next((found for found in map(shutil.which, BROWSERS) if found), None)
+WIDTHS = [400, 900, 1400]
+MEASURE = """<html><body><script>
+async function width(page, wide) {
+  return new Promise(done => {
+    const frame = document.createElement("iframe");
+    frame.style.width = wide + "px";
+    frame.style.height = "900px";
+    frame.onload = () => setTimeout(() => {
+      done([page, wide, frame.contentDocument.documentElement.scrollWidth]);
+      frame.remove();
+    }, 150);
+    frame.src = page;
+    document.body.appendChild(frame);
+  });
+}
+(async () => {
+  const found = [];
+  for (const page of PAGES) for (const wide of WIDTHS) found.push(await width(page, wide));
+  const shown = document.createElement("pre");
+  shown.id = "widths";
+  shown.textContent = JSON.stringify(found);
+  document.body.appendChild(shown);
+})();
+</script></body></html>"""
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Tells the terminal nothing."""
+
+    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +124,36 @@ def test_the_page_of_errors_has_every_message(pages: dict[str, str]) -> None:
     assert len(rows) == len(messages())
 
 
-@pytest.mark.slow
-def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built; every warning of mkdocs, such as of a link that leads nowhere, is an error."""
     build = pytest.importorskip("mkdocs.commands.build", reason="the extra docs is not installed")
     from mkdocs.config import load_config
 
-    build.build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site")))  # strict: warnings are errors
-    assert (tmp_path / "site" / "reference" / "errors.html").is_file()
+    folder = tmp_path_factory.mktemp("site") / "site"
+    build.build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder)))
+    return folder
+
+
+@pytest.mark.slow
+def test_it_builds_and_every_link_leads_somewhere(site: Path) -> None:
+    assert (site / "reference" / "errors.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason=f"no browser found: none of {', '.join(BROWSERS)} is installed")
+def test_no_page_is_wider_than_a_phone_a_tablet_or_a_screen(site: Path) -> None:
+    shown = sorted(str(page.relative_to(site)) for page in site.rglob("*.html") if page.name != "404.html")
+    (site / "_widths.html").write_text(MEASURE.replace("PAGES", json.dumps(shown)).replace("WIDTHS", str(WIDTHS)))
+    handler = functools.partial(QuietHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/_widths.html"
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=120000", "--dump-dom"]
+        dom = subprocess.run([str(BROWSER), *flags, address], capture_output=True, text=True, timeout=300, check=True)
+        server.shutdown()
+    found = re.search(r'<pre id="widths">(.*?)</pre>', dom.stdout, re.DOTALL)
+    assert found
+    measured = json.loads(html.unescape(found[1]))
+    assert len(measured) == len(shown) * len(WIDTHS)
+    assert [entry for entry in measured if entry[2] > entry[1] + 1] == []
