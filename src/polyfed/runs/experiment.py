@@ -12,6 +12,7 @@ import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from polyfed.aggregation.rule import AggregationSettings
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Facts, NoEffectError
 from polyfed.core.errors import ConfigError
@@ -132,6 +133,7 @@ class Experiment(Settings):
     server: ServerSettings | None = None
     clients: dict[GroupName, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
     algorithm: SerializeAsAny[Algorithm]
+    aggregation: AggregationSettings = Field(default_factory=AggregationSettings)
     run: RunSettings = Field(default_factory=RunSettings)
     twin: TwinSettings | None = Field(default=None, description="run a twin of the experiment in its place")
 

@@ -29,6 +29,7 @@ from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.model_folders import KEPT
 from polyfed.runs.records import SERVER
+from polyfed.runs.robustness import require_cohorts, require_robust
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
 from polyfed.runs.trackers import Trackers
@@ -122,6 +123,7 @@ class Session:
         for step in cfg.run.phases:
             if step not in steps:
                 raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
+        require_robust(cfg)
         resolve_device(cfg.run.device)
         self.federation.require_sound()
 
@@ -133,6 +135,7 @@ class Session:
         )
         self.cohorts = Cohorts(self.experiment, self.folder, self.server, engine, self.events, notices=self._notices)
         self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
+        require_cohorts(self.experiment, self.server.clients)
         self.experiment.algorithm.require_effects(self.server)
 
     def _noticed(self, participant: str, incident: str, reason: str) -> None:
