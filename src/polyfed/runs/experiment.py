@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from polyfed.aggregation.rule import AggregationSettings
@@ -21,6 +21,7 @@ from polyfed.core.untrusted import yaml_content
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import InProcess
 from polyfed.engines.site import RunSpec
+from polyfed.federation.attack import Attack
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.participant import Precision
@@ -78,6 +79,11 @@ class RunSettings(Settings):
     phases: dict[str, PhaseSettings] = Field(
         default_factory=dict, description="client step -> quorum and deadline of its own"
     )
+    attackers: tuple[SerializeAsAny[Attack], ...] = Field(
+        default=(),
+        description="simulated clients that attack, for measuring what protects from them: sign_flip, scaled, noise, "
+        "constant, copied, little_is_enough, label_flip, targeted_pairs; one, or a list",
+    )
     limits: Limits = Field(default_factory=Limits)
     bounds: Bounds = Field(default_factory=Bounds)
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
@@ -106,6 +112,11 @@ class RunSettings(Settings):
         "clients start from the server's weights each round",
     )
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+
+    @field_validator("attackers", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return () if value is None else (value,) if isinstance(value, str | Mapping | Attack) else value
 
     @model_validator(mode="after")
     def _rounds_to_come(self) -> Self:
@@ -198,6 +209,7 @@ class Experiment(Settings):
             server_model=self.server.model if self.server and self.algorithm.shares_encoders else None,
             public_order=public_order,
             keep_models=self.run.keep_client_models,
+            attackers=self.run.attackers,
         )
 
     def to_yaml(self) -> str:

@@ -1,4 +1,4 @@
-"""What can be known of robust aggregation before a run begins."""
+"""What can be known of robust aggregation and of attackers before a run begins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from types import UnionType
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
+from polyfed.engines.colluding import ColludingEngine
+from polyfed.federation.attack import Conspiracy, attacks_by_client
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Engine
+from polyfed.federation.population import Population
 from polyfed.federation.robust_replies import require_enough
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import TensorBundle, Weights
@@ -66,3 +70,38 @@ def returned_bundles(experiment: Experiment) -> set[type[TensorBundle]]:
 
 def _kinds(declared: Declared) -> tuple[object, ...]:
     return typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
+
+
+def require_attackers(experiment: Experiment, federation: Population) -> None:
+    """Check that ``run.attackers`` are clients of this simulation and can attack as they are to.
+
+    Raises:
+        ConfigError: they are not or cannot, or the run is a deployment.
+    """
+    run = experiment.run
+    if not run.attackers:
+        return
+    if not federation.members or getattr(run.engine, "is_deployed", False):
+        raise ConfigError("run.attackers is for simulations: a deployment has no attackers of ours; leave it out")
+    attacks = attacks_by_client(run.attackers, federation.infos, run.seed)
+    for attack in run.attackers:
+        own = [member for name, member in federation.members.items() if attacks.get(name) is attack]
+        attack.require(own, federation.infos)
+        for member in () if attack.falsifies else own:
+            split = federation.data.split(member.settings.source, member.settings.split)
+            attack.poisoned(federation.train(member), member, split, run.seed)  # what is not there fails here
+        if attack.falsifies and not returned_bundles(experiment):
+            raise ConfigError(
+                f"run.attackers '{attack.component_name()}' has no effect: clients of "
+                f"'{experiment.algorithm.component_name()}' send nothing to falsify; choose label_flip"
+            )
+
+
+def with_conspirators(engine: Engine, experiment: Experiment) -> Engine:
+    """The engine, with the attackers who agree on what they send."""
+    run = experiment.run
+    attacks = attacks_by_client(run.attackers, engine.clients(), run.seed) if run.attackers else {}
+    agreed = {name: attack for name, attack in attacks.items() if isinstance(attack, Conspiracy)}
+    if not agreed:
+        return engine
+    return ColludingEngine(engine, agreed, steps_of(experiment.algorithm), run.transport, run.limits)

@@ -29,7 +29,7 @@ from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.model_folders import KEPT
 from polyfed.runs.records import SERVER
-from polyfed.runs.robustness import require_cohorts, require_robust
+from polyfed.runs.robustness import require_attackers, require_cohorts, require_robust, with_conspirators
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
 from polyfed.runs.trackers import Trackers
@@ -126,10 +126,11 @@ class Session:
         require_robust(cfg)
         resolve_device(cfg.run.device)
         self.federation.require_sound()
+        require_attackers(cfg, self.federation)
 
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""
-        self.engine = engine
+        self.engine = engine = with_conspirators(engine, self.experiment)
         self.server = build_server(
             self.experiment, self.federation, engine.clients(), self._blueprint, self._server_measured
         )
