@@ -125,6 +125,14 @@ class RunSettings(Settings):
             raise ValueError(f"keep_rounds has {late[0]}, but there are {self.rounds} rounds; leave it out")
         return self
 
+    @model_validator(mode="after")
+    def _simulated_attackers(self) -> Self:
+        if self.attackers and self.engine.is_deployed:
+            raise ValueError(
+                "attackers are for simulations; a deployment's clients are not ours to corrupt: leave it out"
+            )
+        return self
+
     def reply_policy(self, step: str) -> ReplyPolicy:
         """Quorum and deadline of a client step."""
         own = self.phases.get(step, PhaseSettings())

@@ -81,8 +81,8 @@ def require_attackers(experiment: Experiment, federation: Population) -> None:
     run = experiment.run
     if not run.attackers:
         return
-    if not federation.members or getattr(run.engine, "is_deployed", False):
-        raise ConfigError("run.attackers is for simulations: a deployment has no attackers of ours; leave it out")
+    if not federation.members:
+        raise ConfigError("run.attackers: there are no clients in 'clients' who could attack; leave it out")
     attacks = attacks_by_client(run.attackers, federation.infos, run.seed)
     for attack in run.attackers:
         own = [member for name, member in federation.members.items() if attacks.get(name) is attack]

@@ -18,5 +18,5 @@ class Noise(FalseUpdate):
         """A direction of its own for each row."""
         noise = torch.randn(rows.shape, generator=stream).to(rows)
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        unit: Tensor = noise / torch.linalg.vector_norm(noise, dim=1, keepdim=True)
-        return unit * (self.factor * lengths)
+        false: Tensor = noise / torch.linalg.vector_norm(noise, dim=1, keepdim=True) * (self.factor * lengths)
+        return false
