@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
-from polyfed.aggregation.rule import Rule
+from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
@@ -30,9 +30,9 @@ def info(name: str, kind: str = "a", samples: int = 10) -> ClientInfo:
     return ClientInfo(name, kind, ("image",), "classification", samples, f"arch-{kind}")
 
 
-def rule(name: str, **settings: Any) -> Rule:
-    made = Rule.named(name).model_validate(settings)
-    assert isinstance(made, Rule)
+def rule(name: str, **settings: Any) -> RobustRule:
+    made = RobustRule.named(name).model_validate(settings)
+    assert isinstance(made, RobustRule)
     return made
 
 

@@ -55,20 +55,22 @@ class ColludingEngine:
 
     def _agreed(self, answers: Sequence[Answer], asked: Mapping[str, Request]) -> dict[str, Answer]:
         """What the attackers among the clients of a type answer."""
-        usable = [answer for answer in answers if answer.payload is not None]
-        attackers = {answer.client: answer for answer in usable if answer.client in self.attackers}
-        if not attackers:
+        usable = {answer.client: answer for answer in answers if answer.payload is not None}
+        groups: dict[Conspiracy, list[str]] = {}
+        for name in filter(self.attackers.get, usable):
+            groups.setdefault(self.attackers[name], []).append(name)
+        if not groups:
             return {}
-        received = {name: self.transport.decode(asked[name].payload, limits=self.limits) for name in attackers}
-        honest = {answer.client: self._plain(answer, asked) for answer in usable}
-        changed = {}
-        for attack in dict.fromkeys(self.attackers[name] for name in attackers):
-            own = [name for name in attackers if self.attackers[name] == attack]
-            for name, payload in attack.agreed(honest, own).items():
-                changed[name] = replace(attackers[name], payload=self.transport.encode(payload, received[name]))
-        return changed
+        received = {name: self.transport.decode(asked[name].payload, limits=self.limits) for name in usable}
+        honest = {name: self._plain(answer, received[name]) for name, answer in usable.items()}
+        false: dict[str, Payload] = {}
+        for attack, names in groups.items():
+            false |= attack.agreed(honest, names)
+        return {
+            name: replace(usable[name], payload=self.transport.encode(payload, received[name]))
+            for name, payload in false.items()
+        }
 
-    def _plain(self, answer: Answer, asked: Mapping[str, Request]) -> Payload:
+    def _plain(self, answer: Answer, received: Payload) -> Payload:
         assert answer.payload is not None
-        received = self.transport.decode(asked[answer.client].payload, limits=self.limits)
         return self.transport.decode(answer.payload, received, self.limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -61,27 +61,36 @@ class Attack(Component):
         Raises:
             ConfigError: a name or group is unknown, or nobody attacks.
         """
+        eligible = self._eligible(infos)
+        chosen = set(self._named(eligible) if isinstance(self.clients, tuple) else self._drawn(eligible, seed))
+        if not chosen:
+            raise ConfigError(f"run.attackers.clients is {self.clients}, which is nobody; raise it, or name clients")
+        return tuple(info.id for info in eligible if info.id in chosen)
+
+    def _eligible(self, infos: Sequence[ClientInfo]) -> list[ClientInfo]:
         groups = dict.fromkeys(info.group for info in infos)
         for name in set(self.groups or ()) - set(groups):
             raise ConfigError(f"run.attackers.groups: no clients are called '{name}'; {nearest(name, groups)}")
-        eligible = [info for info in infos if self.groups is None or info.group in self.groups]
-        names = [info.id for info in eligible]
-        if isinstance(self.clients, tuple):
-            for name in set(self.clients) - set(names):
-                raise ConfigError(f"run.attackers.clients: there is no client '{name}'; {nearest(name, names)}")
-            chosen = set(self.clients)
-        else:
-            chosen = {name for kind in by_type(eligible).values() for name in self._drawn(kind, seed)}
-        if not chosen:
-            raise ConfigError(f"run.attackers.clients is {self.clients}, which is nobody; raise it, or name clients")
-        return tuple(name for name in names if name in chosen)
+        return [info for info in infos if self.groups is None or info.group in self.groups]
 
-    def _drawn(self, kind: Sequence[ClientInfo], seed: int) -> list[str]:
-        most = len(kind) if isinstance(self.clients, int) else int(float(self.clients) * len(kind) + 0.5)  # type: ignore[arg-type]
-        number = min(self.clients, most) if isinstance(self.clients, int) else most
-        # the order is drawn, not the set: with more attackers, those of before are among them
-        order = torch.randperm(len(kind), generator=generator(seed, "attackers", kind[0].architecture)).tolist()
-        return [kind[k].id for k in order[:number]]
+    def _named(self, eligible: Sequence[ClientInfo]) -> tuple[str, ...]:
+        assert isinstance(self.clients, tuple)
+        names = [info.id for info in eligible]
+        for name in set(self.clients) - set(names):
+            raise ConfigError(f"run.attackers.clients: there is no client '{name}'; {nearest(name, names)}")
+        return self.clients
+
+    def _drawn(self, eligible: Sequence[ClientInfo], seed: int) -> Iterator[str]:
+        for kind in by_type(eligible).values():
+            # the order is drawn, not the set: with more attackers, those of before are among them
+            order = torch.randperm(len(kind), generator=generator(seed, "attackers", kind[0].architecture)).tolist()
+            yield from (kind[k].id for k in order[: self._number(len(kind))])
+
+    def _number(self, clients: int) -> int:
+        """How many of a type attack, of whom there are so many."""
+        assert not isinstance(self.clients, tuple)
+        share = self.clients * clients + 0.5 if isinstance(self.clients, float) else self.clients
+        return min(int(share), clients)
 
     def require(self, members: Sequence[Member], infos: Sequence[ClientInfo]) -> None:
         """Check that the attackers can attack like this.
@@ -140,22 +149,29 @@ class Conspiracy(Attack):
             honest: client -> what training made of it, of all clients of the type that replied, in client order.
             attackers: those of them who attack, at least one.
         """
-        fields: dict[str, dict[str, TensorBundle]] = {name: {} for name in attackers}
-        for field in honest[attackers[0]].bundles:
-            others = [payload.bundles[field] for payload in honest.values()]
-            own = [honest[name].bundles[field] for name in attackers]
-            for name, mine in zip(attackers, own, strict=True):
-                tensors = dict(mine)
-                for key in [key for key in mine if mine[key].is_floating_point() and mine[key].numel()]:
-                    alike = [other[key] for other in others if key in other and other[key].shape == mine[key].shape]
-                    fellows = [other[key] for other in own if key in other and other[key].shape == mine[key].shape]
-                    tensors[key] = self.common(alike, fellows)
-                fields[name][field] = remade(mine, tensors)
-        return {name: Payload({**honest[name].fields, **own}) for name, own in fields.items()}
+        return {name: self._reply(honest, attackers, name) for name in attackers}
+
+    def _reply(self, honest: Mapping[str, Payload], attackers: Sequence[str], name: str) -> Payload:
+        fields = dict(honest[name].fields)
+        for field, bundle in honest[name].bundles.items():
+            everybody = [payload.bundles[field] for payload in honest.values()]
+            fellows = [honest[fellow].bundles[field] for fellow in attackers]
+            false = {
+                key: self.common(_alike(everybody, key, value), _alike(fellows, key, value))
+                for key, value in bundle.items()
+                if value.is_floating_point() and value.numel()
+            }
+            fields[field] = remade(bundle, {**bundle, **false})
+        return Payload(fields)
 
     @abstractmethod
     def common(self, everybody: Sequence[Tensor], attackers: Sequence[Tensor]) -> Tensor:
         """What attackers send in place of a tensor that all clients of the type have, and the attackers among them."""
+
+
+def _alike(bundles: Sequence[TensorBundle], key: str, value: Tensor) -> list[Tensor]:
+    """The tensors of that name and shape, which among prototypes not all have."""
+    return [bundle[key] for bundle in bundles if key in bundle and bundle[key].shape == value.shape]
 
 
 def by_type(infos: Iterable[ClientInfo]) -> dict[str, list[ClientInfo]]:

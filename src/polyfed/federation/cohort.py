@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from polyfed.aggregation.rule import Rule
+from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
@@ -135,7 +135,7 @@ class Cohort:
     counted: Mapping[str, int] = field(default_factory=dict)
     reaches: Mapping[str, float] = field(default_factory=dict)
     across: bool = True
-    robust: Rule | None = None
+    robust: RobustRule | None = None
     folder: Path | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import accumulator
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
-from polyfed.aggregation.rule import BufferingRule, Rule
+from polyfed.aggregation.robust_rule import BufferingRule, RobustRule
 from polyfed.aggregation.rules.clip import Clip
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
@@ -32,7 +32,7 @@ Start = Callable[[ClientInfo, str], Mapping[str, Tensor]]
 """Client and field of its reply -> the weights that its update starts from."""
 
 
-def require_enough(rule: Rule, clients: Sequence[ClientInfo], when: str) -> None:
+def require_enough(rule: RobustRule, clients: Sequence[ClientInfo], when: str) -> None:
     """Check that a rule can stand up to the false clients that it tolerates, in each type of those asked.
 
     Raises:
@@ -51,7 +51,7 @@ def _by_type(clients: Sequence[ClientInfo]) -> dict[str, list[ClientInfo]]:
     return types
 
 
-def _too_few(rule: Rule, false: int, members: Sequence[ClientInfo], asked: int) -> str:
+def _too_few(rule: RobustRule, false: int, members: Sequence[ClientInfo], asked: int) -> str:
     groups, names = "+".join(sorted({client.group for client in members})), ", ".join(client.id for client in members)
     return (
         f"aggregation.robust '{rule.component_name()}' that tolerates {false} of {asked} clients of a type needs "
@@ -72,7 +72,7 @@ class RobustReplies:
         start: what updates start from.
     """
 
-    rule: Rule
+    rule: RobustRule
     step: str
     asked: Sequence[ClientInfo]
     known: Medians
@@ -89,10 +89,8 @@ class RobustReplies:
         position = {client.id: k for k, client in enumerate(self.asked)}
         last = {client.architecture: k for k, client in enumerate(self.asked)}
         for client, payload in replies:
-            if not payload.bundles:
-                yield client, payload
-            elif isinstance(self.rule, Clip) and self._knows(client, payload):
-                yield client, self._clipped(self.rule, client, payload, self.known)
+            if (at_once := self._at_once(client, payload)) is not None:
+                yield client, at_once
             else:
                 waiting.setdefault(client.architecture, []).append((client, payload))
             # replies come in client order: of a type whose last client is behind us, no more will
@@ -100,7 +98,15 @@ class RobustReplies:
                 yield from self._of_type(waiting.pop(kind))
         for sent in waiting.values():
             yield from self._of_type(sent)
-        self.known.update({key: _medians(norms) for key, norms in self._seen.items() if self._are_enough(norms)})
+        self._remember()
+
+    def _at_once(self, client: ClientInfo, payload: Payload) -> Payload | None:
+        """What becomes of a reply, if that is known without the others'."""
+        if not payload.bundles:
+            return payload
+        if isinstance(self.rule, Clip) and all(self._key(client, name) in self.known for name in payload.bundles):
+            return self._clipped(self.rule, client, payload, self.known)
+        return None
 
     def _of_type(self, sent: Sequence[Sent]) -> Iterator[Sent]:
         false = self._require(sent)
@@ -143,15 +149,14 @@ class RobustReplies:
 
     # ---- clipping
 
-    def _are_enough(self, norms: Mapping[str, Sequence[float]]) -> bool:
-        """Whether so many replied that their median can bound the next."""
-        return min(map(len, norms.values()), default=0) >= self.rule.required(1)
+    def _remember(self) -> None:
+        """Keep the medians of those types of which so many replied that these can bound the next."""
+        for key, norms in self._seen.items():
+            if min(map(len, norms.values()), default=0) >= self.rule.required(1):
+                self.known[key] = _medians(norms)
 
     def _key(self, client: ClientInfo, name: str) -> str:
         return f"clip {self.step}/{name}/{client.architecture}"
-
-    def _knows(self, client: ClientInfo, payload: Payload) -> bool:
-        return all(self._key(client, name) in self.known for name in payload.bundles)
 
     def _note(self, client: ClientInfo, payload: Payload) -> None:
         for name, bundle in payload.bundles.items():
@@ -239,15 +244,19 @@ def _combined(rule: BufferingRule, bundles: Sequence[TensorBundle], false: int) 
 def _prototypes(rule: BufferingRule, bundles: Sequence[TensorBundle], false: int) -> list[TensorBundle]:
     """Class by class: a class that too few have for the rule is left out of the round."""
     spaces = [by_space(bundle, ClassMeans) for bundle in bundles]
-    tensors: list[dict[str, Tensor]] = [{} for _ in bundles]
-    for space in sorted({name for own in spaces for name in own}):
-        rows = {k: _by_class(own[space]) for k, own in enumerate(spaces) if space in own}
-        robust = _class_rows(rule, list(rows.values()), false)
-        for k, own in rows.items():
-            kept = [label for label in own if label in robust]
-            if kept:
-                tensors[k] |= prototype_tensors(space, _table(spaces[k][space], kept, robust))
-    return [Prototypes(own) for own in tensors]
+    names = sorted({name for own in spaces for name in own})
+    robust = {name: _class_rows(rule, [_by_class(own[name]) for own in spaces if name in own], false) for name in names}
+    return [Prototypes(_robust_tensors(own, robust)) for own in spaces]
+
+
+def _robust_tensors(spaces: Mapping[str, ClassMeans], robust: Mapping[str, Mapping[int, Tensor]]) -> dict[str, Tensor]:
+    """A client's prototypes with the rule's rows in place of its own."""
+    tensors: dict[str, Tensor] = {}
+    for name, own in spaces.items():
+        kept = [label for label in _by_class(own) if label in robust[name]]
+        if kept:
+            tensors |= prototype_tensors(name, _table(own, kept, robust[name]))
+    return tensors
 
 
 def _by_class(own: ClassMeans) -> dict[int, Tensor]:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from polyfed.aggregation.rule import AggregationSettings
+from polyfed.aggregation.robust_rule import AggregationSettings
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Facts, NoEffectError
 from polyfed.core.errors import ConfigError

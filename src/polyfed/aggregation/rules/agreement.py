@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.rule import BufferingRule, stacked
+from polyfed.aggregation.robust_rule import BufferingRule, stacked
 from polyfed.aggregation.rules.median import Median
 
 

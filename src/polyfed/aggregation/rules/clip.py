@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from polyfed.aggregation.rule import Rule
+from polyfed.aggregation.robust_rule import RobustRule
 
 
-class Clip(Rule):
+class Clip(RobustRule):
     """Each update scaled down to a multiple of the median norm of its type's last one, as it comes.
 
     Of weights, the change of each tensor from what the client was sent (Sun et al. 2019, "Can You Really Backdoor

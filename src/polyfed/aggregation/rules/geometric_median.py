@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.rule import BufferingRule, squared_distances, weighted_sum
+from polyfed.aggregation.robust_rule import BufferingRule, squared_distances, weighted_sum
 
 
 class GeometricMedian(BufferingRule):

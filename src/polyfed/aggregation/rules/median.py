@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from polyfed.aggregation.rule import BufferingRule, stacked
+from polyfed.aggregation.robust_rule import BufferingRule, stacked
 
 
 class Median(BufferingRule):

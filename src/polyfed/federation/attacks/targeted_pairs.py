@@ -21,7 +21,8 @@ from polyfed.federation.membership import Member
 class TargetedPairs(Attack):
     """Attackers pair what shows one thing with texts of another (Carlini and Terzis, ICLR 2022).
 
-    Each sample whose texts have the word ``source`` gets the text of one, of the same client, whose texts have ``target``.
+    Each sample whose texts have the word ``source`` gets the text of one of the same client whose texts have the word
+    ``target``.
     """
 
     source: str = Field(min_length=1, description="word in the texts of what is to be taken for something else")

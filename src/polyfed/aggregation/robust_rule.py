@@ -23,7 +23,7 @@ def _share(value: int | float) -> int | float:
     return value
 
 
-class Rule(Component):
+class RobustRule(Component):
     """What becomes of the replies of clients of one type (one architecture, task and classes) in a round.
 
     Every rule counts clients alike, whatever number of samples they claim: its guarantee is about numbers of clients.
@@ -53,7 +53,7 @@ class Rule(Component):
         return self.factor * false + self.beside
 
 
-class BufferingRule(Rule):
+class BufferingRule(RobustRule):
     """A rule that must see all replies of a type before it knows what stands for them."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class BufferingRule(Rule):
 class AggregationSettings(Settings):
     """How replies are combined, whatever the method then does with them."""
 
-    robust: SerializeAsAny[Rule] | None = Field(
+    robust: SerializeAsAny[RobustRule] | None = Field(
         default=None,
         description="what a minority of false clients cannot move far: clip, median, trimmed_mean, geometric_median, "
         "krum, multi_krum, agreement; None: replies count as they are, within run.bounds",

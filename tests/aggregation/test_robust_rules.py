@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.rule import BufferingRule, Rule, squared_distances
+from polyfed.aggregation.robust_rule import BufferingRule, RobustRule, squared_distances
 from polyfed.aggregation.rules.geometric_median import GeometricMedian
 from polyfed.aggregation.rules.krum import scores
 from polyfed.core.errors import ConfigError
@@ -19,7 +19,7 @@ BUFFERING = ("median", "trimmed_mean", "geometric_median", "krum", "multi_krum")
 
 
 def rule(name: str, **settings: Any) -> BufferingRule:
-    made = Rule.named(name).model_validate(settings)
+    made = RobustRule.named(name).model_validate(settings)
     assert isinstance(made, BufferingRule)
     return made
 
@@ -266,7 +266,7 @@ def test_a_share_is_rounded_down_but_is_at_least_one_client(asked: int, f: int) 
     ],
 )
 def test_what_a_rule_needs_against_one_false_client(name: str, settings: dict[str, Any], needed: int) -> None:
-    assert Rule.named(name).model_validate(settings).required(1) == needed  # type: ignore[attr-defined]
+    assert RobustRule.named(name).model_validate(settings).required(1) == needed  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
