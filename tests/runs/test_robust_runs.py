@@ -16,7 +16,7 @@ from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run
 from polyfed.runs.runner import resume_run, run_experiment
 from sessions import first_cohort, prepared
-from small_federations import Config, three_kinds, tiny_experiment, topics
+from small_federations import METHODS, Config, federation_for, sized, three_kinds, tiny_experiment, topics
 
 FREE = {"update": None, "refuse": None, "size": None, "weight": None}
 FAR = {"name": "sign_flip", "factor": 8.0, "clients": 2}
@@ -146,6 +146,31 @@ def test_rules_hold_for_representations_of_each_type(tmp_path: Path) -> None:
         for name, rows in bundles[0].items():
             assert all(torch.equal(other[name], rows) for other in bundles)
             assert len(rows.unique(dim=0)) > 1
+
+
+QUICK = ("fedproto", "scaffold", "fedmd")
+SILENT = ("centralised", "local", "server_only")  # whose clients send nothing, or are alone
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        method if method in QUICK else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
+        if method not in SILENT
+    ],
+)
+@pytest.mark.parametrize("name", ["median", "clip"])
+def test_every_method_that_sends_tensors_has_robust_rules(tmp_path: Path, method: str, name: str) -> None:
+    config = federation_for(method)
+    for group in config["clients"].values():
+        group["count"] = 3
+        group.pop("items", None)
+    config["aggregation"] = {"robust": {"name": name, "tolerated": 1}}
+    config["run"] |= {"rounds": 2, "attackers": {"name": "sign_flip", "clients": 1}, "sampling": {}}
+    result = run_experiment(Experiment.parse(sized(config, 96)), tmp_path / "run")
+    assert result.records.rounds == 2
+    assert {event for _, _, event in happened(result)} <= {"attacker", "update_shortened"}
 
 
 # ---- what is refused before any work
