@@ -138,6 +138,7 @@ def test_what_the_server_learns_of_clients_and_of_failures(fresh: Folders) -> No
     ("change", "message"),
     [
         ({"nonsense": 1}, "site.yaml: config: unknown key 'nonsense'"),
+        ({"run__attackers": "sign_flip"}, "unknown key 'attackers'"),
         ({"algorithms": ["fedavgg"]}, "did you mean 'fedavg'"),
         ({"public_digest": "0000"}, "but agreed is 0000"),
         ({"clients__archive__source": "absent"}, "'absent' is not in data.sources"),

@@ -13,7 +13,7 @@ from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.records import RunRecords
 from polyfed.runs.runner import run_experiment
-from small_federations import METHODS, Config, federation_for
+from small_federations import METHODS, Config, federation_for, topics
 
 FORMS: dict[str, Config] = {
     "fedafd broadcasting twice": {"broadcast_every": 2},
@@ -66,6 +66,24 @@ def assert_same_bits(config: Config, folder: Path, engines: Iterable[str] = ENGI
 def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: str) -> None:
     """A method of two steps a round whose clients keep everything that they can."""
     assert_same_bits(tiny | {"algorithm": "two_phases.TwoPhases"}, tmp_path, [engine])
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    ("engine", "attack"),
+    [
+        *(("serialized", attack) for attack in ("noise", "little_is_enough", "label_flip")),
+        ("ray", "little_is_enough"),
+        *(pytest.param("ray", attack, marks=pytest.mark.slow) for attack in ("noise", "label_flip")),
+        *(pytest.param("flower", attack, marks=pytest.mark.slow) for attack in ("noise", "copied", "label_flip")),
+    ],
+)
+def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, attack: str, engine: str) -> None:
+    """What clients falsify alone, what they agree on, and what they train on; encoded narrowly and as differences."""
+    config = topics(name="fedavg") | {"aggregation": {"robust": "clip" if engine == "ray" else "geometric_median"}}
+    config["clients"]["text"]["count"] = 5
+    config["run"]["attackers"] = {"name": attack, "clients": 2}
+    assert_same_bits(config, tmp_path, [engine], transport={"dtype": "float16", "topk": 0.5})
 
 
 @pytest.mark.slow

@@ -55,6 +55,7 @@ REFUSED = {
         spec(server_model={"encoders": {"image": {"name": "resnet", "view": {"name": "antigravity.View"}}}}),
         "'antigravity.View' is not allowed at site 'image'",
     ),
+    "attackers": (spec(attackers=[{"name": "sign_flip"}]), "asks clients of site 'image' to attack"),
     "path as a method": (spec(algorithm={"name": "../../evil"}), "method '../../evil' is not allowed"),
     "no method": (spec(algorithm=None), "damaged message: the run's spec"),
     "setting": (spec(algorithm={"name": "creamfl", "exec": "rm"}), "unknown key 'exec'"),

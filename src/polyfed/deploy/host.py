@@ -64,6 +64,10 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
         name = str(content["algorithm"]["name"])
     except (PayloadError, KeyError, TypeError) as error:
         raise PayloadError(f"damaged message: the run's spec: {error}") from error
+    if content.get("attackers"):
+        raise PayloadError(
+            f"the run asks clients of site '{config.name}' to attack (run.attackers), which no site does; leave it out"
+        )
     allowed = name in config.algorithms if config.algorithms else "." not in name
     foreign = [] if allowed else [f"method '{name}'"]
     for path in _importable([content["algorithm"], content.get("server_model")]):

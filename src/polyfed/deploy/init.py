@@ -66,6 +66,8 @@ def create_federation(
         RunError: the folder is there already or cannot be written to; nothing of it is left then.
     """
     address = parse_settings(ServerAddress, {"hosts": list(hosts), "port": port, "superlink_port": superlink_port})
+    if experiment.run.attackers:
+        raise ConfigError("run.attackers is for simulations; sites do not attack: leave it out of what is deployed")
     if not experiment.clients:
         raise ConfigError("the experiment has no clients; each group under 'clients' becomes a site")
     if SERVER_FOLDER in experiment.clients:

@@ -92,6 +92,11 @@ class EngineSettings(Component):
 
     home: ClassVar[str] = "polyfed.engines"
 
+    @property
+    def is_deployed(self) -> bool:
+        """Whether clients live at sites of their own rather than in a simulation."""
+        return False
+
     def require(self) -> None:
         """Check that the engine is installed and its settings can be met here.
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
-from polyfed.core.randomness import isolated
+from polyfed.core.randomness import generator, isolated
 from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
+from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Precision
@@ -87,6 +88,9 @@ class RunSpec(Settings):
     )
     public_order: str = Field(default="", description="digest of the public set and its order; empty: there is none")
     keep_models: bool = Field(default=False, description="keep clients' models after each step, whatever the method")
+    attackers: tuple[SerializeAsAny[Attack], ...] = Field(
+        default=(), description="attacks of simulated clients; sites of a deployment refuse them"
+    )
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
@@ -222,7 +226,21 @@ class Site:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
         content = _detached(reply.payload, self._models.get(client.info.architecture))
+        if schema.kind == "step":
+            content = self._falsified(request, content, received)
         return self.spec.transport.encode(content, received)
+
+    @cached_property
+    def _attacks(self) -> dict[str, Attack]:
+        return attacks_by_client(self.spec.attackers, self.infos, self.spec.seed)
+
+    def _falsified(self, request: Request, content: Payload, received: Payload) -> Payload:
+        """A reply as it leaves: an attacker's is falsified after training, and before it is encoded."""
+        attack = self._attacks.get(request.client)
+        if not isinstance(attack, FalseUpdate):
+            return content
+        stream = generator(self.spec.seed, "attack", request.client, request.step, request.round, request.phase)
+        return attack.falsified(content, received, stream)
 
     def _wake(self, member: Member, version: StateVersion, after: StateVersion | None = None) -> Client:
         kept = self._kept(member.id, version, after)
@@ -295,9 +313,11 @@ class Site:
             if key not in self._public:
                 views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
                 self._public[key] = self.federation.public_samples(views), self.federation.public_parts(views)
-            self._data[member.id] = _Data(
-                self.federation.train(member), self.federation.test(member), *self._public[key]
-            )
+            train = self.federation.train(member)
+            if (attack := self._attacks.get(member.id)) is not None:
+                split = self.federation.data.split(member.settings.source, member.settings.split)
+                train = attack.poisoned(train, member, split, self.spec.seed)
+            self._data[member.id] = _Data(train, self.federation.test(member), *self._public[key])
         return self._data[member.id]
 
 

@@ -11,10 +11,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Medians, ReplyGate
+from polyfed.federation.robust_replies import RobustReplies
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
@@ -109,6 +111,7 @@ class Cohort:
         counted: client -> samples that it counts for in averages, where these are fewer than it has.
         reaches: client -> how many times longer than the median its updates may be, as it has more samples.
         across: whether the method averages models of different architectures with each other.
+        robust: rule that combines the replies of a type of clients before the method sees them, or None.
         folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> version of its state after its last accepted step; carried from round to round.
         excluded: told of every client that is dropped, with the reason in a line and in detail.
@@ -132,6 +135,7 @@ class Cohort:
     counted: Mapping[str, int] = field(default_factory=dict)
     reaches: Mapping[str, float] = field(default_factory=dict)
     across: bool = True
+    robust: RobustRule | None = None
     folder: Path | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
@@ -154,7 +158,8 @@ class Cohort:
     ) -> Iterator[Reply]:
         """Ask every client of the cohort to perform a step; yield the usable replies in client order.
 
-        An update, that is weights in a reply less what they started from, is bounded by the medians of the cohort.
+        An update, that is weights in a reply less what they started from, is bounded by the medians of the cohort. With
+        a robust rule, replies come type by type, with what stands for the type in place of their own tensors.
 
         Args:
             step: a method marked with ``client_step``; the client calls it as ``step(client, **fields)``.
@@ -166,7 +171,8 @@ class Cohort:
             fields: bundles and scalars to send, the same for all or ``each(function of ClientInfo)``.
 
         Raises:
-            ExchangeError: once all have answered, if fewer replies were usable than the quorum.
+            ExchangeError: once all have answered, if fewer replies were usable than the quorum, or of a type than a
+                robust rule needs.
         """
         schema, name = schema_of(step), step.__name__
         phase, self._phase = self.first_phase + self._phase, self._phase + 1
@@ -193,24 +199,35 @@ class Cohort:
             self.excluded(client, reason, details)
 
         answers = self.exchange(requests, reply_policy.deadline)
-        for arrival in gate.passed(self._arrivals(requests, answers, gate, schema, check, drop)):
-            client = arrival.client
-            if arrival.refused is not None:
-                drop(client, arrival.refused)
-                continue
-            if arrival.shortened is not None:
-                self.shortened(client, arrival.shortened)
-            if schema.kind == "step":
-                # only now: a step whose reply is refused has never happened
-                self.accepted[client.id] = (self.round, phase)
-            self.answered(client, name)
-            yield Reply.received(arrival.payload, client)
+        arrivals = gate.passed(self._arrivals(requests, answers, gate, schema, check, drop))
+        replies = self._accepted(arrivals, name, phase if schema.kind == "step" else None, drop)
+        if self.robust is not None and schema.kind != "fresh":
+            replies = RobustReplies(self.robust, name, self.clients, self.medians, gate.start).combined(replies)
+        for client, payload in replies:
+            yield Reply.received(payload, client)
         usable, needed = len(asked) - len(reasons), reply_policy.quorum(len(asked))
         if usable < needed:
             raise ExchangeError(
                 f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
+
+    def _accepted(
+        self, arrivals: Iterator[Arrival], step: str, phase: int | None, drop: Callable[[ClientInfo, str], None]
+    ) -> Iterator[tuple[ClientInfo, Payload]]:
+        """The replies that pass the gate; of a step, with a phase, they are what happened."""
+        for arrival in arrivals:
+            client = arrival.client
+            if arrival.refused is not None:
+                drop(client, arrival.refused)
+                continue
+            if arrival.shortened is not None:
+                self.shortened(client, arrival.shortened)
+            if phase is not None:
+                # only now: a step whose reply is refused has never happened
+                self.accepted[client.id] = (self.round, phase)
+            self.answered(client, step)
+            yield client, arrival.payload
 
     def _arrivals(
         self,

@@ -106,6 +106,7 @@ class Cohorts:
             counted=self.server.counted,
             reaches=self.server.reaches,
             across=self.experiment.algorithm.mixes_types,
+            robust=self.experiment.aggregation.robust,
             folder=Path(self.folder.path),
             accepted=self.accepted,
             excluded=lambda client, reason, details: self._excluded(number, client, reason, details),

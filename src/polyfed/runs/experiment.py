@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from polyfed.aggregation.robust_rule import AggregationSettings
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Facts, NoEffectError
 from polyfed.core.errors import ConfigError
@@ -20,6 +21,7 @@ from polyfed.core.untrusted import yaml_content
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import InProcess
 from polyfed.engines.site import RunSpec
+from polyfed.federation.attack import Attack
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.participant import Precision
@@ -77,6 +79,11 @@ class RunSettings(Settings):
     phases: dict[str, PhaseSettings] = Field(
         default_factory=dict, description="client step -> quorum and deadline of its own"
     )
+    attackers: tuple[SerializeAsAny[Attack], ...] = Field(
+        default=(),
+        description="simulated clients that attack, for measuring what protects from them: sign_flip, scaled, noise, "
+        "constant, copied, little_is_enough, label_flip, targeted_pairs; one, or a list",
+    )
     limits: Limits = Field(default_factory=Limits)
     bounds: Bounds = Field(default_factory=Bounds)
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
@@ -106,11 +113,24 @@ class RunSettings(Settings):
     )
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
 
+    @field_validator("attackers", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return () if value is None else (value,) if isinstance(value, str | Mapping | Attack) else value
+
     @model_validator(mode="after")
     def _rounds_to_come(self) -> Self:
         late = [number for number in self.keep_rounds if number > self.rounds]
         if late:
             raise ValueError(f"keep_rounds has {late[0]}, but there are {self.rounds} rounds; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _simulated_attackers(self) -> Self:
+        if self.attackers and self.engine.is_deployed:
+            raise ValueError(
+                "attackers are for simulations; a deployment's clients are not ours to corrupt: leave it out"
+            )
         return self
 
     def reply_policy(self, step: str) -> ReplyPolicy:
@@ -132,6 +152,7 @@ class Experiment(Settings):
     server: ServerSettings | None = None
     clients: dict[GroupName, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
     algorithm: SerializeAsAny[Algorithm]
+    aggregation: AggregationSettings = Field(default_factory=AggregationSettings)
     run: RunSettings = Field(default_factory=RunSettings)
     twin: TwinSettings | None = Field(default=None, description="run a twin of the experiment in its place")
 
@@ -196,6 +217,7 @@ class Experiment(Settings):
             server_model=self.server.model if self.server and self.algorithm.shares_encoders else None,
             public_order=public_order,
             keep_models=self.run.keep_client_models,
+            attackers=self.run.attackers,
         )
 
     def to_yaml(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from polyfed.core.activity import at_work
 from polyfed.core.randomness import isolated
+from polyfed.federation.attack import attacks_by_client
 from polyfed.federation.server import Server
 from polyfed.runs.checkpoints import Checkpoints
 from polyfed.runs.cohorts import Cohorts
@@ -14,7 +15,7 @@ from polyfed.runs.evaluations import Evaluations
 from polyfed.runs.events import Callback, Incident, RoundComplete, RoundStarted, RunStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, RunFolder
-from polyfed.runs.records import SERVER
+from polyfed.runs.records import ATTACKER, SERVER
 from polyfed.wire.ledger import Ledger
 
 
@@ -36,6 +37,7 @@ class Loop:
         self._announce(0)
         self.evaluations.changed()
         self._tell_capped_weights()
+        self._tell_attackers()
         self.evaluations.measure_server()
         self._complete(0, Ledger(), None)
         self._rounds(1)
@@ -63,6 +65,11 @@ class Loop:
             if counts < client.samples:
                 reason = f"joined with {client.samples} samples, counts for {counts} in averages (run.bounds.weight)"
                 self.cohorts.happened(0, client.id, "weight_capped", reason)
+
+    def _tell_attackers(self) -> None:
+        run = self.experiment.run
+        for client, attack in attacks_by_client(run.attackers, self.server.clients, run.seed).items():
+            self.cohorts.happened(0, client, ATTACKER, f"is made to attack: {attack.component_name()} (run.attackers)")
 
     def _rounds(self, first: int) -> None:
         for number in range(first, self.experiment.run.rounds + 1):

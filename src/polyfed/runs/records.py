@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SITE_REFUSED = "site_refused"
 """Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
+ATTACKER = "attacker"
+"""Event before the first round of a client that ``run.attackers`` makes attack."""
 _COLUMNS = {
     "metrics": ("round", "participant", "group", "kind", "metric", "value"),
     "events": ("round", "participant", "event", "reason"),
@@ -118,15 +120,16 @@ class RunRecords:
         warnings: list[str] = []
         lines = list(_lines(folder / "metrics.jsonl", warnings))
         happened = list(_lines(folder / "history.jsonl", warnings))
+        events = tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line)
         return cls(
             folder=folder,
             measurements=tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"),
-            events=tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line),
+            events=events,
             transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),
             config=_parsed(folder / "config.yaml", yaml_content),
-            warnings=(*warnings, *filter(None, [untrained_best(folder)])),
+            warnings=(*warnings, *filter(None, [untrained_best(folder), _with_attackers(events)])),
         )
 
     @property
@@ -261,6 +264,17 @@ class RunRecords:
         for record in self.measurements:
             by_participant.setdefault((record.participant, record.kind), []).append(record)
         return by_participant
+
+
+def _with_attackers(events: Iterable[EventRecord]) -> str:
+    """In words that a run is an experiment with attackers, if it is."""
+    names = [event.participant for event in events if event.event == ATTACKER]
+    if not names:
+        return ""
+    return (
+        f"this is an experiment with attackers: run.attackers makes {len(names)} clients attack ({', '.join(names)}), "
+        "and no figure is that of an honest federation"
+    )
 
 
 def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:

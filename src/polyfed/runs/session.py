@@ -29,6 +29,7 @@ from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.model_folders import KEPT
 from polyfed.runs.records import SERVER
+from polyfed.runs.robustness import require_attackers, require_cohorts, require_robust, with_conspirators
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
 from polyfed.runs.trackers import Trackers
@@ -122,17 +123,20 @@ class Session:
         for step in cfg.run.phases:
             if step not in steps:
                 raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
+        require_robust(cfg)
         resolve_device(cfg.run.device)
         self.federation.require_sound()
+        require_attackers(cfg, self.federation)
 
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""
-        self.engine = engine
+        self.engine = engine = with_conspirators(engine, self.experiment)
         self.server = build_server(
             self.experiment, self.federation, engine.clients(), self._blueprint, self._server_measured
         )
         self.cohorts = Cohorts(self.experiment, self.folder, self.server, engine, self.events, notices=self._notices)
         self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
+        require_cohorts(self.experiment, self.server.clients)
         self.experiment.algorithm.require_effects(self.server)
 
     def _noticed(self, participant: str, incident: str, reason: str) -> None:

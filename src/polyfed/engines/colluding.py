@@ -1,0 +1,76 @@
+"""An engine whose clients include attackers that agree on what they send; for simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from polyfed.federation.attack import Conspiracy, by_type
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Engine
+from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload
+from polyfed.wire.schema import StepSchema
+from polyfed.wire.transport import Transport
+
+
+@dataclass(frozen=True)
+class ColludingEngine:
+    """Carries messages as another engine does, and changes what colluding attackers answer.
+
+    Who agrees with others, or knows what they send, waits for them: answers are held until all are there. So it is the
+    same on every engine, wherever clients live.
+
+    Attributes:
+        engine: where client steps execute.
+        attackers: client -> what it does with others.
+        steps: the method's client steps.
+        transport: encoding on the wire.
+        limits: on what clients send.
+    """
+
+    engine: Engine
+    attackers: Mapping[str, Conspiracy]
+    steps: Mapping[str, StepSchema]
+    transport: Transport
+    limits: Limits
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        """Everybody who can be asked, in client order."""
+        return self.engine.clients()
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        """As ``Engine.exchange``."""
+        asked = {request.client: request for request in requests}
+        answers = self.engine.exchange(requests, deadline)
+        if not asked.keys() & self.attackers.keys() or self.steps[requests[0].step].kind != "step":
+            yield from answers
+            return
+        held = {answer.client: answer for answer in answers}
+        for kind in by_type(info for info in self.clients() if info.id in held).values():
+            held.update(self._agreed([held[info.id] for info in kind], asked))
+        for client in list(held):
+            yield held.pop(client)
+
+    def _agreed(self, answers: Sequence[Answer], asked: Mapping[str, Request]) -> dict[str, Answer]:
+        """What the attackers among the clients of a type answer."""
+        usable = {answer.client: answer for answer in answers if answer.payload is not None}
+        groups: dict[Conspiracy, list[str]] = {}
+        for name in filter(self.attackers.get, usable):
+            groups.setdefault(self.attackers[name], []).append(name)
+        if not groups:
+            return {}
+        received = {name: self.transport.decode(asked[name].payload, limits=self.limits) for name in usable}
+        honest = {name: self._plain(answer, received[name]) for name, answer in usable.items()}
+        false: dict[str, Payload] = {}
+        for attack, names in groups.items():
+            false |= attack.agreed(honest, names)
+        return {
+            name: replace(usable[name], payload=self.transport.encode(payload, received[name]))
+            for name, payload in false.items()
+        }
+
+    def _plain(self, answer: Answer, received: Payload) -> Payload:
+        assert answer.payload is not None
+        return self.transport.decode(answer.payload, received, self.limits)

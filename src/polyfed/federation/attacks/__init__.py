@@ -1,0 +1,1 @@
+"""Attacks on simulated federations, one a module."""

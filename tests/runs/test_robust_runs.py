@@ -1,0 +1,216 @@
+"""Runs with attackers and robust rules: what rules save, reports that say so, resuming, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from misbehaving import contents, cut_short, facts, happened
+from polyfed import Experiment
+from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.reporting.reported import run
+from polyfed.runs.opened import Run
+from polyfed.runs.runner import resume_run, run_experiment
+from sessions import first_cohort, prepared
+from small_federations import METHODS, Config, federation_for, sized, three_kinds, tiny_experiment, topics
+
+FREE = {"update": None, "refuse": None, "size": None, "weight": None}
+FAR = {"name": "sign_flip", "factor": 8.0, "clients": 2}
+RULES = ("clip", "median", "trimmed_mean", "geometric_median", "krum", "multi_krum")
+
+
+def federation(robust: Any = None, attackers: Any = None, clients: int = 7, **run_settings: Any) -> Config:
+    """Clients of FedAvg that tell the topics of texts, without the default bounds."""
+    config = topics(name="fedavg")
+    config["clients"]["text"]["count"] = clients
+    config["data"]["sources"]["texts"]["train"] = 120 * clients
+    config["aggregation"] = {"robust": robust}
+    config["run"] |= {"attackers": attackers, "bounds": FREE, "rounds": 3, "evaluate_clients": 1} | run_settings
+    return config
+
+
+def accuracy(config: Config, folder: Path) -> float:
+    config["run"]["rounds"] = 6
+    found = run_experiment(Experiment.parse(config), folder).records.last("text-0")["accuracy"]
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Accuracy of six topics with nobody false and no rule; chance is 17 %."""
+    found = accuracy(federation(), tmp_path_factory.mktemp("honest") / "run")
+    assert found > 60
+    return found
+
+
+def test_two_attackers_of_seven_destroy_a_mean(tmp_path: Path, honest: float) -> None:
+    assert accuracy(federation(attackers=FAR), tmp_path / "run") < honest / 2
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "clip"])
+def test_a_rule_keeps_what_attackers_would_destroy(tmp_path: Path, honest: float, name: str) -> None:
+    robust = {"name": name, "tolerated": 2}
+    assert accuracy(federation(robust, FAR), tmp_path / "run") > 0.6 * honest
+
+
+def test_clipping_bounds_what_they_do(tmp_path: Path, honest: float) -> None:
+    clipped = accuracy(federation("clip", FAR), tmp_path / "run")
+    assert clipped > 0.5 * honest
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_costs_honest_clients_little(tmp_path: Path, honest: float, name: str) -> None:
+    least = 0.6 if name == "krum" else 0.8  # what one client of seven has learnt
+    assert accuracy(federation({"name": name, "tolerated": 1}), tmp_path / "run") > least * honest
+
+
+def test_a_run_with_attackers_says_so_everywhere(tmp_path: Path) -> None:
+    result = run(Experiment.parse(federation("median", FAR, rounds=1)), tmp_path / "run")
+    attackers = [
+        (0, name, "attacker") for name in ("text-0", "text-1", "text-2", "text-3", "text-4", "text-5", "text-6")
+    ]
+    told = happened(result)
+    assert len(told) == 2
+    assert set(told) < set(attackers)
+    names = ", ".join(name for _, name, _ in told)
+    for page in ("report.md", "report.html"):
+        assert (
+            f"experiment with attackers: run.attackers makes 2 clients attack ({names})"
+            in (result.folder / page).read_text()
+        ), page
+    assert [
+        event["reason"]
+        for event in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines())
+        if "event" in event
+    ] == ["is made to attack: sign_flip (run.attackers)"] * 2
+    assert not run_experiment(Experiment.parse(federation(rounds=1)), tmp_path / "honest").records.warnings
+
+
+def left(result: Run | Path) -> dict[str, bytes]:
+    folder = result if isinstance(result, Path) else result.folder
+    return contents(folder) | {"weights": (folder / "checkpoints/round-000003.safetensors").read_bytes()}
+
+
+@pytest.mark.parametrize("name", ["clip", "geometric_median"])
+@pytest.mark.parametrize("attack", ["noise", "copied"])
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, name: str, attack: str) -> None:
+    config = federation(name, {"name": attack, "clients": 2})
+    complete = run_experiment(Experiment.parse(config), tmp_path / "complete")
+    folder = cut_short(config, tmp_path / "cut")
+    if name == "clip":  # norms of the last round bound those of the next
+        assert any(key.startswith("clip fit/weights") for key in facts(folder, 1)["medians"])
+    assert left(resume_run(folder)) == left(complete)
+
+
+def test_honest_runs_without_a_rule_have_none_of_it(tmp_path: Path) -> None:
+    config = federation(rounds=1)
+    without = {key: value for key, value in config.items() if key != "aggregation"}
+    del without["run"]["attackers"]
+    session = prepared(without, tmp_path)
+    assert session.experiment.aggregation.robust is None
+    assert type(session.engine).__name__ == "LocalEngine"
+    assert first_cohort(session).robust is None
+    assert not session.experiment.spec("a-run", "").attackers
+
+
+# ---- representations
+
+
+def test_rules_hold_for_representations_of_each_type(tmp_path: Path) -> None:
+    config = three_kinds(name="creamfl")
+    for group in config["clients"].values():
+        group["count"] = 3
+    for source in config["data"]["sources"].values():
+        source["train"] = 48
+    attackers = {"name": "constant", "clients": ["paired-1"]}
+    config["run"] |= {"attackers": attackers, "rounds": 1}
+    config["aggregation"] = {"robust": {"name": "agreement", "tolerated": 1}}
+    session = prepared(config, tmp_path)
+    method: Any = session.experiment.algorithm
+    sent = method.to_wire(session.server, method.server_outputs(session.server), session.server.public_order)
+    replies = list(first_cohort(session).ask(method.fit, representations=sent))
+    by_group: dict[str, list[Any]] = {}
+    for reply in replies:
+        by_group.setdefault(reply.sender.group, []).append(reply.representations)
+    assert {group: set(bundles[0]) for group, bundles in by_group.items()} == {
+        "image": {"image"},
+        "text": {"text"},
+        "paired": {"image", "text"},
+    }
+    for bundles in by_group.values():
+        for name, rows in bundles[0].items():
+            assert all(torch.equal(other[name], rows) for other in bundles)
+            assert len(rows.unique(dim=0)) > 1
+
+
+QUICK = ("fedproto", "scaffold", "fedmd")
+SILENT = ("centralised", "local", "server_only")  # whose clients send nothing, or are alone
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        method if method in QUICK else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
+        if method not in SILENT
+    ],
+)
+@pytest.mark.parametrize("name", ["median", "clip"])
+def test_every_method_that_sends_tensors_has_robust_rules(tmp_path: Path, method: str, name: str) -> None:
+    config = federation_for(method)
+    for group in config["clients"].values():
+        group["count"] = 3
+        group.pop("items", None)
+    config["aggregation"] = {"robust": {"name": name, "tolerated": 1}}
+    config["run"] |= {"rounds": 2, "attackers": {"name": "sign_flip", "clients": 1}, "sampling": {}}
+    result = run_experiment(Experiment.parse(sized(config, 96)), tmp_path / "run")
+    assert result.records.rounds == 2
+    assert {event for _, _, event in happened(result)} <= {"attacker", "update_shortened"}
+
+
+# ---- what is refused before any work
+
+
+def tiny(**changes: Any) -> Config:
+    return tiny_experiment() | changes
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (tiny(aggregation={"robust": "median"}), r"round 1: .*'median' .* needs 3 .* type 'paired' has 2"),
+        (federation("krum", clients=4), r"'krum' that tolerates 1 of 4 clients .* needs 5 replies"),
+        (federation({"name": "median", "tolerated": 4}), r"tolerates 4 of 7 .* needs 9"),
+        (federation({"name": "median", "tolerated": 0.5}), "tolerated"),
+        (federation("medain"), "did you mean 'median'"),
+        (federation("agreement"), "'agreement' weighs rows, but clients of 'fedavg' send weights"),
+        (
+            federation("median") | {"algorithm": {"name": "local", "local_epochs": 1}},
+            "aggregation.robust 'median' has no effect: clients of 'local' send nothing",
+        ),
+        (
+            federation(attackers="noise") | {"algorithm": {"name": "local", "local_epochs": 1}},
+            "run.attackers 'noise' has no effect: clients of 'local'",
+        ),
+        (federation("median", sampling={"cohort": 2}), r"round 1: .* needs 3 replies of it, and type 'text' has 2"),
+        (
+            three_kinds(name="creamfl", alignment="procrustes") | {"aggregation": {"robust": "median"}},
+            "algorithm.alignment 'procrustes'",
+        ),
+    ],
+)
+def test_what_cannot_be_robust_is_refused_before_any_work(tmp_path: Path, config: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_experiment(Experiment.parse(config), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_replies_in_a_round_stop_it_with_names(tmp_path: Path) -> None:
+    config = federation({"name": "krum", "tolerated": 2}, deadline=1e-9, min_clients=0)
+    with pytest.raises(ExchangeError, match="0 of 7"):
+        run_experiment(Experiment.parse(config | {"run": config["run"] | {"min_clients": 3}}), tmp_path / "run")
