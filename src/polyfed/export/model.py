@@ -5,6 +5,7 @@ config.json             architecture, widths, and how inputs are prepared
 tokenizer.json          of the library ``tokenizers``, where a modality has tokens
 <modality>.pt2          torch.export program: prepared inputs -> representations of unit norm
 <modality>-classes.pt2  prepared inputs -> logits, where the server classifies
+<modality>.onnx         either of them as ONNX, if asked for
 README.md               what this is, with an example that runs
 """
 
@@ -28,6 +29,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import RunError
 from polyfed.data.view import InputSpec
 from polyfed.export.inputs import Recipe, recipe
+from polyfed.export.onnx_programs import require_onnx, write_onnx
 from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
@@ -42,6 +44,7 @@ def export_model(
     *,
     which: str | None = None,
     weights_dir: Path | None = None,
+    onnx: bool = False,
 ) -> Path:
     """Export a run's server model; the folder appears complete, with every program checked, or not at all.
 
@@ -50,14 +53,17 @@ def export_model(
         out: new folder; by default ``export`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
         weights_dir: folder of pretrained weights that the architecture is built from, by default the run's.
+        onnx: write each program as ONNX too, checked with onnxruntime (extra ``onnx``).
 
     Returns:
         The folder.
 
     Raises:
         RunError: no run or model, ``out`` is not empty, or an encoder cannot be exported.
-        ConfigError: the architecture needs pretrained weights that are not there.
+        ConfigError: the architecture needs pretrained weights, or ONNX packages, that are not there.
     """
+    if onnx:
+        require_onnx()
     opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "export"
     server = opened.server_model(which)
     saved, model = server.saved, server.model
@@ -67,6 +73,8 @@ def export_model(
         specs = {name: encoder.view.spec(name, server.context) for name, encoder in encoders.items()}
         programs = {name: _encoder(name, saved, model, spec, draft) for name, spec in specs.items()}
         classes = _classifiers(saved, model, specs, draft)
+        for name, program in [*programs.items(), *classes.items()] if onnx else []:
+            write_onnx(program, specs[name], f"encoder '{name}'")
         several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
         recipes = {
             name: recipe(
