@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from polyfed.cli.options import AsJson, BestOrLast, PlaceOptions, RunArgument, RunArguments, WeightsDir, pairs_in
+from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
 
@@ -95,14 +96,29 @@ def compare_command(
 
 def export_command(
     run: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export")] = None,
+    out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export, RUN/hugging-face")] = None,
     which: BestOrLast = None,
     weights_dir: WeightsDir = None,
+    form: Annotated[
+        Literal["torch", "onnx", "huggingface"],
+        typer.Option("--format", help="torch.export programs; these and ONNX; or a folder for AutoModel, with a card"),
+    ] = "torch",
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="upload the Hugging Face folder there, private")
+    ] = None,
 ) -> None:
     """Export a run's server model for use without polyfed.
 
-    Example: polyfed export runs/shop-seed0 --out shop-model
+    Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format onnx; polyfed
+    export runs/shop-seed0 --format huggingface --push me/shop
     """
+    from polyfed.export.hugging_face import export_hugging_face
     from polyfed.export.model import export_model
 
-    typer.echo(f"exported and checked: {export_model(run, out, which=which, weights_dir=weights_dir)}")
+    if form == "huggingface":
+        path = export_hugging_face(run, out, which=which, weights_dir=weights_dir, push=push)
+    elif push is not None:
+        raise ConfigError(f"--push {push}: only a folder of --format huggingface is uploaded; add that")
+    else:
+        path = export_model(run, out, which=which, weights_dir=weights_dir, onnx=form == "onnx")
+    typer.echo(f"exported and checked: {path}{f', uploaded: {push}' if push else ''}")

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.runs.opened import open_run
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.saved import SavedModel
 
 
@@ -65,39 +66,72 @@ def export_model(
     if onnx:
         require_onnx()
     opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "export"
-    server = opened.server_model(which)
-    saved, model = server.saved, server.model
-    with _new_folder(out) as draft:
-        server.warn_if_untrained()
-        encoders = saved.settings.encoders
-        specs = {name: encoder.view.spec(name, server.context) for name, encoder in encoders.items()}
-        programs = {name: _encoder(name, saved, model, spec, draft) for name, spec in specs.items()}
-        classes = _classifiers(saved, model, specs, draft)
-        for name, program in [*programs.items(), *classes.items()] if onnx else []:
-            write_onnx(program, specs[name], f"encoder '{name}'")
-        several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
-        recipes = {
-            name: recipe(
-                encoder.view,
-                specs[name],
-                modality=name,
-                context=server.context,
-                folder=draft,
-                suffix=f"-{_file(name)}" if several else "",
-                fixed_length=programs[name].fixed_length,
-            )
-            for name, encoder in encoders.items()
-        }
-        config = {"experiment": opened.conditions.name, "model": server.which}
-        config |= _config(saved, programs, classes, recipes)
-        save_file(dict(saved.weights), draft / "model.safetensors", {"format": "pt"})
-        (draft / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        (draft / "README.md").write_text(readme(config, recipes), "utf-8")
+    with new_folder(out) as draft:
+        exported = export_programs(opened, draft, which)
+        for modality, program in exported.all_programs if onnx else ():
+            write_onnx(program, exported.specs[modality], f"encoder '{modality}'")
+        save_file(dict(exported.saved.weights), draft / "model.safetensors", {"format": "pt"})
+        (draft / "config.json").write_text(json.dumps(exported.config, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        (draft / "README.md").write_text(readme(exported.config, exported.recipes), "utf-8")
     return out
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A server's model as programs, and what describes them.
+
+    Attributes:
+        saved: the model as the run keeps it.
+        specs, programs, recipes: by modality.
+        classes: modality -> program that gives logits, where there is one.
+        config: for ``config.json``.
+    """
+
+    saved: SavedModel
+    specs: Mapping[str, InputSpec]
+    programs: Mapping[str, Program]
+    classes: Mapping[str, Program]
+    recipes: Mapping[str, Recipe]
+    config: Mapping[str, Any]
+
+    @property
+    def all_programs(self) -> tuple[tuple[str, Program], ...]:
+        """Modality and program, of vectors and of logits."""
+        return (*self.programs.items(), *self.classes.items())
+
+
+def export_programs(opened: Run, folder: Path, which: str | None) -> Exported:
+    """Write the programs of a run's server model, each checked, and the files that preparing inputs takes.
+
+    Raises:
+        RunError, ConfigError: as for ``export_model``.
+    """
+    server = opened.server_model(which)
+    saved, model, context = server.saved, server.model, server.context
+    server.warn_if_untrained()
+    encoders = saved.settings.encoders
+    specs = {name: encoder.view.spec(name, context) for name, encoder in encoders.items()}
+    programs = {name: _encoder(name, saved, model, spec, folder) for name, spec in specs.items()}
+    classes = _classifiers(saved, model, specs, folder)
+    several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
+    recipes = {
+        name: recipe(
+            encoder.view,
+            specs[name],
+            modality=name,
+            context=context,
+            folder=folder,
+            suffix=f"-{_file(name)}" if several else "",
+            fixed_length=programs[name].fixed_length,
+        )
+        for name, encoder in encoders.items()
+    }
+    config = {"experiment": opened.conditions.name, "model": server.which}
+    return Exported(saved, specs, programs, classes, recipes, config | _config(saved, programs, classes, recipes))
+
+
 @contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
     """A folder that takes its name when the block succeeds, and of which nothing is left when it fails."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"'{out}' exists and is not empty; remove it or choose another --out")
