@@ -38,6 +38,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "resume": running.resume_command,
     "watch": running.watch_command,
     "report": results.report_command,
+    "gallery": results.gallery_command,
     "evaluate": results.evaluate_command,
     "list": list_command,
     "compare": results.compare_command,

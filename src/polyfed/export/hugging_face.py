@@ -131,9 +131,10 @@ def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tens
     for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
         module.graph.erase_node(node)  # they name the device of the trace
     places = {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
-    tensors = {path: _attribute(module, path) for path in places.values()}
+    values = {path: _attribute(module, path) for path in places.values()}
     written = module.graph.python_code("self")
-    odd = [path for path, value in tensors.items() if not isinstance(value, Tensor)]
+    tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
+    odd = [path for path in values if path not in tensors]
     odd += [key for key in written.globals if key.split(".")[0] not in _KNOWN]
     if odd:
         raise RunError(
