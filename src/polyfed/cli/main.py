@@ -46,6 +46,7 @@ _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "resume": running.resume_command,
         "watch": running.watch_command,
         "report": results.report_command,
+        "gallery": results.gallery_command,
         "evaluate": results.evaluate_command,
         "downstream": downstream_command,
         "analyse": analyse_app,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from polyfed.cli.options import AsJson, BestOrLast, PlaceOptions, RunArgument, RunArguments, WeightsDir, pairs_in
+from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
 
@@ -33,6 +34,26 @@ def report_command(
     from polyfed.reporting.html.page import write_html_report
 
     typer.echo(f"written: {write_html_report(open_run(run).records, out)}")
+
+
+def gallery_command(
+    run: RunArgument,
+    *,
+    out: Annotated[Path | None, typer.Option(help="file; by default RUN/gallery.html")] = None,
+    queries: Annotated[int, typer.Option(min=1, help="of each kind")] = 6,
+    k: Annotated[int, typer.Option("-k", min=1, help="how many are shown for each query")] = 5,
+    items: Annotated[int, typer.Option(min=2, help="test items to retrieve from, the first ones")] = 500,
+    clients: Annotated[int, typer.Option(min=0, help="of each group")] = 1,
+    places: PlaceOptions,
+) -> None:
+    """Write a page of what server and clients retrieve, before and after; it shows local data and is to stay local.
+
+    Example: polyfed gallery runs/shop-seed0 --queries 10
+    """
+    from polyfed.reporting.gallery import write_gallery
+
+    path = write_gallery(places.open(run), out, queries=queries, k=k, most=items, per_group=clients)
+    typer.echo(f"written: {path} (pictures and texts of the data are in it: keep it where they may be)")
 
 
 def evaluate_command(
@@ -111,14 +132,29 @@ def compare_command(
 
 def export_command(
     run: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export")] = None,
+    out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export, RUN/hugging-face")] = None,
     which: BestOrLast = None,
     weights_dir: WeightsDir = None,
+    form: Annotated[
+        Literal["torch", "onnx", "huggingface"],
+        typer.Option("--format", help="torch.export programs; these and ONNX; or a folder for AutoModel, with a card"),
+    ] = "torch",
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="upload the Hugging Face folder there, private")
+    ] = None,
 ) -> None:
     """Export a run's server model for use without polyfed.
 
-    Example: polyfed export runs/shop-seed0 --out shop-model
+    Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format onnx; polyfed
+    export runs/shop-seed0 --format huggingface --push me/shop
     """
+    from polyfed.export.hugging_face import export_hugging_face
     from polyfed.export.model import export_model
 
-    typer.echo(f"exported and checked: {export_model(run, out, which=which, weights_dir=weights_dir)}")
+    if form == "huggingface":
+        path = export_hugging_face(run, out, which=which, weights_dir=weights_dir, push=push)
+    elif push is not None:
+        raise ConfigError(f"--push {push}: only a folder of --format huggingface is uploaded; add that")
+    else:
+        path = export_model(run, out, which=which, weights_dir=weights_dir, onnx=form == "onnx")
+    typer.echo(f"exported and checked: {path}{f', uploaded: {push}' if push else ''}")

@@ -5,6 +5,7 @@ config.json             architecture, widths, and how inputs are prepared
 tokenizer.json          of the library ``tokenizers``, where a modality has tokens
 <modality>.pt2          torch.export program: prepared inputs -> representations of unit norm
 <modality>-classes.pt2  prepared inputs -> logits, where the server classifies
+<modality>.onnx         either of them as ONNX, if asked for
 README.md               what this is, with an example that runs
 """
 
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,12 @@ from torch.nn import functional as F
 from polyfed.core.errors import RunError
 from polyfed.data.view import InputSpec
 from polyfed.export.inputs import Recipe, recipe
+from polyfed.export.onnx_programs import require_onnx, write_onnx
 from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.runs.opened import open_run
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.saved import SavedModel
 
 
@@ -42,6 +45,7 @@ def export_model(
     *,
     which: str | None = None,
     weights_dir: Path | None = None,
+    onnx: bool = False,
 ) -> Path:
     """Export a run's server model; the folder appears complete, with every program checked, or not at all.
 
@@ -50,46 +54,84 @@ def export_model(
         out: new folder; by default ``export`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
         weights_dir: folder of pretrained weights that the architecture is built from, by default the run's.
+        onnx: write each program as ONNX too, checked with onnxruntime (extra ``onnx``).
 
     Returns:
         The folder.
 
     Raises:
         RunError: no run or model, ``out`` is not empty, or an encoder cannot be exported.
-        ConfigError: the architecture needs pretrained weights that are not there.
+        ConfigError: the architecture needs pretrained weights, or ONNX packages, that are not there.
     """
+    if onnx:
+        require_onnx()
     opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "export"
-    server = opened.server_model(which)
-    saved, model = server.saved, server.model
-    with _new_folder(out) as draft:
-        server.warn_if_untrained()
-        encoders = saved.settings.encoders
-        specs = {name: encoder.view.spec(name, server.context) for name, encoder in encoders.items()}
-        programs = {name: _encoder(name, saved, model, spec, draft) for name, spec in specs.items()}
-        classes = _classifiers(saved, model, specs, draft)
-        several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
-        recipes = {
-            name: recipe(
-                encoder.view,
-                specs[name],
-                modality=name,
-                context=server.context,
-                folder=draft,
-                suffix=f"-{_file(name)}" if several else "",
-                fixed_length=programs[name].fixed_length,
-            )
-            for name, encoder in encoders.items()
-        }
-        config = {"experiment": opened.conditions.name, "model": server.which}
-        config |= _config(saved, programs, classes, recipes)
-        save_file(dict(saved.weights), draft / "model.safetensors", {"format": "pt"})
-        (draft / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        (draft / "README.md").write_text(readme(config, recipes), "utf-8")
+    with new_folder(out) as draft:
+        exported = export_programs(opened, draft, which)
+        for modality, program in exported.all_programs if onnx else ():
+            write_onnx(program, exported.specs[modality], f"encoder '{modality}'")
+        save_file(dict(exported.saved.weights), draft / "model.safetensors", {"format": "pt"})
+        (draft / "config.json").write_text(json.dumps(exported.config, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        (draft / "README.md").write_text(readme(exported.config, exported.recipes), "utf-8")
     return out
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A server's model as programs, and what describes them.
+
+    Attributes:
+        saved: the model as the run keeps it.
+        specs, programs, recipes: by modality.
+        classes: modality -> program that gives logits, where there is one.
+        config: for ``config.json``.
+    """
+
+    saved: SavedModel
+    specs: Mapping[str, InputSpec]
+    programs: Mapping[str, Program]
+    classes: Mapping[str, Program]
+    recipes: Mapping[str, Recipe]
+    config: Mapping[str, Any]
+
+    @property
+    def all_programs(self) -> tuple[tuple[str, Program], ...]:
+        """Modality and program, of vectors and of logits."""
+        return (*self.programs.items(), *self.classes.items())
+
+
+def export_programs(opened: Run, folder: Path, which: str | None) -> Exported:
+    """Write the programs of a run's server model, each checked, and the files that preparing inputs takes.
+
+    Raises:
+        RunError, ConfigError: as for ``export_model``.
+    """
+    server = opened.server_model(which)
+    saved, model, context = server.saved, server.model, server.context
+    server.warn_if_untrained()
+    encoders = saved.settings.encoders
+    specs = {name: encoder.view.spec(name, context) for name, encoder in encoders.items()}
+    programs = {name: _encoder(name, saved, model, spec, folder) for name, spec in specs.items()}
+    classes = _classifiers(saved, model, specs, folder)
+    several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
+    recipes = {
+        name: recipe(
+            encoder.view,
+            specs[name],
+            modality=name,
+            context=context,
+            folder=folder,
+            suffix=f"-{_file(name)}" if several else "",
+            fixed_length=programs[name].fixed_length,
+        )
+        for name, encoder in encoders.items()
+    }
+    config = {"experiment": opened.conditions.name, "model": server.which}
+    return Exported(saved, specs, programs, classes, recipes, config | _config(saved, programs, classes, recipes))
+
+
 @contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
     """A folder that takes its name when the block succeeds, and of which nothing is left when it fails."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"'{out}' exists and is not empty; remove it or choose another --out")

@@ -62,7 +62,7 @@ def write_program(module: nn.Module, live: Live, spec: InputSpec, path: Path, wh
     """
     tokens = bool(spec.vocabulary)
     traced = _traced(module.eval(), spec, what)
-    with _silent():
+    with silent():
         torch.export.save(traced, path)
     program = Program(path, _shape(traced, tokens), tokens)
     _check(program, live, spec, what)
@@ -87,7 +87,7 @@ def _traced(module: nn.Module, spec: InputSpec, what: str) -> ExportedProgram:
     dims = {0: Dim.DYNAMIC} | ({1: Dim.AUTO} if spec.vocabulary else {})
     example = example_input(spec, rows=3)
     try:
-        with _silent(), torch.no_grad():
+        with silent(), torch.no_grad():
             return torch.export.export(module, (example,), dynamic_shapes=(dims,), strict=False)
     except Exception as error:  # a network of any kind may fail in any way
         reason = str(error).strip().split("\n")[0]
@@ -109,10 +109,7 @@ def _shape(traced: ExportedProgram, tokens: bool) -> tuple[str | int, ...]:
 
 def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
     loaded = loaded_program(program.path)
-    half = max(1, spec.shape[0] // 2) if program.tokens else None
-    # a batch of one, as torch would rather fix a size of 1; another batch; shorter texts
-    for rows, length in ((1, None), (5, None), (4, half)):
-        x = example_input(spec, rows=rows, length=length, seed=rows)
+    for x in compared_inputs(program, spec):
         with torch.no_grad():
             wanted, found = live(x), loaded(padded(x, program.fixed_length, spec.pad))
         error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
@@ -124,9 +121,17 @@ def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
             )
 
 
+def compared_inputs(program: Program, spec: InputSpec) -> Iterator[Tensor]:
+    """Inputs that a program is compared on, whatever it is written as."""
+    half = max(1, spec.shape[0] // 2) if program.tokens else None
+    # a batch of one, as torch would rather fix a size of 1; another batch; shorter texts
+    for rows, length in ((1, None), (5, None), (4, half)):
+        yield example_input(spec, rows=rows, length=length, seed=rows)
+
+
 def loaded_program(path: Path) -> Live:
     """The network of a program's file."""
-    with _silent():
+    with silent():
         module: Live = torch.export.load(path).module()
     return module
 
@@ -137,12 +142,12 @@ def padded(x: Tensor, length: int | None, pad: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Keep torch's warnings, and the graphs that it prints of a failed trace, off the terminal."""
+def silent() -> Iterator[None]:
+    """Keep torch's warnings, and what it prints of its steps and failures, off the terminal."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(StringIO()), contextlib.redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -140,6 +140,10 @@ class LoadedModel:
         order = np.argsort(-scores, kind="stable")[: max(0, k)]
         return [Hit(int(place), float(scores[place])) for place in order]
 
+    def takes(self, kind: str) -> bool:
+        """Whether it has an encoder of pictures (``image``) or texts (``text``)."""
+        return self._place_of(kind) is not None
+
     def modality_of(self, kind: str) -> str:
         """The modality that takes pictures (``image``) or texts (``text``).
 

@@ -1,0 +1,193 @@
+"""An export as a folder of the Hugging Face hub: weights, configuration, and code that needs torch and transformers.
+
+config.json             widths, modalities, and names, shapes and types of the tensors
+modeling_polyfed.py     the networks, written out operation by operation from their traced programs
+model.safetensors       all tensors, also those that are not trained
+tokenizer.json          of the library ``tokenizers``, where a modality has tokens
+README.md               model card: data, method, metrics, federation, privacy
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, fx, nn
+
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.export.card import model_card
+from polyfed.export.inputs import Recipe
+from polyfed.export.model import Exported, export_programs, new_folder
+from polyfed.reporting.markup import resource
+from polyfed.runs.opened import open_run
+
+_CODE = "modeling_polyfed"
+_KNOWN = {"torch", "device", "inf", "nan", "fx_pytree", "pytree", "NoneType", "math", "operator", "_operator"}
+
+
+def export_hugging_face(
+    run: Path | str,
+    out: Path | str | None = None,
+    *,
+    which: str | None = None,
+    weights_dir: Path | None = None,
+    push: str | None = None,
+    private: bool = True,
+) -> Path:
+    """Export a run's server model as a Hugging Face folder; it appears complete and checked, or not at all.
+
+    ``AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`` loads it, offline and without polyfed.
+
+    Args:
+        run: run folder.
+        out: new folder; by default ``hugging-face`` in the run folder.
+        which: ``best`` or ``last``; by default ``best`` if there is one.
+        weights_dir: folder of pretrained weights that the architecture is built from, by default the run's.
+        push: ``owner/name`` on the hub, where the folder is uploaded when it is complete; None: nowhere.
+        private: whether a repository that is created for it is private.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunError: as for ``export_model``, an encoder cannot be written as code, or the upload fails.
+        ConfigError: pretrained weights are not there, or ``push`` is not of the form ``owner/name``.
+    """
+    if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
+        raise ConfigError(f"'{push}' is no repository; give it as owner/name")
+    opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "hugging-face"
+    with new_folder(out) as draft, tempfile.TemporaryDirectory() as place:
+        exported = export_programs(opened, Path(place), which)
+        _write(exported, Path(place), draft)
+        card = model_card(opened.records, exported.config, exported.recipes)
+        (draft / "README.md").write_text(card, "utf-8")
+    if push is not None:
+        push_folder(out, push, private=private)
+    return out
+
+
+def push_folder(folder: Path, repository: str, *, private: bool = True) -> None:
+    """Upload a folder to the hub; the repository is created if it is not there.
+
+    Raises:
+        RunError: it cannot be uploaded.
+    """
+    import huggingface_hub
+
+    hub = huggingface_hub.HfApi()
+    try:
+        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload a model trained with polyfed")
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are OSErrors
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"'{folder}' is complete but cannot be uploaded to '{repository}' ({reason}); log in with 'hf auth login', "
+            f"then run 'hf upload {repository} {folder}'"
+        ) from error
+
+
+def _write(exported: Exported, programs: Path, draft: Path) -> None:
+    tensors: dict[str, Tensor] = {}
+    functions, kinds = [], {}
+    for modality, program in exported.programs.items():
+        name = _identifier(modality)
+        code, own = network_code(torch.export.load(program.path).module(check_guards=False), name)
+        functions.append(code)
+        kinds[name] = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in own.items()}
+        tensors |= {f"networks.{name}.{key}": value.detach().clone().contiguous() for key, value in own.items()}
+    save_file(tensors, draft / "model.safetensors", {"format": "pt"})
+    config = {
+        "architectures": ["PolyfedModel"],
+        "auto_map": {"AutoConfig": f"{_CODE}.PolyfedConfig", "AutoModel": f"{_CODE}.PolyfedModel"},
+        "model_type": "polyfed",
+        "dtype": "float32",
+        "tensors": kinds,
+        **{key: exported.config[key] for key in ("experiment", "model", "round", "dim")},
+        "modalities": {
+            _identifier(name): {key: entry[key] for key in ("input", "preparation")}
+            for name, entry in exported.config["modalities"].items()
+        },
+    }
+    (draft / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (draft / f"{_CODE}.py").write_text(_modeling(exported.recipes, functions), "utf-8")
+    for path in programs.iterdir():  # tokenizers and vocabularies
+        if path.name.startswith(("tokenizer", "vocabulary")):
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, draft / path.name)
+
+
+def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tensor]]:
+    """A traced network as the source of a function of its tensors by name and an input, and these tensors.
+
+    Raises:
+        RunError: it has operations that cannot be written so.
+    """
+    for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
+        module.graph.erase_node(node)  # they name the device of the trace
+    places = {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    values = {path: _attribute(module, path) for path in places.values()}
+    written = module.graph.python_code("self")
+    tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
+    odd = [path for path in values if path not in tensors]
+    odd += [key for key in written.globals if key.split(".")[0] not in _KNOWN]
+    if odd:
+        raise RunError(
+            f"encoder '{name}' cannot be written as code, for {', '.join(odd)}; export it without this format"
+        )
+    lines = [line for each in written.src.splitlines() if (line := _rewritten(each, places))]
+    return "\n".join([f"def network_{name}(tensors, x):", "    place = x.device", *lines]), tensors
+
+
+def _rewritten(line: str, places: Mapping[str, str]) -> str:
+    """A line of traced code with tensors by their names, and the input and output as they are; empty: left out."""
+    if given := re.match(r"\s+(\w+), = fx_pytree\.", line):
+        return "" if given[1] == "x" else f"    {given[1]} = x"
+    assigned = re.match(r"\s+(\w+) = (?:self\.|getattr\()", line)
+    if assigned and assigned[1] in places:
+        return f'    {assigned[1]} = tensors["{places[assigned[1]]}"]'
+    if returned := re.match(r"\s+return pytree\.tree_unflatten\(\((\w+),\), self\._out_spec\)", line):
+        return f"    return {returned[1]}"
+    is_body = re.match(r" {4}\S", line) is not None
+    return line.replace("device(type='cpu')", "place") if is_body else ""
+
+
+def _attribute(module: nn.Module, path: str) -> object:
+    place: Any = module
+    for part in path.split("."):
+        place = getattr(place, part)
+    return place
+
+
+def _identifier(modality: str) -> str:
+    return re.sub(r"\W", "_", modality)
+
+
+def _modeling(recipes: Mapping[str, Recipe], functions: list[str]) -> str:
+    """The file of code: how inputs are prepared, the networks, and the model around them."""
+    needed = {line for recipe in recipes.values() for line in recipe.imports}
+    imports = sorted(needed, key=lambda line: (line.startswith("from"), line))
+    prepares = []
+    for modality, recipe in recipes.items():
+        code = (
+            recipe.code.strip()
+            .replace("def PREPARE(", f"def prepare_{_identifier(modality)}(")
+            .replace("):", ", place):", 1)
+        )
+        # files lie beside the weights, in a folder or on the hub
+        code = re.sub(r'Tokenizer\.from_file\(("[^"]+")\)', r"Tokenizer.from_file(cached_file(place, \1))", code)
+        code = re.sub(r'from_pretrained\(("[^"]+"),', r"from_pretrained(place, subfolder=\1,", code)
+        prepares.append(code)
+    names = [_identifier(modality) for modality in recipes]
+    tables = [
+        "PREPARATIONS = {" + ", ".join(f'"{name}": prepare_{name}' for name in names) + "}",
+        "NETWORKS = {" + ", ".join(f'"{name}": network_{name}' for name in names) + "}",
+    ]
+    head, tail = resource("modeling.txt").split("# ---- networks\n")
+    head = head.replace("# ---- imports\n", "\n".join(imports) + "\n").rstrip()
+    return "\n\n\n".join([head, *prepares, *functions, "\n".join(tables), tail.strip()]) + "\n"

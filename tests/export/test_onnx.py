@@ -1,0 +1,66 @@
+"""ONNX files, run by onnxruntime."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed import export_model, load_model
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.data.view import InputSpec
+from polyfed.export import onnx_programs
+from polyfed.export.programs import write_program
+
+
+def test_without_the_extra_the_command_to_install_it_is_told(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    pytest.importorskip("onnx")
+    with pytest.raises(ConfigError, match=r"'onnxruntime', which is not there; pip install \"polyfed\[onnx\]\""):
+        export_model(tiny_run, tmp_path / "export", onnx=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_differ_are_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    spec, network = InputSpec((4,)), torch.nn.Linear(4, 2)
+    program = write_program(network, network, spec, tmp_path / "x.pt2", "encoder 'x'")
+    assert onnx_programs.write_onnx(program, spec, "encoder 'x'").name == "x.onnx"
+    monkeypatch.setattr(onnx_programs, "loaded_program", lambda path: lambda x: network(x) + 1e-3)
+    with pytest.raises(RunError, match="onnxruntime gives values that differ by"):
+        onnx_programs.write_onnx(program, spec, "encoder 'x'")
+
+
+def represented_by(session: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+
+
+def test_pictures_and_texts_get_the_same_vectors(tiny_run: Path, tmp_path: Path) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    folder = export_model(tiny_run, tmp_path / "export", which="last", onnx=True)
+    model = load_model(folder)
+    pictures = np.random.default_rng(0).integers(0, 255, (5, 20, 30, 3), dtype=np.uint8)
+    texts = ["a red square", "", "a blue circle above a green one", "?"]
+    for modality, values in (("image", pictures), ("text", texts)):
+        session = ort.InferenceSession(folder / f"{modality}.onnx")
+        encoder = model.encoders[modality]
+        object.__setattr__(
+            encoder, "represent", lambda x, run=session.run: torch.from_numpy(run(None, {"input": x.numpy()})[0])
+        )
+        found = model.encode_modality(modality, values)
+        np.testing.assert_allclose(
+            found, load_model(tiny_run, which="last").encode_modality(modality, values), atol=1e-5
+        )
+
+
+def test_classifiers_are_written_too(classifier_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = export_model(classifier_run, tmp_path / "export", onnx=True)
+    assert {path.name for path in folder.glob("*.onnx")} == {"image.onnx", "image-classes.onnx"}

@@ -1,0 +1,105 @@
+"""The page of what is retrieved before and after a federation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyfed import Experiment, open_run, run
+from polyfed.core.errors import RunError
+from polyfed.reporting.gallery import Retrieval, Shelf, _initial, thumbnail, write_gallery
+from polyfed.runs.loaded import participant_model
+from small_federations import Config
+
+
+def hits(page: str, when: str) -> list[str]:
+    return re.findall(rf'<div class="hits" data-when="{when}">(.*?)</div>', page, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def page(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("gallery") / "gallery.html"
+    return write_gallery(open_run(tiny_run), out, queries=2, k=3).read_text()
+
+
+def test_it_shows_pictures_and_captions_before_and_after(page: str) -> None:
+    # texts asked of server and a paired client; pictures of these and of the client that has only pictures
+    for when in ("before", "after"):
+        rows = hits(page, when)
+        assert len(rows) == 2 * 2 + 2 * 3
+        assert all(row.count("<figure") == 3 for row in rows)
+    assert page.count("<h3>image-0</h3>") == 2
+    assert "<h3>paired-0</h3>" in page
+    assert "paired-1" not in page
+
+
+def test_it_says_that_it_is_local_and_loads_nothing(page: str) -> None:
+    assert "not to\nleave the place where these data may be" in page
+    assert set(re.findall(r'(?:src|href)="([^"#][^:"]*):', page)) == {"data"}
+    assert "default-src &#39;none&#39;" in page
+
+
+def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
+    opened = open_run(tiny_run)
+    split = opened.federation.data.split("scenes", "test")
+    pictures = [value["bytes"] for value in split.modality("image").values.to_pylist()]
+    column = split.modality("text")
+    captions = column.texts()
+    items = np.repeat(np.arange(len(pictures)), len(captions) // len(pictures)) if column.nested else np.arange(12)
+    shelves = {"image": Shelf("image", pictures, np.arange(12)), "text": Shelf("text", captions, items)}
+    from polyfed.reporting.gallery import Viewer
+
+    before, after = _initial(opened, "server"), participant_model(opened)
+    retrieval = Retrieval(Viewer("server", before, after), shelves, 4)
+    for when, model in (("before", before), ("after", after)):
+        found = retrieval.retrieved(when, "text", 5)
+        expected = model.search(captions[5], pictures, k=4)
+        assert [entry.picture for entry in found] == [thumbnail(pictures[hit.position]) for hit in expected]
+        assert [entry.right for entry in found] == [items[5] == hit.position for hit in expected]
+    scores = after.similarity(pictures, captions).T
+    first = np.argsort(-scores, axis=1, kind="stable")[:, :4]
+    share = 100 * np.mean([(first[row] == items[row]).any() for row in range(len(captions))])
+    name, direction, _, shown = next(retrieval.summary())
+    assert (name, direction) == ("server", "text to image")
+    assert float(shown) == pytest.approx(share, abs=0.06)
+
+
+def test_before_is_before_any_training(tiny: Config, tmp_path: Path) -> None:
+    tiny["run"] |= {"rounds": 1, "keep_rounds": [0]}
+    opened = run(Experiment.load(tiny), tmp_path / "run")
+    texts = ["a red square", "a blue circle"]
+    kept = opened.model_of("server", "0").encode(texts=texts)
+    np.testing.assert_array_equal(_initial(opened, "server").encode(texts=texts), kept)
+    assert np.abs(opened.model_of("server", "last").encode(texts=texts) - kept).max() > 1e-4
+
+
+def test_texts_of_the_data_are_no_markup(tiny: Config, tmp_path: Path, monkeypatch: Any) -> None:
+    opened = run(Experiment.load(tiny), tmp_path / "run")
+    entry = Shelf.entry
+    monkeypatch.setattr(
+        Shelf,
+        "entry",
+        lambda shelf, *place: (
+            entry(shelf, *place)._replace(text="<script>x</script>") if shelf.kind == "text" else entry(shelf, *place)
+        ),
+    )
+    text = write_gallery(opened).read_text()
+    assert "<script>x" not in text
+    assert "&lt;script&gt;x" in text
+
+
+def test_the_command_and_what_it_refuses(tiny_run: Path, tmp_path: Path, cli: Any, tiny: Config) -> None:
+    code, said, _ = cli("gallery", tiny_run, "--out", tmp_path / "g.html", "--queries", 1, "-k", 1, "--clients", 0)
+    assert (code, said.startswith(f"written: {tmp_path / 'g.html'} (pictures")) == (0, True)
+    for group in tiny["clients"].values():
+        group["test_split"] = None
+    tiny["algorithm"]["name"], tiny["server"] = "local", None
+    del tiny["clients"]["paired"]
+    tiny["public"] = None
+    opened = run(Experiment.load(tiny), tmp_path / "run")
+    with pytest.raises(RunError, match="nobody in .* has test data"):
+        write_gallery(opened)
