@@ -219,13 +219,17 @@ def participant_model(run: Run, participant: str = SERVER, which: str | None = N
         raise ConfigError(
             f"no participant '{participant}' in '{run.folder}'; {nearest(participant, [SERVER, *members])}"
         )
-    kinds = [kind for kind, clients in run.types.items() if participant in {info.id for info in clients.clients}]
-    if not run.has_client_models and kinds and kinds[0] in run.global_weights:
-        model = run.global_model(kinds[0])
-    else:
-        model = run.kept_clients().model(participant)
+    model = _client_model(run, participant)
     views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
     return loaded_model(name, model, views, run.federation.data.context)
+
+
+def _client_model(run: Run, client: str) -> Model:
+    if not run.has_client_models:
+        for kind, clients in run.types.items():
+            if client in {info.id for info in clients.clients} and kind in run.global_weights:
+                return run.global_model(kind)
+    return run.kept_clients().model(client)
 
 
 def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:
