@@ -151,7 +151,7 @@ def test_prototypes_are_combined_class_by_class_and_rare_classes_are_left_out() 
 
 def test_prototypes_without_a_class_that_enough_have_stop_the_round() -> None:
     sent = [(info(f"c{k}"), prototypes([1.0], [k])) for k in range(3)]
-    with pytest.raises(ExchangeError, match="'median' needs 3 clients of a type with the same class"):
+    with pytest.raises(ExchangeError, match="'median' needs 3 clients of a type with a class"):
         combined("median", sent, tolerated=1)
 
 
