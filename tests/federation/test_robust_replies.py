@@ -149,6 +149,12 @@ def test_prototypes_are_combined_class_by_class_and_rare_classes_are_left_out() 
     assert not result["c3"].bundles["prototypes"]
 
 
+def test_prototypes_without_a_class_that_enough_have_stop_the_round() -> None:
+    sent = [(info(f"c{k}"), prototypes([1.0], [k])) for k in range(3)]
+    with pytest.raises(ExchangeError, match="'median' needs 3 clients of a type with a class"):
+        combined("median", sent, tolerated=1)
+
+
 def test_clients_of_a_type_that_send_other_tensors_are_named() -> None:
     sent = weights(1.0, 2.0, 3.0)
     sent[1] = (sent[1][0], Payload({"weights": Weights({"other": torch.ones(2)})}))

@@ -118,6 +118,13 @@ def test_honest_runs_without_a_rule_have_none_of_it(tmp_path: Path) -> None:
     assert not session.experiment.spec("a-run", "").attackers
 
 
+def test_a_twin_in_which_nothing_is_combined_has_neither_rule_nor_attackers() -> None:
+    twin = Experiment.load(federation("median", FAR) | {"twin": {"kind": "local"}})
+    assert twin.algorithm.component_name() == "local"
+    assert twin.aggregation.robust is None
+    assert twin.run.attackers == ()
+
+
 # ---- representations
 
 

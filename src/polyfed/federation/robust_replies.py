@@ -246,6 +246,11 @@ def _prototypes(rule: BufferingRule, bundles: Sequence[TensorBundle], false: int
     spaces = [by_space(bundle, ClassMeans) for bundle in bundles]
     names = sorted({name for own in spaces for name in own})
     robust = {name: _class_rows(rule, [_by_class(own[name]) for own in spaces if name in own], false) for name in names}
+    if names and not any(robust.values()):
+        raise ExchangeError(
+            f"aggregation.robust '{rule.component_name()}' needs {rule.required(false)} clients of a type with a "
+            "class, and no class has so many; lower aggregation.robust.tolerated, or leave the rule out"
+        )
     return [Prototypes(_robust_tensors(own, robust)) for own in spaces]
 
 

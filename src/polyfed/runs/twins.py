@@ -127,9 +127,10 @@ def _first_of(*obstacles: tuple[bool, str]) -> str:
 
 def _server_alone(run: _Content, algorithm: Algorithm) -> _Content:
     """Nobody is asked, so nobody need be there, and no engine started."""
-    run = {**run, "evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}}
+    run = {**run, "evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}, "attackers": []}
     passes = max(1, algorithm.server_passes or 0)
-    return {"clients": {}, "algorithm": {"name": "server_only", "server_epochs": passes}, "run": run}
+    method = {"name": "server_only", "server_epochs": passes}
+    return {"clients": {}, "algorithm": method, "aggregation": {}, "run": run}
 
 
 def _pooled_items(content: Mapping[str, Any]) -> int | None:
@@ -196,5 +197,5 @@ def _every_client_alone(run: _Content, algorithm: Algorithm) -> _Content:
     epochs, steps, others = algorithm.local_training or LocalTraining()
     training = {"local_epochs": epochs} if steps is None else {"local_steps": steps + others}
     phases = {name: phase for name, phase in run["phases"].items() if name in steps_of(LocalOnly())}
-    run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases}
-    return {"server": None, "algorithm": {"name": "local", **training}, "run": run}
+    run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases, "attackers": []}
+    return {"server": None, "algorithm": {"name": "local", **training}, "aggregation": {}, "run": run}
