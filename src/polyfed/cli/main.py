@@ -39,6 +39,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "watch": running.watch_command,
     "report": results.report_command,
     "gallery": results.gallery_command,
+    "serve": results.serve_command,
     "evaluate": results.evaluate_command,
     "list": list_command,
     "compare": results.compare_command,
