@@ -132,7 +132,7 @@ def test_what_cannot_be_served_says_why(tiny_run: Path, classifier_run: Path, tm
         search_server(other, pictures_in(folder, other))
     with (
         search_server(model, pictures_in(folder, model)) as server,
-        pytest.raises(ConfigError, match="cannot be used .*choose another --port"),
+        pytest.raises(ConfigError, match=r"cannot be used .*choose another --port"),
     ):
         search_server(model, pictures_in(folder, model), server.server_address[1])
 

@@ -101,5 +101,5 @@ def test_the_command_and_what_it_refuses(tiny_run: Path, tmp_path: Path, cli: An
     del tiny["clients"]["paired"]
     tiny["public"] = None
     opened = run(Experiment.load(tiny), tmp_path / "run")
-    with pytest.raises(RunError, match="nobody in .* has test data"):
+    with pytest.raises(RunError, match=r"nobody in .* has test data"):
         write_gallery(opened)

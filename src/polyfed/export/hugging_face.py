@@ -128,20 +128,23 @@ def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tens
     Raises:
         RunError: it has operations that cannot be written so.
     """
-    for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
-        module.graph.erase_node(node)  # they name the device of the trace
-    places = {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    places = _tensor_places(module)
     values = {path: _attribute(module, path) for path in places.values()}
     written = module.graph.python_code("self")
     tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
     odd = [path for path in values if path not in tensors]
     odd += [key for key in written.globals if key.split(".")[0] not in _KNOWN]
     if odd:
-        raise RunError(
-            f"encoder '{name}' cannot be written as code, for {', '.join(odd)}; export it without this format"
-        )
-    lines = [line for each in written.src.splitlines() if (line := _rewritten(each, places))]
+        raise RunError(f"encoder '{name}' cannot be written as code, for {', '.join(odd)}; choose another format")
+    lines = filter(None, (_rewritten(line, places) for line in written.src.splitlines()))
     return "\n".join([f"def network_{name}(tensors, x):", "    place = x.device", *lines]), tensors
+
+
+def _tensor_places(module: fx.GraphModule) -> dict[str, str]:
+    """Variable of the traced code -> path of what it is read from; checks that name the trace's device are taken out."""
+    for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
+        module.graph.erase_node(node)
+    return {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
 
 
 def _rewritten(line: str, places: Mapping[str, str]) -> str:

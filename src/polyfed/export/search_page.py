@@ -59,19 +59,12 @@ def pictures_in(folder: Path, model: LoadedModel) -> SearchedPictures:
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder '{folder}'; give one with pictures")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
-    readable, vectors = [], []
-    for start in range(0, len(paths), _CHUNK):
-        chunk = [path for path in paths[start : start + _CHUNK] if _opens(path)]
-        if chunk:
-            readable += chunk
-            vectors.append(model.encode(images=chunk))
-    if not readable:
-        raise DataError(f"'{folder}' has no readable picture ({', '.join(sorted(_ENDINGS))}); give another folder")
-    if len(readable) < len(paths):
-        _log.warning("%d of %d pictures in '%s' cannot be read", len(paths) - len(readable), len(paths), folder)
+    readable = _readable_in(folder)
+    # in parts: a folder may hold more pictures than memory
+    parts = (readable[start : start + _CHUNK] for start in range(0, len(readable), _CHUNK))
+    vectors = np.concatenate([model.encode(images=part) for part in parts])
     names = [path.relative_to(folder).as_posix() for path in readable]
-    return SearchedPictures(str(folder), names, lambda number: readable[number].read_bytes(), np.concatenate(vectors))
+    return SearchedPictures(str(folder), names, lambda number: readable[number].read_bytes(), vectors)
 
 
 def pictures_of_run(run: Run, model: LoadedModel, most: int = 2000) -> SearchedPictures:
@@ -113,6 +106,16 @@ def search_server(model: LoadedModel, pictures: SearchedPictures, port: int = 0,
     return server
 
 
+def _readable_in(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
+    readable = list(filter(_opens, paths))
+    if not readable:
+        raise DataError(f"'{folder}' has no readable picture ({', '.join(sorted(_ENDINGS))}); give another folder")
+    if len(readable) < len(paths):
+        _log.warning("%d of %d pictures in '%s' cannot be read", len(paths) - len(readable), len(paths), folder)
+    return readable
+
+
 def _opens(path: Path) -> bool:
     try:
         with opened_picture(path.read_bytes()) as image:
@@ -147,7 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"there is no such page", "text/plain")
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        """As GET, without the content."""
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         """Queries are nobody's business: nothing is logged."""
