@@ -141,7 +141,7 @@ def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tens
 
 
 def _tensor_places(module: fx.GraphModule) -> dict[str, str]:
-    """Variable of the traced code -> path of what it is read from; checks that name the trace's device are taken out."""
+    """Variable of the traced code -> path of its tensor; checks that name the trace's device are taken out."""
     for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
         module.graph.erase_node(node)
     return {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
