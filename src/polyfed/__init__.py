@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from polyfed.export.loading import load_model
     from polyfed.export.model import export_model
     from polyfed.models.registered import register_module
-    from polyfed.reporting.reported import ReportedRun as Run
-    from polyfed.reporting.reported import open_reported as open_run
     from polyfed.reporting.reported import resume, run
+    from polyfed.reporting.reported_run import ReportedRun as Run
+    from polyfed.reporting.reported_run import open_reported as open_run
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
     from polyfed.studies.session import run_study
@@ -50,11 +50,11 @@ __all__ = [
 # imported when first used: torch takes seconds, and the command line must answer at once
 _HOMES = {
     "Experiment": "polyfed.runs.experiment",
-    "Run": "polyfed.reporting.reported:ReportedRun",
+    "Run": "polyfed.reporting.reported_run:ReportedRun",
     "evaluate_model": "polyfed.runs.evaluation",
     "export_model": "polyfed.export.model",
     "load_model": "polyfed.export.loading",
-    "open_run": "polyfed.reporting.reported:open_reported",
+    "open_run": "polyfed.reporting.reported_run:open_reported",
     "register_data": "polyfed.data.registered",
     "register_module": "polyfed.models.registered",
     "resume": "polyfed.reporting.reported",

@@ -11,7 +11,7 @@ import polyfed
 from polyfed import Experiment, open_run, run
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.charts import FigureSheet, RoundChart
-from polyfed.reporting.reported import ReportedRun
+from polyfed.reporting.reported_run import ReportedRun
 from polyfed.runs.events import Callback, Event, Measured
 from small_federations import Config
 

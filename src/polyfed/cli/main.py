@@ -47,6 +47,7 @@ _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "watch": running.watch_command,
         "report": results.report_command,
         "gallery": results.gallery_command,
+        "serve": results.serve_command,
         "evaluate": results.evaluate_command,
         "downstream": downstream_command,
         "analyse": analyse_app,

@@ -20,7 +20,7 @@ from polyfed.data.arrow import dataset_column, fingerprint_of
 if TYPE_CHECKING:
     import datasets
 
-SPLITS = ("train", "validation", "test")
+_SPLITS = ("train", "validation", "test")
 _SPLIT = "split"
 _REGISTERED: dict[str, RegisteredData] = {}
 
@@ -65,8 +65,8 @@ def register_data(name: str, data: Any) -> None:
     """
     named = dict(data) if isinstance(data, Mapping) else _by_column(_ready(data, name), name)
     for split in named:
-        if split not in SPLITS:
-            raise DataError(f"data '{name}': unknown split '{split}'; {nearest(str(split), SPLITS)}")
+        if split not in _SPLITS:
+            raise DataError(f"data '{name}': unknown split '{split}'; {nearest(str(split), _SPLITS)}")
     splits = {split: _ready(part, name) for split, part in named.items()}
     empty = [split for split, part in splits.items() if not len(part)]
     if empty or not splits:
@@ -115,9 +115,8 @@ def _by_column(data: pa.Table | datasets.Dataset, name: str) -> dict[str, Any]:
         return {"train": data}
     values = np.array((data.column(_SPLIT) if isinstance(data, pa.Table) else pa.array(data[_SPLIT])).to_pylist())
     rows = {str(split): np.flatnonzero(values == split) for split in dict.fromkeys(values.tolist())}
-    return {
-        split: data.take(index) if isinstance(data, pa.Table) else data.select(index) for split, index in rows.items()
-    }
+    chosen = data.take if isinstance(data, pa.Table) else data.select
+    return {split: chosen(index) for split, index in rows.items()}
 
 
 def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
@@ -138,8 +137,7 @@ def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
 
 
 def _are_rows(data: Any) -> bool:
-    is_list = isinstance(data, Sequence) and not isinstance(data, str)
-    return is_list and all(isinstance(row, Mapping) for row in data)
+    return isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data)
 
 
 def _table(columns: Mapping[str, list[Any]], name: str) -> pa.Table:

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,31 +122,29 @@ def _write(exported: Exported, programs: Path, draft: Path) -> None:
             (shutil.copytree if path.is_dir() else shutil.copy)(path, draft / path.name)
 
 
-_NO_CODE = "encoder '{name}' cannot be written as code, for {odd}; export it without this format"
-
-
 def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tensor]]:
     """A traced network as the source of a function of its tensors by name and an input, and these tensors.
 
     Raises:
         RunError: it has operations that cannot be written so.
     """
-    for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
-        module.graph.erase_node(node)  # they name the device of the trace
-    places = {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    places = _tensor_places(module)
+    values = {path: _attribute(module, path) for path in places.values()}
     written = module.graph.python_code("self")
-    tensors = _tensors(module, places.values(), name)
-    if odd := [key for key in written.globals if key.split(".")[0] not in _KNOWN]:
-        raise RunError(_NO_CODE.format(name=name, odd=", ".join(odd)))
+    tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
+    odd = [path for path in values if path not in tensors]
+    odd += [key for key in written.globals if key.split(".")[0] not in _KNOWN]
+    if odd:
+        raise RunError(f"encoder '{name}' cannot be written as code, for {', '.join(odd)}; choose another format")
     lines = filter(None, (_rewritten(line, places) for line in written.src.splitlines()))
     return "\n".join([f"def network_{name}(tensors, x):", "    place = x.device", *lines]), tensors
 
 
-def _tensors(module: fx.GraphModule, paths: Iterable[str], name: str) -> dict[str, Tensor]:
-    values = {path: _attribute(module, path) for path in paths}
-    if odd := [path for path, value in values.items() if not isinstance(value, Tensor)]:
-        raise RunError(_NO_CODE.format(name=name, odd=", ".join(odd)))
-    return {path: value for path, value in values.items() if isinstance(value, Tensor)}
+def _tensor_places(module: fx.GraphModule) -> dict[str, str]:
+    """Variable of the traced code -> path of its tensor; checks that name the trace's device are taken out."""
+    for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
+        module.graph.erase_node(node)
+    return {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
 
 
 def _rewritten(line: str, places: Mapping[str, str]) -> str:

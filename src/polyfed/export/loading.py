@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.untrusted import file_json
+from polyfed.data.backbones import NO_CODE
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.tokenization import Vocabulary, encoder
@@ -111,7 +112,7 @@ def _vocabulary(folder: Path, facts: Mapping[str, Any]) -> Vocabulary:
         raise RunError(f"'{folder}' brings no tokenizer for its texts, which one outside of polyfed makes; use its run")
     from transformers import AutoTokenizer
 
-    own = AutoTokenizer.from_pretrained(opened, trust_remote_code=False)
+    own = AutoTokenizer.from_pretrained(opened, **NO_CODE)
 
     def encode(texts: Any, length: int) -> list[list[int]]:
         rows: list[list[int]] = own(list(texts), truncation=True, max_length=length)["input_ids"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64
@@ -97,7 +97,7 @@ def write_gallery(
     shelves = {kind: shelf for kind in _KINDS if (shelf := _shelf(split, kind, most, pixels))}
     viewers, left_out = _viewers(run, shelves, per_group)
     shown = [Retrieval(viewer, shelves, k) for viewer in viewers]
-    content = {
+    content: dict[str, Any] = {
         "run": run.name,
         "source": f"{split.source}, {split.name}",
         "size": ", ".join(f"{len(shelf.values):,} {kind}s" for kind, shelf in shelves.items()),
@@ -146,7 +146,8 @@ class Retrieval:
 
     def summary(self) -> Iterator[list[str]]:
         """Participant, direction, and the share of queries with a right answer among the first k, before and after."""
-        for asked, given in dict.fromkeys(key[1:] for key in self._scores):
+        # within a kind only some queries have a right answer: the other captions of a picture
+        for asked, given in dict.fromkeys(key[1:] for key in self._scores if key[1] != key[2]):
             shares = [figure(100 * float(self._hits(when, asked, given).mean())) for when in ("before", "after")]
             yield [self.viewer.name, f"{asked} to {given}", *shares]
 
@@ -175,6 +176,12 @@ def thumbnail(data: bytes) -> str:
     stream = io.BytesIO()
     small.save(stream, "JPEG", quality=82)
     return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def picture_shelf(run: Run, most: int) -> tuple[str, Shelf | None]:
+    """The pictures of a run's test data and what these are called; None where they have none."""
+    split = _test_split(run)
+    return f"{split.source}, {split.name}", _shelf(split, IMAGES, most, run.federation.data.context.pixels)
 
 
 def _test_split(run: Run) -> Split:

@@ -219,15 +219,15 @@ def participant_model(run: Run, participant: str = SERVER, which: str | None = N
         raise ConfigError(
             f"no participant '{participant}' in '{run.folder}'; {nearest(participant, [SERVER, *members])}"
         )
-    model = _client_model(run, participant)
     views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
-    return loaded_model(name, model, views, run.federation.data.context)
+    return loaded_model(name, _client_model(run, participant), views, run.federation.data.context)
 
 
 def _client_model(run: Run, client: str) -> Model:
+    """What a client keeps, or the global model of its type."""
     if not run.has_client_models:
         for kind, clients in run.types.items():
-            if client in {info.id for info in clients.clients} and kind in run.global_weights:
+            if kind in run.global_weights and client in {info.id for info in clients.clients}:
                 return run.global_model(kind)
     return run.kept_clients().model(client)
 

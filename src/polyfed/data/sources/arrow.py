@@ -72,7 +72,7 @@ def _files(place: Path) -> list[Path]:
 def _parts(place: Path, name: str) -> dict[str, Any]:
     """Split -> data set, mapped into memory."""
     try:
-        parts = _read_parts(place)
+        parts = {"train": _opened(place)} if place.is_file() else _saved(place)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowInvalid) as error:
         reason = " ".join(str(error).split())
         raise DataError(
@@ -87,15 +87,14 @@ def _parts(place: Path, name: str) -> dict[str, Any]:
     return parts
 
 
-def _read_parts(place: Path) -> dict[str, Any]:
+def _saved(folder: Path) -> dict[str, Any]:
+    """What ``save_to_disk`` wrote, or the files that lie in the folder itself."""
     import datasets
 
-    if place.is_file():
-        return {"train": _opened(place)}
-    if any((place / mark).is_file() for mark in _SAVED):
-        saved = datasets.load_from_disk(str(place))
-        return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    return {file.stem: _opened(file) for file in _files(place) if file.parent == place}
+    if not any((folder / mark).is_file() for mark in _SAVED):
+        return {file.stem: _opened(file) for file in _files(folder) if file.parent == folder}
+    saved = datasets.load_from_disk(str(folder))
+    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
 
 
 def _opened(file: Path) -> Any:

@@ -79,12 +79,12 @@ def notebook_html(sheet: FigureSheet) -> str:
     return page_templates().get_template("frame.html.j2").render(page=page, title=sheet.title, height=height)
 
 
-def content_policy(script: str) -> str:
-    """What the page may load and run: styles within it, images within it, and this one script."""
+def content_policy(script: str, form_action: str = "'none'") -> str:
+    """What the page may load and run: styles within it, images within it, and this one script; where forms go."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"base-uri 'none'; form-action {form_action}"
     )
 
 
@@ -101,13 +101,17 @@ def page_templates() -> Environment:
     return templates
 
 
-def rendered_page(template: str, **content: Any) -> str:
-    """A page of one of the templates, with its style and script in it."""
+def rendered_page(template: str, *, form_action: str = "'none'", **content: Any) -> str:
+    """A page of one of the templates, with its style and script in it; forms, if any, go to ``form_action``."""
     from markupsafe import Markup
 
     # the policy names the script by its hash, so that text which slipped through as a script would not run
     script = resource("script.js")
-    content |= {"policy": content_policy(script), "script": Markup(script), "style": Markup(resource("style.css"))}
+    content |= {
+        "policy": content_policy(script, form_action),
+        "script": Markup(script),
+        "style": Markup(resource("style.css")),
+    }
     return page_templates().get_template(template).render(content)
 
 
