@@ -140,14 +140,25 @@ def test_what_cannot_be_served_says_why(tiny_run: Path, classifier_run: Path, tm
 def test_the_command_serves_until_it_is_interrupted(tiny_run: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "polyfed.cli", "serve", str(tiny_run), "--pictures", str(folder), "--port", "0"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
-        assert line.startswith("7 pictures at")
-        assert asked(port, "/?q=red")[0] == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # also where these tests run in the background of a shell that has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
+            assert line.startswith("7 pictures at")
+            assert asked(port, "/?q=red")[0] == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(PROGRAM is None, reason=f"no browser found: none of {', '.join(NAMES)} is installed")
