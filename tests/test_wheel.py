@@ -145,3 +145,11 @@ def test_an_extra_alone_is_enough(polyfed: Run, extra: str, setting: str) -> Non
 def test_a_federation_is_set_up_with_its_extra_alone(polyfed: Run) -> None:
     done = polyfed("deploy", "key", "site", extra="deploy")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_an_export_to_onnx_needs_its_extra_alone(polyfed: Run) -> None:
+    assert polyfed("run", "tiny.yaml", "--rounds", "1", "--out", "runs/for-onnx", extra="onnx").returncode == 0
+    done = polyfed("export", "runs/for-onnx", "--format", "onnx", "--out", "written", extra="onnx")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "exported and checked: written\n"
