@@ -34,6 +34,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """What has been written can be read without it; tests of what a loss of power leaves put their own in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache for all tests of a worker: training the default tokenizer alone takes longer than most runs here."""
     folder = tmp_path_factory.mktemp("shared") / "cache"

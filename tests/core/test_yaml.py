@@ -34,6 +34,7 @@ LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{k + 1}: &a{k + 1} [{', '.join([f'*a{k}
         ("a: " + "x" * (1 << 22), "4,194,307 characters, the limit is 4,194,304"),
         ("? [a]\n: b", "unhashable"),
         ("a: b: c", "not allowed"),
+        ("a: *b", "undefined alias"),
         ("a: \x1b[2J", "unacceptable character"),
     ],
 )

@@ -92,36 +92,38 @@ def yaml_content(text: str) -> Any:
     if len(text) > _YAML_LENGTH:
         raise ValueError(f"{len(text):,} characters, the limit is {_YAML_LENGTH:,}")
     try:
+        _require_bounded(text)
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(" ".join(str(error).split())) from error
 
 
-class _Loader(yaml.SafeLoader):
-    """Counts values while they are composed: an alias costs what it stands for, and never stands for itself."""
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._open = [0]  # values so far in each node that is being composed
-        self._sizes: dict[int, int] = {}
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """A node and all below it."""
-        if len(self._open) > _YAML_DEPTH:
-            raise ValueError(f"nested deeper than {_YAML_DEPTH} levels")
-        if self.check_event(yaml.AliasEvent):
-            node = super().compose_node(parent, index)
-            if id(node) not in self._sizes:
+def _require_bounded(text: str) -> None:
+    """Count values before any is made: an alias costs what it stands for, and never stands for itself."""
+    sizes: dict[str | None, int] = {}  # of what each anchor names
+    within: list[tuple[str | None, int]] = [(None, 0)]  # anchor and values so far of what is open
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            within.append((event.anchor, 1))
+            if len(within) > _YAML_DEPTH:
+                raise ValueError(f"nested deeper than {_YAML_DEPTH} levels")
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in (anchor for anchor, _ in within):
                 raise ValueError("an alias stands for what it is part of")
-            size = self._sizes[id(node)]
+            size = sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            anchor, size = within.pop() if isinstance(event, yaml.CollectionEndEvent) else (event.anchor, 1)
+            sizes[anchor] = size
         else:
-            self._open.append(1)
-            node = super().compose_node(parent, index)
-            size = self._sizes[id(node)] = self._open.pop()
-        self._open[-1] += size
-        if self._open[-1] > _YAML_VALUES:
+            continue
+        around, values = within.pop()
+        if values + size > _YAML_VALUES:
             raise ValueError(f"more than {_YAML_VALUES:,} values, with aliases in place of what they stand for")
-        return node
+        within.append((around, values + size))
 
 
 # ---- shown

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -132,6 +133,10 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         values = values if rows is None else values.filter(pa.array(rows))
         return values if entries is None else pc.list_slice(values, 0, entries)
 
+    @cache  # labels are small, and every participant wants them
+    def labels(column: str, stamp: str, here: str) -> Column:
+        return _label_column(kept(column), names_of_labels[column], stamp, here)
+
     def read(column: str) -> Column:
         table.require(column, table.place)
         here = f"{table.place}, {'' if rows is None else 'kept items, '}column '{column}'"
@@ -142,7 +147,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
             choice = (*choice, f"first {source.keep_first[column]}")
         stamp = fingerprint_of(table.fingerprint, table.split, column, *choice, *more)
         if column in names_of_labels:
-            return _label_column(kept(column), names_of_labels[column], stamp, here)
+            return labels(column, stamp, here)
         recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
         nested = is_list(table.kind(column))
         return Column(lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -25,7 +26,12 @@ def preset_names() -> tuple[str, ...]:
 
 
 def parsed(text: str) -> Any:
-    """What a YAML text says; by the parser in C where there is one, since presets are many."""
+    """What a YAML text says; by the parser in C where there is one, and once, since presets are many."""
+    return deepcopy(_parsed(text))
+
+
+@cache
+def _parsed(text: str) -> Any:
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
