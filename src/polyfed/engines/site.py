@@ -26,6 +26,8 @@ from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Precision
 from polyfed.federation.population import Population
+from polyfed.federation.privacy import Budget, PrivacySettings
+from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
@@ -91,6 +93,7 @@ class RunSpec(Settings):
     attackers: tuple[SerializeAsAny[Attack], ...] = Field(
         default=(), description="attacks of simulated clients; sites of a deployment refuse them"
     )
+    privacy: PrivacySettings | None = Field(default=None, description="differential privacy of replies, with its noise")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
@@ -108,6 +111,7 @@ class Site:
         device: where models run.
         evaluation_batch: samples a batch without gradients.
         limits: on what is received.
+        guard: protects replies and accounts for them, in runs with ``privacy``.
     """
 
     federation: Population
@@ -116,6 +120,7 @@ class Site:
     device: torch.device
     evaluation_batch: int = 256
     limits: Limits = field(default_factory=Limits)
+    guard: PrivacyGuard | None = None
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -130,6 +135,8 @@ class Site:
         vocabulary: Path,
         federation: Population | None = None,
         limits: Limits | None = None,
+        private: Path | None = None,
+        budget: Budget | None = None,
     ) -> Site:
         """A site on this machine.
 
@@ -140,6 +147,8 @@ class Site:
             vocabulary: folder of what is learnt from the public set.
             federation: data and models, if they are open already.
             limits: on what is received.
+            private: folder of the secret and the ledgers of privacy; None: beside that of the run's.
+            budget: of privacy that the place allows over all its runs.
 
         Raises:
             PolyfedError: data or device are not there, or the public set is another one.
@@ -160,6 +169,9 @@ class Site:
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
             limits=limits or Limits(),
+            guard=None
+            if spec.privacy is None
+            else PrivacyGuard(spec.privacy, private or folder.parent.parent / PRIVATE, settings.secret, budget),
         )
 
     @property
@@ -213,6 +225,30 @@ class Site:
         received = self.spec.transport.decode(request.payload, limits=self.limits)
         schema.require_request(received)
         received.require_sound(self.limits)
+        perform = self._performed if self.guard is None else self._protected
+        content = perform(request, received, schema, member)
+        if schema.kind == "step":
+            content = self._falsified(request, content, received)
+        return self.spec.transport.encode(content, received)
+
+    def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
+        """What a step returns, with differential privacy."""
+        assert self.guard is not None
+        digest = self.guard.begin(request, received, schema)
+        try:
+            content = self._performed(request, received, schema, member)
+            schema.require_reply(content)
+            content.require_sound(self.limits)
+        except Exception:
+            # what went wrong may show values, and nobody has put noise on it
+            _log.exception("client %s failed in step %s", request.client, request.step)
+            raise PayloadError(f"step '{request.step}' failed; a protected client does not say how") from None
+        if schema.kind != "step":
+            return content
+        return self.guard.release(request, digest, content, received, schema, self._info[member.id].samples)
+
+    def _performed(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
+        """What a step returns, in memory of its own; what the client keeps is stored."""
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
             client = self._wake(member, version, None if schema.kind == "fresh" else request.after)
@@ -225,10 +261,7 @@ class Site:
             if schema.kind == "step" and self.keeps_states:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
-        content = _detached(reply.payload, self._models.get(client.info.architecture))
-        if schema.kind == "step":
-            content = self._falsified(request, content, received)
-        return self.spec.transport.encode(content, received)
+        return _detached(reply.payload, self._models.get(client.info.architecture))
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:
