@@ -24,6 +24,7 @@ from polyfed.deploy.settings import (
     to_yaml,
 )
 from polyfed.runs.experiment import Experiment, parse_settings
+from polyfed.runs.privacy import plan
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
@@ -161,6 +162,8 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     for name in ("dir", "weights_dir", "cache_dir"):  # they were relative to where init was called
         if (path := getattr(experiment.data, name)) is not None:
             content["data"][name] = str(path.resolve())
+    if content["privacy"] is not None:
+        content["privacy"]["secret"] = None  # each site has its own
     content["run"]["engine"] = {
         "name": "flower",
         "superlink": f"127.0.0.1:{address.superlink_port}",
@@ -192,8 +195,19 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
             "algorithms": [experiment.algorithm.component_name()],
             "public_digest": digest,
             "limits": content["run"]["limits"],
+            "demands": _demands(experiment),
         },
     )
+
+
+def _demands(experiment: Experiment) -> dict[str, Any] | None:
+    """Of a protected experiment: the protection that it plans, no less."""
+    planned = plan(experiment)
+    if experiment.privacy is None or planned is None:
+        return None
+    metrics = experiment.privacy.metrics == "clear"
+    most = experiment.privacy.budget.epsilon or planned
+    return {"max_epsilon": most, "delta": experiment.privacy.budget.delta, "weights": "protected", "metrics": metrics}
 
 
 def _create_site(

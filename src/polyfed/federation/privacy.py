@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.federation.accounting import PrivacyCost, noise_for
+from polyfed.federation.accounting import PrivacyCost, epsilon_of, noise_for
 from polyfed.wire.payload import Logits, Prototypes, Representations, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema
 
@@ -122,6 +122,25 @@ class PrivacySettings(Settings):
         factor = _factor(self.reply, schema)
         assert self.reply.noise_multiplier is not None
         return PrivacyCost(self.reply.noise_multiplier / factor) if factor else None
+
+
+def protected_steps(settings: PrivacySettings, steps: Mapping[str, StepSchema]) -> dict[str, StepSchema]:
+    """Steps whose replies are protected, and cost budget."""
+    return {name: schema for name, schema in steps.items() if schema.kind == "step" and settings.cost(schema)}
+
+
+def planned_epsilon(settings: PrivacySettings, steps: Mapping[str, StepSchema], rounds: int, delta: float) -> float:
+    """Epsilon of a client that sends one protected reply a round, or as many as planned, the cheapest of the method's.
+
+    Args:
+        settings: resolved.
+        steps: of the method.
+        rounds: of the run.
+        delta: at which.
+    """
+    costs = [settings.cost(schema) for schema in protected_steps(settings, steps).values()]
+    cheapest = max((cost for cost in costs if cost), key=lambda cost: cost.noise, default=None)
+    return 0.0 if cheapest is None else epsilon_of([cheapest] * settings.planned_releases(rounds), delta)
 
 
 def _factor(reply: ReplyProtection, schema: StepSchema) -> float:

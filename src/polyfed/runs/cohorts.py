@@ -21,8 +21,8 @@ from polyfed.models.slots import decode_places, require_places
 from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.privacy import PRIVACY, Expenses
-from polyfed.runs.records import SERVER
+from polyfed.runs.privacy import Expenses
+from polyfed.runs.records import PRIVACY, SERVER
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import StateVersion
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from polyfed.core.errors import ConfigError
 from polyfed.engines.engine import Hosting
 from polyfed.federation.accounting import accounting, epsilon_of, releases_within
-from polyfed.federation.privacy import PrivacySettings, require_covered
+from polyfed.federation.privacy import PrivacySettings, planned_epsilon, protected_steps, require_covered
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.runs.experiment import Experiment
-from polyfed.wire.schema import StepSchema, steps_of
-
-PRIVACY = "privacy"
-"""Kind of the measurements of what privacy has cost: epsilon, delta, and replies."""
-
-
-def protected_steps(experiment: Experiment) -> Mapping[str, StepSchema]:
-    """Steps of the method whose replies are protected, and cost budget."""
-    steps = steps_of(experiment.algorithm).items()
-    settings = resolved_privacy(experiment)
-    return {name: schema for name, schema in steps if schema.kind == "step" and settings and settings.cost(schema)}
+from polyfed.wire.schema import steps_of
 
 
 def resolved_privacy(experiment: Experiment) -> PrivacySettings | None:
@@ -47,26 +37,24 @@ def require_private(experiment: Experiment) -> None:
             "run.evaluate_clients: metrics of clients' test samples are sent as they are, which privacy does not "
             "cover; set run.evaluate_clients: false, or accept it with privacy.metrics: clear"
         )
-    if not protected_steps(experiment):
+    settings = resolved_privacy(experiment)
+    if settings is None or not protected_steps(settings, steps_of(experiment.algorithm)):
         raise ConfigError(f"privacy has no effect: clients of '{method}' send nothing to protect; leave it out")
     _require_budget(experiment)
 
 
-def planned_epsilon(experiment: Experiment) -> float | None:
-    """Epsilon of a client that takes part in each round with one protected reply; None without privacy."""
+def plan(experiment: Experiment) -> float | None:
+    """Planned epsilon of each client, at the budget's delta; None without privacy."""
     settings = resolved_privacy(experiment)
     if settings is None:
         return None
-    costs = [settings.cost(schema) for schema in protected_steps(experiment).values()]
-    least = max((cost.noise for cost in costs if cost), default=0.0)
-    cheapest = next(cost for cost in costs if cost and cost.noise == least)
-    return epsilon_of([cheapest] * settings.planned_releases(experiment.run.rounds), settings.budget.delta)
+    return planned_epsilon(settings, steps_of(experiment.algorithm), experiment.run.rounds, settings.budget.delta)
 
 
 def _require_budget(experiment: Experiment) -> None:
     settings, run = resolved_privacy(experiment), experiment.run
     assert settings is not None
-    budget, planned = settings.budget, planned_epsilon(experiment)
+    budget, planned = settings.budget, plan(experiment)
     # who is drawn for some rounds may stay within; who is asked in all of them does not
     if budget.epsilon is None or planned is None or run.sampling.cohort is not None:
         return
@@ -97,8 +85,8 @@ class Expenses:
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        self._steps = protected_steps(experiment)
         self._settings = resolved_privacy(experiment)
+        self._steps = protected_steps(self._settings, steps_of(experiment.algorithm)) if self._settings else {}
         self.asked: dict[str, dict[str, int]] = {}
 
     def note(self, step: str, clients: Iterable[str]) -> None:
@@ -112,12 +100,12 @@ class Expenses:
         """Epsilon of each client that was ever asked, and of the federation: that of the client with most."""
         if self._settings is None or not self.asked:
             return
-        budget, largest = self._settings.budget, 0.0
+        largest = 0.0
         for client in sorted(self.asked):
             epsilon, replies = self._of(client)
             largest = max(largest, epsilon)
-            tell(client, {"epsilon": epsilon, "delta": budget.delta, "replies": float(replies)})
-        tell(server, {"epsilon": largest, "delta": budget.delta})
+            tell(client, {"epsilon": epsilon, "replies": float(replies)})
+        tell(server, {"epsilon": largest})
 
     def _of(self, client: str) -> tuple[float, int]:
         assert self._settings is not None
