@@ -87,8 +87,8 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
         "epsilon 3 at most at delta 1e-05 over all runs, weights protected, test metrics never in protected runs"
     )
     assert found["protection in run-1"].detail == (
-        "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 for 2 "
-        "replies of a client"
+        "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 "
+        "replies"
     )
     assert found[f"given away by {client}"].detail == "epsilon 2.94 at delta 1e-05 in 2 replies, of 3"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.federation.privacy import ReplyProtection
-from polyfed.federation.release import clipped_rows, noisy, released
+from polyfed.federation.release import noisy, released, require_known, rows_within
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
 
 KEY = b"k" * 32
@@ -24,7 +24,7 @@ def protection(**settings: Any) -> ReplyProtection:
 
 
 def reply(name: str, bundle: TensorBundle, received: Payload | None = None, samples: int = 40, **settings: Any) -> Any:
-    return released(Payload({name: bundle}), received or Payload(), protection(**settings), samples, KEY).fields[name]
+    return released(Payload({name: bundle}), received or Payload(), protection(**settings), KEY, samples).fields[name]
 
 
 def rows(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -79,7 +79,7 @@ def test_each_row_is_clipped(kind: type[TensorBundle]) -> None:
     for row, own in zip(made["x"], values, strict=True):
         norm = sum(float(entry) ** 2 for entry in own) ** 0.5
         assert torch.allclose(row, own * min(1.0, 0.7 / norm) if norm else own, atol=1e-6)
-    assert (clipped_rows(values, 0.7).norm(dim=1) <= 0.7).all()
+    assert (rows_within(values, 0.7).norm(dim=1) <= 0.7).all()
 
 
 def test_noise_on_rows_grows_with_the_root_of_their_number() -> None:
@@ -131,19 +131,19 @@ def test_more_classes_than_samples_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"loss": 0.3}, "'loss' in the reply is a number"),
-        ({"num_examples": 39}, "'num_examples' in the reply is a number"),
         ({"logits": Logits({"y": torch.ones(2, 2)})}, r"'logits' in the reply \(scores\) has no clipping norm"),
     ],
 )
 def test_what_is_not_covered_does_not_leave(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(PayloadError, match=message):
-        released(Payload(fields), Payload(), protection(representations=1.0), 40, KEY)
+        released(Payload(fields), Payload(), protection(representations=1.0), KEY, 40)
 
 
-def test_the_count_with_which_a_client_joined_leaves() -> None:
-    made = released(Payload({"num_examples": 40}), Payload(), protection(weights=1.0), 40, KEY)
-    assert made.scalars == {"num_examples": 40}
+@pytest.mark.parametrize("fields", [{"loss": 0.3}, {"num_examples": 39}, {"num_examples": 40.0}])
+def test_numbers_leave_only_if_they_are_known(fields: dict[str, Any]) -> None:
+    with pytest.raises(PayloadError, match="in the reply is a number that differential privacy does not cover"):
+        require_known(Payload(fields), 40)
+    require_known(Payload({"num_examples": 40}), 40)
 
 
 def test_released_values_lie_on_a_grid_that_hides_low_bits() -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.deploy.findings import Finding
-from polyfed.deploy.settings import SiteConfig
+from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.site import RunSpec
 from polyfed.federation.accounting import epsilon_of, fits
 from polyfed.federation.privacy import planned_epsilon, protected_steps, tensor_kinds
 from polyfed.federation.privacy_guard import PRIVATE
 from polyfed.federation.spending import SpendingLedger
 from polyfed.wire.payload import Weights
-from polyfed.wire.schema import StepSchema, steps_of
+from polyfed.wire.schema import steps_of
 
 
 def require_protection(spec: RunSpec, config: SiteConfig) -> None:
@@ -23,35 +23,49 @@ def require_protection(spec: RunSpec, config: SiteConfig) -> None:
     Raises:
         PayloadError: it does not; the message says what the site demands.
     """
-    demands, steps = config.demands, steps_of(spec.algorithm)
-    if demands is None:
+    if config.demands is None:
         return
-    who = f"site '{config.name}' demands"
-    if demands.weights == "never" and _sends_weights(steps):
-        raise PayloadError(f"{who} that no weights leave it (demands.weights: never); '{_name(spec)}' sends them")
-    if spec.privacy is None:
-        if demands.max_epsilon is not None:
-            raise PayloadError(f"{who} epsilon {demands.max_epsilon:g} at most (demands.max_epsilon); add 'privacy'")
-        if demands.weights == "protected" and _sends_weights(steps):
-            raise PayloadError(f"{who} that weights leave it protected only (demands.weights); add 'privacy'")
-        return
+    missing = _missing_without(spec, config.demands) if spec.privacy is None else _missing(spec, config.demands)
+    if missing:
+        raise PayloadError(f"site '{config.name}' demands {missing}")
+
+
+def _missing_without(spec: RunSpec, demands: ProtectionDemands) -> str:
+    """What an unprotected run lacks, in words."""
+    if demands.max_epsilon is not None:
+        return f"epsilon {demands.max_epsilon:g} at most (demands.max_epsilon); add 'privacy'"
+    if demands.weights == "protected" and _sends_weights(spec):
+        return "that weights leave it protected only (demands.weights); add 'privacy'"
+    return _weights_at_all(spec, demands)
+
+
+def _missing(spec: RunSpec, demands: ProtectionDemands) -> str:
+    """What a protected run lacks, in words."""
+    assert spec.privacy is not None
     if spec.privacy.metrics == "clear" and not demands.metrics:
-        raise PayloadError(
-            f"{who} that no test metrics leave it as they are (demands.metrics); set privacy.metrics: none and "
+        return (
+            "that no test metrics leave it as they are (demands.metrics); set privacy.metrics: none and "
             "run.evaluate_clients: false"
         )
-    planned = planned_epsilon(spec.privacy, steps, spec.rounds, demands.delta)
+    planned = planned_epsilon(spec.privacy, steps_of(spec.algorithm), spec.rounds, demands.delta)
     if demands.max_epsilon is not None and planned > demands.max_epsilon * (1 + 1e-6):
-        raise PayloadError(
-            f"{who} at most epsilon {demands.max_epsilon:g} at delta {demands.delta:g} (demands.max_epsilon), and "
+        return (
+            f"at most epsilon {demands.max_epsilon:g} at delta {demands.delta:g} (demands.max_epsilon), and "
             f"{spec.rounds} rounds of the run would give away {planned:.3g}; raise its noise or lower its rounds"
         )
+    return _weights_at_all(spec, demands)
 
 
-def _sends_weights(steps: Mapping[str, StepSchema]) -> bool:
+def _weights_at_all(spec: RunSpec, demands: ProtectionDemands) -> str:
+    if demands.weights == "never" and _sends_weights(spec):
+        return f"that no weights leave it (demands.weights: never); '{_name(spec)}' sends them"
+    return ""
+
+
+def _sends_weights(spec: RunSpec) -> bool:
     return any(
         Weights in tensor_kinds(declared)
-        for schema in steps.values()
+        for schema in steps_of(spec.algorithm).values()
         if schema.kind != "fresh"
         for declared in schema.returns.values()
     )
@@ -86,15 +100,22 @@ def _announced(path: Path, delta: float) -> Finding:
     what, method = f"protection in {spec.run}", _name(spec)
     if spec.privacy is None:
         return Finding("ok", what, f"none: replies of '{method}' leave as they are")
-    reply, steps = spec.privacy.reply, steps_of(spec.algorithm)
-    clips = ", ".join(f"{kind.kind} clipped to norm {clip:g}" for kind, clip in reply.clips.items())
+    steps = steps_of(spec.algorithm)
+    leaving = ", ".join(protected_steps(spec.privacy, steps))
+    if spec.privacy.reply is None:
+        assert spec.privacy.samples is not None
+        noise = f"DP-SGD, gradients clipped to norm {spec.privacy.samples.clip:g}"
+        noise += (
+            f", noise multiplier {spec.privacy.samples.noise_multiplier:g}; epsilon depends on each client's samples"
+        )
+        return Finding("ok", what, f"{leaving} of '{method}': {noise}")
+    clips = ", ".join(f"{kind.kind} clipped to norm {clip:g}" for kind, clip in spec.privacy.reply.clips.items())
     planned = planned_epsilon(spec.privacy, steps, spec.rounds, delta)
     return Finding(
         "ok",
         what,
-        f"{', '.join(protected_steps(spec.privacy, steps))} of '{method}': {clips}; noise multiplier "
-        f"{reply.noise_multiplier:.3g}; planned epsilon {planned:.3g} at delta {delta:g} for "
-        f"{spec.privacy.planned_releases(spec.rounds)} replies of a client",
+        f"{leaving} of '{method}': {clips}; noise multiplier {spec.privacy.reply.noise_multiplier:.3g}; planned "
+        f"epsilon {planned:.3g} at delta {delta:g} in {spec.privacy.planned_releases(spec.rounds)} replies",
     )
 
 

@@ -23,8 +23,10 @@ from polyfed.deploy.settings import (
     load_settings,
     to_yaml,
 )
+from polyfed.federation.privacy import planned_epsilon
 from polyfed.runs.experiment import Experiment, parse_settings
-from polyfed.runs.privacy import plan
+from polyfed.runs.privacy import resolved_privacy
+from polyfed.wire.schema import steps_of
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
@@ -202,12 +204,14 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
 
 def _demands(experiment: Experiment) -> dict[str, Any] | None:
     """Of a protected experiment: the protection that it plans, no less."""
-    planned = plan(experiment)
-    if experiment.privacy is None or planned is None:
+    settings = resolved_privacy(experiment)
+    if settings is None:
         return None
-    metrics = experiment.privacy.metrics == "clear"
-    most = experiment.privacy.budget.epsilon or planned
-    return {"max_epsilon": most, "delta": experiment.privacy.budget.delta, "weights": "protected", "metrics": metrics}
+    metrics, delta, rounds = settings.metrics == "clear", settings.budget.delta, experiment.run.rounds
+    # that of DP-SGD depends on how many samples a site has, which nobody knows here
+    planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
+    most = settings.budget.epsilon or planned
+    return {"max_epsilon": most, "delta": delta, "weights": "protected", "metrics": metrics}
 
 
 def _create_site(

@@ -14,13 +14,15 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.core.randomness import generator, isolated
 from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
+from polyfed.engines.handover import detached
+from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.membership import Member
@@ -28,6 +30,7 @@ from polyfed.federation.participant import Precision
 from polyfed.federation.population import Population
 from polyfed.federation.privacy import Budget, PrivacySettings
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
+from polyfed.federation.private_training import PrivateTraining, training_cost
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
@@ -234,9 +237,11 @@ class Site:
     def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
         """What a step returns, with differential privacy."""
         assert self.guard is not None
-        digest = self.guard.begin(request, received, schema)
+        cost = self._cost(schema, member)
+        digest = self.guard.begin(request, received, schema, cost)
+        training = None if cost is None else self.guard.training(digest, cost)
         try:
-            content = self._performed(request, received, schema, member)
+            content = self._performed(request, received, schema, member, training)
             schema.require_reply(content)
             content.require_sound(self.limits)
         except Exception:
@@ -245,13 +250,32 @@ class Site:
             raise PayloadError(f"step '{request.step}' failed; a protected client does not say how") from None
         if schema.kind != "step":
             return content
-        return self.guard.release(request, digest, content, received, schema, self._info[member.id].samples)
+        return self.guard.release(request, digest, content, received, cost, self._info[member.id].samples)
 
-    def _performed(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
+    def _cost(self, schema: StepSchema, member: Member) -> PrivacyCost | None:
+        """What the reply to a step costs in privacy, if anything."""
+        privacy, info = self.spec.privacy, self._info[member.id]
+        if privacy is None or schema.kind != "step":
+            return None
+        if privacy.samples is None:
+            return privacy.cost(schema)
+        local = self.spec.algorithm.local_training or LocalTraining()
+        batch = member.settings.training.batch_size
+        return training_cost(privacy.samples, info.samples, batch, local.epochs, local.steps)
+
+    def _performed(
+        self,
+        request: Request,
+        received: Payload,
+        schema: StepSchema,
+        member: Member,
+        training: PrivateTraining | None = None,
+    ) -> Payload:
         """What a step returns, in memory of its own; what the client keeps is stored."""
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
             client = self._wake(member, version, None if schema.kind == "fresh" else request.after)
+            client.private = training
             try:
                 reply = getattr(self.spec.algorithm, request.step)(client, **received.fields)
             finally:
@@ -261,7 +285,7 @@ class Site:
             if schema.kind == "step" and self.keeps_states:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
-        return _detached(reply.payload, self._models.get(client.info.architecture))
+        return detached(reply.payload, self._models.get(client.info.architecture))
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:
@@ -352,31 +376,3 @@ class Site:
                 train = attack.poisoned(train, member, split, self.spec.seed)
             self._data[member.id] = _Data(train, self.federation.test(member), *self._public[key])
         return self._data[member.id]
-
-
-def _detached(payload: Payload, model: Model | None) -> Payload:
-    """The payload with no tensor that shares memory with the model, which serves the next client next."""
-    owners: dict[int, list[Tensor]] = {}
-    for tensor in model.state_dict(keep_vars=True).values() if model is not None else ():
-        owners.setdefault(_memory(tensor), []).append(tensor)
-
-    def own(value: Tensor) -> Tensor:
-        sharing = owners.get(_memory(value))
-        if sharing is None:
-            return value
-        if len(sharing) == 1 and sharing[0].shape == value.shape:
-            # hand the memory over instead of copying it: weights are loaded into the model before its next use
-            sharing[0].data = torch.empty_like(sharing[0])
-            del owners[_memory(value)]
-            return value
-        return value.clone()
-
-    fields = dict(payload.fields)
-    for name, bundle in payload.bundles.items():
-        tensors = {key: own(value) for key, value in bundle.items()}
-        fields[name] = type(bundle)(tensors=tensors, **bundle.attributes())
-    return Payload(fields)
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

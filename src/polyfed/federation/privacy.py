@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Literal, Self
@@ -15,7 +15,7 @@ from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.accounting import PrivacyCost, epsilon_of, noise_for
-from polyfed.wire.payload import Logits, Prototypes, Representations, Scalar, TensorBundle, Weights
+from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema
 
 EXAMPLES = "num_examples"
@@ -25,7 +25,7 @@ UPDATE = "weights"
 _INITIAL = ("polyfed.algorithms.algorithm", "Algorithm.initial")  # of untrained weights, before any data
 _CLIPPED, _VOTED = 2.0, math.sqrt(2.0)  # distance of any two replies, in lengths of one; of two one-hot rows
 
-Clip = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+ClippingNorm = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 
 
 class Budget(Settings):
@@ -49,12 +49,14 @@ class ReplyProtection(Settings):
     noise_multiplier: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="noise over length; None: what budget.epsilon allows"
     )
-    weights: Clip = Field(default=None, description="largest L2 norm of the update of all weights together")
-    representations: Clip = Field(default=None, description="largest L2 norm of the representation of a public sample")
-    logits: Clip = Field(
+    weights: ClippingNorm = Field(default=None, description="largest L2 norm of the update of all weights together")
+    representations: ClippingNorm = Field(
+        default=None, description="largest L2 norm of a public sample's representation"
+    )
+    logits: ClippingNorm = Field(
         default=None, description="largest L2 norm of the logits of a public sample; of votes, the winner's logit"
     )
-    prototypes: Clip = Field(default=None, description="largest L2 norm of the prototype of a class")
+    prototypes: ClippingNorm = Field(default=None, description="largest L2 norm of the prototype of a class")
     votes: Annotated[bool, Only(logits=Not(None))] = Field(
         default=False, description="logits: send the class alone that wins once there is noise on the client's vote"
     )
@@ -75,10 +77,21 @@ class ReplyProtection(Settings):
         return _VOTED if kind is Logits and self.votes else _CLIPPED
 
 
+class SampleProtection(Settings):
+    """DP-SGD in clients' own training; what then leaves is made of it, and has no noise of its own.
+
+    Batches are drawn by Poisson sampling at the rate batch size / samples, so that they amplify.
+    """
+
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False, description="noise on a sum of gradients, over clip")
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="largest L2 norm of a sample's gradient")
+
+
 class PrivacySettings(Settings):
     """Differential privacy of what clients send, in a run."""
 
-    reply: ReplyProtection
+    reply: ReplyProtection | None = Field(default=None, description="noise on what a client sends, as a whole")
+    samples: SampleProtection | None = Field(default=None, description="noise in training, for each of its samples")
     budget: Budget = Field(default_factory=Budget)
     releases: int | None = Field(
         default=None, ge=1, description="protected replies that a client sends at most; None: one a round"
@@ -95,6 +108,10 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _some_noise(self) -> Self:
+        if (self.reply is None) == (self.samples is None):
+            raise ValueError("give one of reply (noise on what is sent) and samples (noise in training)")
+        if self.reply is None:
+            return self
         if self.reply.noise_multiplier is None and self.budget.epsilon is None:
             raise ValueError("how much noise? give reply.noise_multiplier, or budget.epsilon from which it follows")
         if not self.reply.clips:
@@ -105,7 +122,7 @@ class PrivacySettings(Settings):
 
     def resolved(self, steps: Mapping[str, StepSchema], rounds: int) -> PrivacySettings:
         """As sites get it: with noise, without the path of a secret."""
-        if self.reply.noise_multiplier is not None:
+        if self.reply is None or self.reply.noise_multiplier is not None:
             return self.model_copy(update={"secret": None})
         assert self.budget.epsilon is not None
         factor = max((_factor(self.reply, schema) for schema in steps.values()), default=1.0)
@@ -119,6 +136,8 @@ class PrivacySettings(Settings):
 
     def cost(self, schema: StepSchema) -> PrivacyCost | None:
         """What a reply to a step costs, once there is noise; None: there are no tensors in it."""
+        if self.reply is None:
+            return None
         factor = _factor(self.reply, schema)
         assert self.reply.noise_multiplier is not None
         return PrivacyCost(self.reply.noise_multiplier / factor) if factor else None
@@ -126,7 +145,12 @@ class PrivacySettings(Settings):
 
 def protected_steps(settings: PrivacySettings, steps: Mapping[str, StepSchema]) -> dict[str, StepSchema]:
     """Steps whose replies are protected, and cost budget."""
-    return {name: schema for name, schema in steps.items() if schema.kind == "step" and settings.cost(schema)}
+    trained = settings.samples is not None
+    return {
+        name: schema
+        for name, schema in steps.items()
+        if schema.kind == "step" and (settings.cost(schema) or (trained and schema.returns))
+    }
 
 
 def planned_epsilon(settings: PrivacySettings, steps: Mapping[str, StepSchema], rounds: int, delta: float) -> float:
@@ -171,17 +195,19 @@ def uncovered(settings: PrivacySettings, step: str, schema: StepSchema) -> Itera
                 yield f"'{name}' in the reply to '{step}' ({obstacle})"
 
 
-def _obstacle(reply: ReplyProtection, name: str, declared: Declared, schema: StepSchema) -> str:
+def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, schema: StepSchema) -> str:
     kinds = tensor_kinds(declared)
     if not kinds:
         return "" if name == EXAMPLES and declared is int else "a number of the client's own"
+    if reply is None:  # made of weights that were trained with noise
+        return ""
     if Weights in kinds and not (name == UPDATE and schema.receives.get(name) is Weights):
         return "weights that are no update of weights that were sent to the client"
-    covered = [kind for kind in kinds if kind in reply.clips]
-    if not covered:
-        wanted = " or ".join(f"privacy.reply.{_KEYS[kind]}" if kind in _KEYS else kind.kind for kind in kinds)
-        return f"no clipping norm: {wanted}"
-    return ""
+    return "" if any(kind in reply.clips for kind in kinds) else f"no clipping norm: {_keys(kinds)}"
+
+
+def _keys(kinds: Sequence[type[TensorBundle]]) -> str:
+    return " or ".join(f"privacy.reply.{_KEYS[kind]}" if kind in _KEYS else kind.kind for kind in kinds)
 
 
 _KEYS: dict[type[TensorBundle], str] = {
@@ -203,11 +229,6 @@ def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], 
     ]
     if missing:
         raise ConfigError(
-            f"privacy.reply does not cover all that clients of '{method}' send: {'; '.join(missing)}; give what is "
+            f"privacy does not cover all that clients of '{method}' send: {'; '.join(missing)}; give what is "
             "missing, choose another method, or leave privacy out"
         )
-
-
-def scalar_allowed(name: str, value: Scalar, samples: int) -> bool:
-    """Whether a number of a reply says nothing new: it is the count of samples with which the client joined."""
-    return name == EXAMPLES and type(value) is int and value == samples

@@ -15,7 +15,8 @@ from polyfed.core.errors import BudgetError, PayloadError
 from polyfed.core.secret import kept_secret, keyed_digest, read_secret
 from polyfed.federation.accounting import PrivacyCost, epsilon_of, fits
 from polyfed.federation.privacy import Budget, PrivacySettings, uncovered
-from polyfed.federation.release import released
+from polyfed.federation.private_training import PrivateTraining
+from polyfed.federation.release import released, require_known
 from polyfed.federation.spending import Release, SpendingLedger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload
@@ -79,7 +80,7 @@ class PrivacyGuard:
         """What a client has given away."""
         return SpendingLedger(self.folder / f"{client}.jsonl")
 
-    def begin(self, request: Request, received: Payload, schema: StepSchema) -> bytes:
+    def begin(self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None) -> bytes:
         """Before a step: that its replies are covered, and that there is budget for it unless it is asked again.
 
         Returns:
@@ -90,10 +91,9 @@ class PrivacyGuard:
             BudgetError: the client has spent its budget.
         """
         if missing := next(uncovered(self.settings, request.step, schema), None):
-            raise PayloadError(f"differential privacy (privacy.reply) does not cover {missing}")
+            raise PayloadError(f"differential privacy does not cover {missing}")
         about = [request.client, request.step, request.round, request.phase, request.after]
         digest = keyed_digest(self._secret, b"request", json.dumps(about).encode(), payload_digest(received))
-        cost = self.settings.cost(schema) if schema.kind == "step" else None
         if cost is not None:
             with self.ledger(request.client).held() as ledger:
                 spent = ledger.releases()
@@ -101,8 +101,25 @@ class PrivacyGuard:
                     self._require_affordable(request.client, [release.cost for release in spent], cost)
         return digest
 
+    def training(self, digest: bytes, cost: PrivacyCost) -> PrivateTraining | None:
+        """Trains the client in a step with that digest, if it is samples that are protected."""
+        samples = self.settings.samples
+        if samples is None:
+            return None
+        return PrivateTraining(samples, keyed_digest(self._secret, b"samples", digest, self._protection), cost)
+
+    @property
+    def _protection(self) -> bytes:
+        return self.settings.model_dump_json(include={"reply", "samples"}).encode()
+
     def release(
-        self, request: Request, digest: bytes, content: Payload, received: Payload, schema: StepSchema, samples: int
+        self,
+        request: Request,
+        digest: bytes,
+        content: Payload,
+        received: Payload,
+        cost: PrivacyCost | None,
+        samples: int,
     ) -> Payload:
         """The reply to a step as it may leave; what it costs is on disk by then.
 
@@ -110,10 +127,10 @@ class PrivacyGuard:
             PayloadError: it holds what is not covered.
             BudgetError: it would cost more than is left.
         """
-        cost = self.settings.cost(schema)
-        protection = self.settings.reply.model_dump_json().encode()
-        key = keyed_digest(self._secret, b"reply", digest, protection, payload_digest(content))
-        made = released(content, received, self.settings.reply, samples, key)
+        key = keyed_digest(self._secret, b"reply", digest, self._protection, payload_digest(content))
+        require_known(content, samples)
+        reply = self.settings.reply
+        made = content if reply is None else released(content, received, reply, key, samples)
         if cost is None:
             return made
         with self.ledger(request.client).held() as ledger:

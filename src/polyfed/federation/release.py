@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.core.secret import keyed_digest, normal_draws
-from polyfed.federation.privacy import ReplyProtection, scalar_allowed
+from polyfed.federation.privacy import EXAMPLES, ReplyProtection
 from polyfed.wire.payload import Logits, Payload, Prototypes, PublicRows, TensorBundle, Weights
 
 _VARIANCE = "running_var"  # torch's own name; noise must not make one negative
@@ -20,23 +21,20 @@ _GRID = 4096.0  # steps of a released value in a standard deviation of its noise
 _INSIDE = 1 - 1e-12  # rounding must not leave a clipped value outside
 
 
-def released(content: Payload, received: Payload, protection: ReplyProtection, samples: int, key: bytes) -> Payload:
+def released(content: Payload, received: Payload, protection: ReplyProtection, key: bytes, samples: int) -> Payload:
     """A reply with its tensors protected.
 
     Args:
         content: what the step returned.
         received: what it was asked with.
         protection: clipping norms and noise.
-        samples: number of private training samples, which is public.
         key: of the noise; for this reply alone.
+        samples: number of private training samples, which is public.
 
     Raises:
         PayloadError: the reply holds what is not covered.
     """
     fields = dict(content.fields)
-    for name, value in content.scalars.items():
-        if not scalar_allowed(name, value, samples):
-            raise PayloadError(f"'{name}' in the reply is a number that differential privacy does not cover")
     for name, bundle in content.bundles.items():
         clip = protection.clips.get(type(bundle))
         if clip is None:
@@ -51,6 +49,17 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, s
     return Payload(fields)
 
 
+def require_known(content: Payload, samples: int) -> None:
+    """Check that the numbers of a reply say nothing new: no more than how many samples the client joined with.
+
+    Raises:
+        PayloadError: one does.
+    """
+    for name, value in content.scalars.items():
+        if name != EXAMPLES or type(value) is not int or value != samples:
+            raise PayloadError(f"'{name}' in the reply is a number that differential privacy does not cover")
+
+
 def noisy(values: Float64[Tensor, ...], deviation: float, key: bytes) -> Float64[Tensor, ...]:
     """Values with Gaussian noise, rounded to a grid much finer than it.
 
@@ -62,7 +71,7 @@ def noisy(values: Float64[Tensor, ...], deviation: float, key: bytes) -> Float64
     return ((values + deviation * noise) / step).round() * step
 
 
-def clipped_rows(rows: Tensor, clip: float) -> Float64[Tensor, "n d"]:
+def rows_within(rows: Tensor, clip: float) -> Float64[Tensor, "n d"]:
     """Rows [n, d] of norm ``clip`` at most each; longer ones are scaled down."""
     exact = rows.double()
     norms = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
@@ -86,19 +95,19 @@ def _update(
         for name, value in bundle.items()
         if value.is_floating_point()
     }
-    squares = sum((change.square().sum() for change in changes.values()), torch.zeros((), dtype=torch.float64))
-    norm = float(squares) ** 0.5
-    scale = min(1.0, clip / norm * _INSIDE) if norm else 1.0
-    tensors = {}
-    for name, value in bundle.items():
-        start = received[name].to(value.device)
-        if name not in changes:
-            tensors[name] = start.to(value.dtype)
-            continue
-        change = noisy(scale * changes[name], _deviation(protection, clip), keyed_digest(key, name.encode()))
-        new = start.double() + change
-        tensors[name] = (new.clamp_min(0) if name.endswith(_VARIANCE) else new).to(value.dtype)
+    scale = _scale(changes, clip)
+    tensors = {name: received[name].to(value.device, value.dtype) for name, value in bundle.items()}
+    for name, change in changes.items():
+        own = keyed_digest(key, name.encode())
+        new = received[name].to(change.device).double() + noisy(scale * change, _deviation(protection, clip), own)
+        tensors[name] = (new.clamp_min(0) if name.endswith(_VARIANCE) else new).to(bundle[name].dtype)
     return Weights(tensors)
+
+
+def _scale(changes: Mapping[str, Tensor], clip: float) -> float:
+    """Factor by which all changes together have norm ``clip`` at most."""
+    norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
+    return min(1.0, clip / norm * _INSIDE) if norm else 1.0
 
 
 def _rows(bundle: PublicRows, clip: float, protection: ReplyProtection, key: bytes) -> TensorBundle:
@@ -113,7 +122,7 @@ def _rows(bundle: PublicRows, clip: float, protection: ReplyProtection, key: byt
             winner = noisy(_one_hot(value), deviation, own)
             tensors[name] = (clip * _one_hot(winner)).to(value.dtype)
         else:
-            tensors[name] = noisy(clipped_rows(value, clip), deviation, own).to(value.dtype)
+            tensors[name] = noisy(rows_within(value, clip), deviation, own).to(value.dtype)
     return replace(bundle, tensors=tensors)
 
 
@@ -134,7 +143,7 @@ def _prototypes(bundle: Prototypes, clip: float, protection: ReplyProtection, sa
                 f"'{name}' has {classes} classes, more than the client has samples: counts would tell which"
             )
         rows = torch.zeros(classes, own.means.shape[1], dtype=torch.float64, device=own.means.device)
-        rows[own.present] = clipped_rows(own.means, clip)
+        rows[own.present] = rows_within(own.means, clip)
         means = noisy(rows, deviation, keyed_digest(key, name.encode())).to(own.means.dtype)
         counts = torch.full((classes,), samples // classes, dtype=own.counts.dtype, device=own.counts.device)
         tensors |= prototype_tensors(name, ClassMeans(means, counts, torch.ones_like(own.present)))

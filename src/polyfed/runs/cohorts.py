@@ -59,7 +59,7 @@ class Cohorts:
     @cached_property
     def expenses(self) -> Expenses:
         """What clients have given away."""
-        return Expenses(self.experiment)
+        return Expenses(self.experiment, self.server.clients)
 
     def drawn(self, number: int, ledger: Ledger) -> Cohort:
         """The clients of a round."""
