@@ -50,6 +50,12 @@ def test_sampled_steps_are_those_of_the_accountant() -> None:
     assert expected < epsilon_of([PrivacyCost(1.1, steps=60)], 1e-5) / 3  # what sampling is worth
 
 
+def test_weak_noise_is_bounded_by_moments() -> None:
+    accountant = dp_accounting.rdp.RdpAccountant()
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(0.1)), 4)
+    assert epsilon_of([PrivacyCost(0.1, 0.2, 4)], 1e-5) == pytest.approx(accountant.get_epsilon(1e-5))
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0, 20.0])
 def test_noise_that_follows_from_a_budget_spends_it(epsilon: float) -> None:
     cost = PrivacyCost(noise_for(epsilon, 1e-5, 12))

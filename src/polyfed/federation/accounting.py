@@ -14,6 +14,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 
 EXTRA = "privacy"
+_WEAK = 0.25  # noise over sensitivity
 _SLACK = 1e-6  # relative; noise that was calibrated to a budget must fit into it
 
 
@@ -48,7 +49,8 @@ def epsilon_of(costs: Iterable[PrivacyCost], delta: float) -> float:
     """Epsilon at ``delta`` of all these releases together, each of which may depend on those before.
 
     Gaussian mechanisms compose exactly to one (Dong, Roth and Su, J. R. Stat. Soc. B 2022, Corollary 3.3), whose
-    epsilon is that of Balle and Wang (ICML 2018); with sampled steps among them by privacy loss distributions.
+    epsilon is that of Balle and Wang (ICML 2018); with sampled steps among them by privacy loss
+    distributions, or where noise is weak by Renyi divergences, which bound it.
     """
     counted: Counter[tuple[float, float]] = Counter()
     for cost in costs:
@@ -63,12 +65,18 @@ def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float)
     package = accounting()
     if not sampled:
         return float(package.get_epsilon_gaussian(1 / math.sqrt(whole), delta)) if whole else 0.0
-    accountant = importlib.import_module("dp_accounting.pld").PLDAccountant()
+    # privacy losses of weak noise are too large to tabulate; its epsilon is then bounded by Renyi divergences
+    exact = min(noise for noise, _, _ in sampled) >= _WEAK
+    accountant = (_module("pld").PLDAccountant if exact else _module("rdp").RdpAccountant)()
     if whole:
         accountant.compose(package.GaussianDpEvent(1 / math.sqrt(whole)))
     for noise, rate, steps in sampled:
         accountant.compose(package.PoissonSampledDpEvent(rate, package.GaussianDpEvent(noise)), steps)
     return float(accountant.get_epsilon(delta))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"dp_accounting.{name}")
 
 
 def fits(costs: Iterable[PrivacyCost], epsilon: float, delta: float) -> bool:
