@@ -71,6 +71,10 @@ class Algorithm(Component):
     asks_clients: ClassVar[bool] = True
     """Whether clients take part in rounds, and not only in evaluations."""
 
+    learns_by_fit: ClassVar[bool] = False
+    """Whether all that clients learn of private data, they learn by ``client.fit`` of their own samples on the task
+    alone, so that DP-SGD protects all that they send. A class says so for itself: what derives from it may do more."""
+
     needs_public: ClassVar[bool] = False
     """Whether the method cannot work without a public set."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from pydantic import Field, SerializeAsAny
 
@@ -20,6 +21,8 @@ class FedAvg(GlobalModels):
     Other methods that average weights derive from this class and replace what they change: the client half
     (``train``), what becomes of the replies (``aggregate``), the default of ``averaging``, or the round.
     """
+
+    learns_by_fit: ClassVar[bool] = True
 
     averaging: SerializeAsAny[Averaging] = Field(
         default=ByType(), description="how trained weights become the global models: by_type, by_slot, fedcola, fediot"

@@ -86,6 +86,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     share of samples on which some client contradicts the consensus.
     """
 
+    learns_by_fit: ClassVar[bool] = True
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
     only_if: ClassVar[Mapping[str, Condition]] = {
         "server_first": Only(server_epochs=Not(0)) & (OF_FORM | Only(share_head=True)),

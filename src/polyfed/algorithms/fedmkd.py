@@ -59,6 +59,7 @@ class FedMKD(SoftmaxForm, ServerTask):
     ``contrast``; the weights of teachers as arrays.
     """
 
+    learns_by_fit: ClassVar[bool] = True
     only_if: ClassVar[Mapping[str, Condition]] = {"temperature": _CONTRASTS}
 
     kd_epochs: int = Field(default=5, ge=0, description="passes over the exchanged samples that distil a round")

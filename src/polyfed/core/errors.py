@@ -30,6 +30,10 @@ class PayloadError(PolyfedError):
     """A message does not have the declared names, shapes, types or finite values."""
 
 
+class BudgetError(PolyfedError):
+    """A client has given away as much as its privacy budget allows."""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint for an unknown word: the closest valid one, if any is close, and all that would be valid."""
     names = sorted(valid)

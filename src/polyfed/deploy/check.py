@@ -23,6 +23,7 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.deploy.check_network import check_server
+from polyfed.deploy.demands import check_protection
 from polyfed.deploy.files import SiteFolder, is_private
 from polyfed.deploy.findings import Finding, Level, expiry, guarded
 from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
@@ -73,6 +74,7 @@ def _check_config(site: SiteFolder, seed: int) -> Iterator[Finding]:
     for member in population.members.values():
         yield from guarded(f"data of {member.id}", partial(_check_holding, population, member))
         yield from guarded(f"model of {member.id}", partial(_check_model, population, member, config))
+    yield from guarded("protection", lambda: check_protection(config))
     yield from guarded("what leaves", lambda: what_leaves(population, config))
 
 

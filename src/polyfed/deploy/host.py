@@ -14,9 +14,12 @@ from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import is_import_path
 from polyfed.core.untrusted import read_json
+from polyfed.deploy.demands import require_protection
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.flower_node import Host, read_spec
 from polyfed.engines.site import RunSpec, Site
+from polyfed.federation.privacy import Budget
+from polyfed.federation.privacy_guard import PRIVATE
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ def _opened(site_file: Path, text: str) -> Host:
     torch.set_num_threads(config.run.threads)  # sums of floats depend on it
     require_allowed(text, config)
     spec = read_spec(text)
+    require_protection(spec, config)
     folder = config.state_dir / spec.run
     # a run keeps its settings; the same name with others is another run, whose states must not be mixed
     path, announced = folder / "run.json", spec.model_dump_json()
@@ -48,7 +52,16 @@ def _opened(site_file: Path, text: str) -> Host:
     elif RunSpec.model_validate_json(path.read_bytes()) != spec:
         raise RunError(f"run '{spec.run}' is foreign: it was announced here before with other settings ({path})")
     _log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)
-    site = Site.open(config, spec, folder / "clients", vocabulary=folder / "vocabulary", limits=config.limits)
+    demands = config.demands
+    site = Site.open(
+        config,
+        spec,
+        folder / "clients",
+        vocabulary=folder / "vocabulary",
+        limits=config.limits,
+        private=config.state_dir / PRIVATE,
+        budget=None if demands is None else Budget(epsilon=demands.max_epsilon, delta=demands.delta),
+    )
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
 
 

@@ -23,7 +23,10 @@ from polyfed.deploy.settings import (
     load_settings,
     to_yaml,
 )
+from polyfed.federation.privacy import planned_epsilon
 from polyfed.runs.experiment import Experiment, parse_settings
+from polyfed.runs.privacy import resolved_privacy
+from polyfed.wire.schema import steps_of
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
@@ -161,6 +164,8 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     for name in ("dir", "weights_dir", "cache_dir"):  # they were relative to where init was called
         if (path := getattr(experiment.data, name)) is not None:
             content["data"][name] = str(path.resolve())
+    if content["privacy"] is not None:
+        content["privacy"]["secret"] = None  # each site has its own
     content["run"]["engine"] = {
         "name": "flower",
         "superlink": f"127.0.0.1:{address.superlink_port}",
@@ -192,8 +197,21 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
             "algorithms": [experiment.algorithm.component_name()],
             "public_digest": digest,
             "limits": content["run"]["limits"],
+            "demands": _demands(experiment),
         },
     )
+
+
+def _demands(experiment: Experiment) -> dict[str, Any] | None:
+    """Of a protected experiment: the protection that it plans, no less."""
+    settings = resolved_privacy(experiment)
+    if settings is None:
+        return None
+    metrics, delta, rounds = settings.metrics == "clear", settings.budget.delta, experiment.run.rounds
+    # that of DP-SGD depends on how many samples a site has, which nobody knows here
+    planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
+    most = settings.budget.epsilon or planned
+    return {"max_epsilon": most, "delta": delta, "weights": "protected", "metrics": metrics}
 
 
 def _create_site(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -54,6 +54,23 @@ class Connection(Settings):
         return int(self.server.rpartition(":")[2])
 
 
+class ProtectionDemands(Settings):
+    """What a site demands of runs; one that does not meet it is refused before anything is computed."""
+
+    max_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="most that each client gives away by its replies, over all runs together; None: runs without "
+        "privacy may come",
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is meant")
+    weights: Literal["allowed", "protected", "never"] = Field(
+        default="allowed", description="trained weights may leave, with differential privacy only, or not at all"
+    )
+    metrics: bool = Field(default=False, description="whether protected runs may get test metrics as they are")
+
+
 class SiteConfig(SiteSettings):
     """A site: its clients with their data, models and tasks, and what it lets in and out.
 
@@ -69,6 +86,7 @@ class SiteConfig(SiteSettings):
     )
     public_digest: str | None = Field(default=None, description="agreed digest of the public set; None: not compared")
     limits: Limits = Field(default_factory=Limits)
+    demands: ProtectionDemands | None = Field(default=None, description="protection that a run must have; None: none")
     tracebacks: bool = Field(
         default=True, description="whether the server is told the traceback of a failed step, or its message only"
     )
@@ -94,7 +112,9 @@ class SiteConfig(SiteSettings):
         folder, folders = path.resolve().parent, ("dir", "weights_dir", "cache_dir")
         rooted = {key: folder / value for key in folders if (value := getattr(config.data, key)) is not None}
         data = config.data.model_copy(update=rooted)
-        return config.model_copy(update={"state_dir": folder / config.state_dir, "data": data})
+        secret = None if config.secret is None else folder / config.secret
+        located = {"state_dir": folder / config.state_dir, "data": data, "secret": secret}
+        return config.model_copy(update=located)
 
 
 _S = TypeVar("_S", bound=Settings)

@@ -14,18 +14,23 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.core.randomness import generator, isolated
 from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
+from polyfed.engines.handover import detached
+from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Precision
 from polyfed.federation.population import Population
+from polyfed.federation.privacy import Budget, PrivacySettings
+from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
+from polyfed.federation.private_training import PrivateTraining, training_cost
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
@@ -91,6 +96,7 @@ class RunSpec(Settings):
     attackers: tuple[SerializeAsAny[Attack], ...] = Field(
         default=(), description="attacks of simulated clients; sites of a deployment refuse them"
     )
+    privacy: PrivacySettings | None = Field(default=None, description="differential privacy of replies, with its noise")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
@@ -108,6 +114,7 @@ class Site:
         device: where models run.
         evaluation_batch: samples a batch without gradients.
         limits: on what is received.
+        guard: protects replies and accounts for them, in runs with ``privacy``.
     """
 
     federation: Population
@@ -116,6 +123,7 @@ class Site:
     device: torch.device
     evaluation_batch: int = 256
     limits: Limits = field(default_factory=Limits)
+    guard: PrivacyGuard | None = None
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -130,6 +138,8 @@ class Site:
         vocabulary: Path,
         federation: Population | None = None,
         limits: Limits | None = None,
+        private: Path | None = None,
+        budget: Budget | None = None,
     ) -> Site:
         """A site on this machine.
 
@@ -140,6 +150,8 @@ class Site:
             vocabulary: folder of what is learnt from the public set.
             federation: data and models, if they are open already.
             limits: on what is received.
+            private: folder of the secret and the ledgers of privacy; None: beside that of the run's.
+            budget: of privacy that the place allows over all its runs.
 
         Raises:
             PolyfedError: data or device are not there, or the public set is another one.
@@ -160,6 +172,9 @@ class Site:
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
             limits=limits or Limits(),
+            guard=None
+            if spec.privacy is None
+            else PrivacyGuard(spec.privacy, private or folder.parent.parent / PRIVATE, settings.secret, budget),
         )
 
     @property
@@ -213,9 +228,54 @@ class Site:
         received = self.spec.transport.decode(request.payload, limits=self.limits)
         schema.require_request(received)
         received.require_sound(self.limits)
+        perform = self._performed if self.guard is None else self._protected
+        content = perform(request, received, schema, member)
+        if schema.kind == "step":
+            content = self._falsified(request, content, received)
+        return self.spec.transport.encode(content, received)
+
+    def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
+        """What a step returns, with differential privacy."""
+        assert self.guard is not None
+        cost = self._cost(schema, member)
+        digest = self.guard.begin(request, received, schema, cost)
+        training = None if cost is None else self.guard.training(digest, cost)
+        try:
+            content = self._performed(request, received, schema, member, training)
+            schema.require_reply(content)
+            content.require_sound(self.limits)
+        except Exception:
+            # what went wrong may show values, and nobody has put noise on it
+            _log.exception("client %s failed in step %s", request.client, request.step)
+            raise PayloadError(f"step '{request.step}' failed; a protected client does not say how") from None
+        if schema.kind != "step":
+            return content
+        return self.guard.release(request, digest, content, received, cost, self._info[member.id].samples)
+
+    def _cost(self, schema: StepSchema, member: Member) -> PrivacyCost | None:
+        """What the reply to a step costs in privacy, if anything."""
+        privacy, info = self.spec.privacy, self._info[member.id]
+        if privacy is None or schema.kind != "step":
+            return None
+        if privacy.samples is None:
+            return privacy.cost(schema)
+        local = self.spec.algorithm.local_training or LocalTraining()
+        batch = member.settings.training.batch_size
+        return training_cost(privacy.samples, info.samples, batch, local.epochs, local.steps)
+
+    def _performed(
+        self,
+        request: Request,
+        received: Payload,
+        schema: StepSchema,
+        member: Member,
+        training: PrivateTraining | None = None,
+    ) -> Payload:
+        """What a step returns, in memory of its own; what the client keeps is stored."""
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
             client = self._wake(member, version, None if schema.kind == "fresh" else request.after)
+            client.private = training
             try:
                 reply = getattr(self.spec.algorithm, request.step)(client, **received.fields)
             finally:
@@ -225,10 +285,7 @@ class Site:
             if schema.kind == "step" and self.keeps_states:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
-        content = _detached(reply.payload, self._models.get(client.info.architecture))
-        if schema.kind == "step":
-            content = self._falsified(request, content, received)
-        return self.spec.transport.encode(content, received)
+        return detached(reply.payload, self._models.get(client.info.architecture))
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:
@@ -319,31 +376,3 @@ class Site:
                 train = attack.poisoned(train, member, split, self.spec.seed)
             self._data[member.id] = _Data(train, self.federation.test(member), *self._public[key])
         return self._data[member.id]
-
-
-def _detached(payload: Payload, model: Model | None) -> Payload:
-    """The payload with no tensor that shares memory with the model, which serves the next client next."""
-    owners: dict[int, list[Tensor]] = {}
-    for tensor in model.state_dict(keep_vars=True).values() if model is not None else ():
-        owners.setdefault(_memory(tensor), []).append(tensor)
-
-    def own(value: Tensor) -> Tensor:
-        sharing = owners.get(_memory(value))
-        if sharing is None:
-            return value
-        if len(sharing) == 1 and sharing[0].shape == value.shape:
-            # hand the memory over instead of copying it: weights are loaded into the model before its next use
-            sharing[0].data = torch.empty_like(sharing[0])
-            del owners[_memory(value)]
-            return value
-        return value.clone()
-
-    fields = dict(payload.fields)
-    for name, bundle in payload.bundles.items():
-        tensors = {key: own(value) for key, value in bundle.items()}
-        fields[name] = type(bundle)(tensors=tensors, **bundle.attributes())
-    return Payload(fields)
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

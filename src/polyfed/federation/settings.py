@@ -215,3 +215,6 @@ class SiteSettings(Settings):
     public: PublicSettings | None = None
     clients: dict[GroupName, GroupSettings] = Field(description="group name -> clients of a kind that live here")
     run: HostSettings = Field(default_factory=HostSettings)
+    secret: Path | None = Field(
+        default=None, description="file of the secret that noise of differential privacy is drawn from; None: made here"
+    )

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from polyfed.federation.gate import Medians
 from polyfed.federation.server import Server
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places
-from polyfed.runs.events import Callback, ClientDone, Incident, StepStarted
+from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.privacy import Expenses
+from polyfed.runs.records import PRIVACY, SERVER
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import StateVersion
 
@@ -52,6 +55,11 @@ class Cohorts:
     away: set[str] = field(default_factory=set)
     notices: list[tuple[str, str, str]] = field(default_factory=list)
     _waiting_since: float = 0.0
+
+    @cached_property
+    def expenses(self) -> Expenses:
+        """What clients have given away."""
+        return Expenses(self.experiment, self.server.clients)
 
     def drawn(self, number: int, ledger: Ledger) -> Cohort:
         """The clients of a round."""
@@ -131,6 +139,10 @@ class Cohorts:
         for participant, incident, reason in notices:
             self.happened(number, participant, incident, reason)
 
+    def tell_expenses(self, number: int) -> None:
+        """What clients have given away until now."""
+        self.expenses.tell(lambda who, metrics: self.events.handle(Measured(number, who, PRIVACY, metrics)), SERVER)
+
     def _excluded(self, number: int, client: ClientInfo, reason: str, details: str) -> None:
         log.warning("round %d: client %s is excluded: %s", number, client.id, reason)
         self.happened(number, client.id, "client_excluded", reason)
@@ -139,6 +151,7 @@ class Cohorts:
             self.folder.add_traceback(number, client.id, details)
 
     def _asking(self, step: str, clients: Sequence[str]) -> None:
+        self.expenses.note(step, clients)
         self.events.handle(StepStarted(step, clients))
         self._waiting_since = time.monotonic()
 
@@ -155,12 +168,15 @@ class Cohorts:
 
     def facts(self) -> dict[str, Any]:
         """All that lasts."""
-        return {"away": sorted(self.away), "accepted": self.accepted, "medians": self.medians}
+        return {"away": sorted(self.away), "accepted": self.accepted, "medians": self.medians} | (
+            {PRIVACY: self.expenses.asked} if self.expenses.asked else {}
+        )
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Be as a checkpoint says."""
         self.away = set(facts["away"])
         self.accepted = accepted_in(facts)
+        self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
         self.medians = {key: dict(values) for key, values in facts["medians"].items()}
 
 

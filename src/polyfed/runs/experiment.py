@@ -25,6 +25,7 @@ from polyfed.federation.attack import Attack
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.participant import Precision
+from polyfed.federation.privacy import PrivacySettings
 from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (
     DataSettings,
@@ -42,6 +43,7 @@ from polyfed.runs.config_files import read_layers
 from polyfed.runs.sink import Sink
 from polyfed.runs.twins import TwinSettings, twin_content
 from polyfed.wire.limits import Limits
+from polyfed.wire.schema import steps_of
 from polyfed.wire.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -153,6 +155,7 @@ class Experiment(Settings):
     clients: dict[GroupName, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
     algorithm: SerializeAsAny[Algorithm]
     aggregation: AggregationSettings = Field(default_factory=AggregationSettings)
+    privacy: PrivacySettings | None = Field(default=None, description="differential privacy of what clients send")
     run: RunSettings = Field(default_factory=RunSettings)
     twin: TwinSettings | None = Field(default=None, description="run a twin of the experiment in its place")
 
@@ -203,7 +206,8 @@ class Experiment(Settings):
             state_memory=run.state_memory,
         )
         # a simulation hosts its clients as an institution hosts its own: one code path for both
-        return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host)
+        secret = self.privacy.secret.resolve() if self.privacy and self.privacy.secret else None
+        return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host, secret=secret)
 
     def spec(self, run: str, public_order: str) -> RunSpec:
         """What a place that hosts clients must know of a run of this experiment."""
@@ -218,6 +222,7 @@ class Experiment(Settings):
             public_order=public_order,
             keep_models=self.run.keep_client_models,
             attackers=self.run.attackers,
+            privacy=self.privacy and self.privacy.resolved(steps_of(self.algorithm), self.run.rounds),
         )
 
     def to_yaml(self) -> str:

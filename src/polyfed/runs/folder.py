@@ -371,4 +371,9 @@ def _locked(stream: IO[str], kind: int, seconds: float) -> bool:
 
 def _unused(path: Path) -> bool:
     """Whether a folder is empty but for what a run leaves that was killed during its preparations."""
-    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {".lock", "vocabulary", "sites.json"}
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {
+        ".lock",
+        "vocabulary",
+        "sites.json",
+        ".privacy",
+    }

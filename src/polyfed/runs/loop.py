@@ -90,6 +90,7 @@ class Loop:
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
             self.evaluations.measure_server()
             self.evaluations.measure_clients(number, ledger)
+        self.cohorts.tell_expenses(number)
         at_work(SERVER, "saving the round")
         self._complete(number, ledger, time.monotonic() - started)
 

@@ -26,6 +26,8 @@ SITE_REFUSED = "site_refused"
 """Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
 ATTACKER = "attacker"
 """Event before the first round of a client that ``run.attackers`` makes attack."""
+PRIVACY = "privacy"
+"""Kind of the measurements of what clients gave away: epsilon, and number of protected replies."""
 _COLUMNS = {
     "metrics": ("round", "participant", "group", "kind", "metric", "value"),
     "events": ("round", "participant", "event", "reason"),
@@ -120,16 +122,19 @@ class RunRecords:
         warnings: list[str] = []
         lines = list(_lines(folder / "metrics.jsonl", warnings))
         happened = list(_lines(folder / "history.jsonl", warnings))
+        measurements = tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event")
+        config = _parsed(folder / "config.yaml", yaml_content)
+        privacy = _with_privacy(measurements, config)
         events = tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line)
         return cls(
             folder=folder,
-            measurements=tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"),
+            measurements=measurements,
             events=events,
             transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),
-            config=_parsed(folder / "config.yaml", yaml_content),
-            warnings=(*warnings, *filter(None, [untrained_best(folder), _with_attackers(events)])),
+            config=config,
+            warnings=(*warnings, *filter(None, [untrained_best(folder), _with_attackers(events), privacy])),
         )
 
     @property
@@ -274,6 +279,19 @@ def _with_attackers(events: Iterable[EventRecord]) -> str:
     return (
         f"this is an experiment with attackers: run.attackers makes {len(names)} clients attack ({', '.join(names)}), "
         "and no figure is that of an honest federation"
+    )
+
+
+def _with_privacy(measurements: Iterable[Measurement], config: Mapping[str, Any]) -> str:
+    """In words what the clients of a protected run gave away, and what is not counted."""
+    largest = max((record.metrics["epsilon"] for record in measurements if record.kind == PRIVACY), default=None)
+    if largest is None or not (settings := config.get("privacy")):
+        return ""
+    clear = "; test metrics of clients crossed as they are, which this does not cover"
+    return (
+        f"replies of clients are differentially private: no client gave away more than epsilon {largest:.3g} at delta "
+        f"{settings['budget']['delta']:g}, between any two sets of training data of its size"
+        f"{clear if settings['metrics'] == 'clear' else ''}"
     )
 
 

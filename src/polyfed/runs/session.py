@@ -28,6 +28,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.model_folders import KEPT
+from polyfed.runs.privacy import prepare_secret, require_affordable, require_private
 from polyfed.runs.records import SERVER
 from polyfed.runs.robustness import require_attackers, require_cohorts, require_robust, with_conspirators
 from polyfed.runs.saved import save_model
@@ -124,9 +125,12 @@ class Session:
             if step not in steps:
                 raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
         require_robust(cfg)
+        require_private(cfg)
         resolve_device(cfg.run.device)
         self.federation.require_sound()
         require_attackers(cfg, self.federation)
+        require_affordable(cfg, self.federation)
+        prepare_secret(self.hosting)
 
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""

@@ -49,6 +49,11 @@ class Classification(Task):
     bias: bool = Field(default=True, description="whether the classifier has a bias")
 
     @property
+    def is_per_sample(self) -> bool:
+        """Yes, without the term that separates classes."""
+        return not self.separation
+
+    @property
     def primary(self) -> str:
         """``accuracy``."""
         return "accuracy"

@@ -27,6 +27,11 @@ class Task(Component):
         return every if cls.shapes_head is None else cls.shapes_head
 
     @property
+    def is_per_sample(self) -> bool:
+        """Whether the loss of a batch is the mean of losses of its samples, each of which depends on no other."""
+        return False
+
+    @property
     @abstractmethod
     def primary(self) -> str:
         """Name of the metric that selects models; higher is better."""

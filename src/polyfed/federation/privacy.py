@@ -1,0 +1,234 @@
+"""Differential privacy of what clients send: settings, and which fields of a reply they cover."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.federation.accounting import PrivacyCost, epsilon_of, noise_for
+from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
+from polyfed.wire.schema import Declared, StepSchema
+
+EXAMPLES = "num_examples"
+"""The one number that a protected reply may hold: the count with which the client joined, which is taken as public."""
+UPDATE = "weights"
+"""The one field of weights that is protected: as an update of the field of that name that the client received."""
+_INITIAL = ("polyfed.algorithms.algorithm", "Algorithm.initial")  # of untrained weights, before any data
+_CLIPPED, _VOTED = 2.0, math.sqrt(2.0)  # distance of any two replies, in lengths of one; of two one-hot rows
+
+ClippingNorm = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+
+
+class Budget(Settings):
+    """How much a client may give away in all."""
+
+    epsilon: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="at most; a client that has spent it drops out; None: any"
+    )
+    delta: float = Field(
+        default=1e-5, gt=0, lt=1, description="at which epsilon is told; below 1 / samples of a client"
+    )
+
+
+class ReplyProtection(Settings):
+    """Clipping and Gaussian noise on each reply, for a kind of tensors that has a clipping norm; others are refused.
+
+    A reply of norm at most L (that of the update, or row norm x sqrt(rows)) gets noise of standard deviation
+    ``noise_multiplier`` x L in every entry.
+    """
+
+    noise_multiplier: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="noise over length; None: what budget.epsilon allows"
+    )
+    weights: ClippingNorm = Field(default=None, description="largest L2 norm of the update of all weights together")
+    representations: ClippingNorm = Field(
+        default=None, description="largest L2 norm of a public sample's representation"
+    )
+    logits: ClippingNorm = Field(
+        default=None, description="largest L2 norm of the logits of a public sample; of votes, the winner's logit"
+    )
+    prototypes: ClippingNorm = Field(default=None, description="largest L2 norm of the prototype of a class")
+    votes: Annotated[bool, Only(logits=Not(None))] = Field(
+        default=False, description="logits: send the class alone that wins once there is noise on the client's vote"
+    )
+
+    @property
+    def clips(self) -> dict[type[TensorBundle], float]:
+        """Kind of tensors -> clipping norm, of those that have one."""
+        kinds: dict[type[TensorBundle], float | None] = {
+            Weights: self.weights,
+            Representations: self.representations,
+            Logits: self.logits,
+            Prototypes: self.prototypes,
+        }
+        return {kind: clip for kind, clip in kinds.items() if clip is not None}
+
+    def sensitivity(self, kind: type[TensorBundle]) -> float:
+        """Largest distance of what two data sets make of such a field, in lengths of one."""
+        return _VOTED if kind is Logits and self.votes else _CLIPPED
+
+
+class SampleProtection(Settings):
+    """DP-SGD in clients' own training; what then leaves is made of it, and has no noise of its own.
+
+    Batches are drawn by Poisson sampling at the rate batch size / samples, so that they amplify.
+    """
+
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False, description="noise on a sum of gradients, over clip")
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="largest L2 norm of a sample's gradient")
+
+
+class PrivacySettings(Settings):
+    """Differential privacy of what clients send, in a run."""
+
+    reply: ReplyProtection | None = Field(default=None, description="noise on what a client sends, as a whole")
+    samples: SampleProtection | None = Field(default=None, description="noise in training, for each of its samples")
+    budget: Budget = Field(default_factory=Budget)
+    releases: int | None = Field(
+        default=None, ge=1, description="protected replies that a client sends at most; None: one a round"
+    )
+    metrics: Literal["none", "clear"] = Field(
+        default="none",
+        description="metrics of clients' test samples: not sent (needs run.evaluate_clients: false), or sent as they "
+        "are, which no epsilon covers",
+    )
+    secret: Path | None = Field(
+        default=None,
+        description="file of 32 random bytes or more that noise is drawn from; None: made, and kept in the run folder",
+    )
+
+    @model_validator(mode="after")
+    def _some_noise(self) -> Self:
+        if (self.reply is None) == (self.samples is None):
+            raise ValueError("give one of reply (noise on what is sent) and samples (noise in training)")
+        if self.reply is None:
+            return self
+        if self.reply.noise_multiplier is None and self.budget.epsilon is None:
+            raise ValueError("how much noise? give reply.noise_multiplier, or budget.epsilon from which it follows")
+        if not self.reply.clips:
+            raise ValueError(
+                "reply covers nothing: give a clipping norm for weights, representations, logits or prototypes"
+            )
+        return self
+
+    def resolved(self, steps: Mapping[str, StepSchema], rounds: int) -> PrivacySettings:
+        """As sites get it: with noise, without the path of a secret."""
+        if self.reply is None or self.reply.noise_multiplier is not None:
+            return self.model_copy(update={"secret": None})
+        assert self.budget.epsilon is not None
+        factor = max((_factor(self.reply, schema) for schema in steps.values()), default=1.0)
+        noise = factor * noise_for(self.budget.epsilon, self.budget.delta, self.planned_releases(rounds))
+        reply = self.reply.model_copy(update={"noise_multiplier": noise})
+        return self.model_copy(update={"secret": None, "reply": reply})
+
+    def planned_releases(self, rounds: int) -> int:
+        """Replies of a client for which the budget is meant."""
+        return self.releases or rounds
+
+    def cost(self, schema: StepSchema) -> PrivacyCost | None:
+        """What a reply to a step costs, once there is noise; None: there are no tensors in it."""
+        if self.reply is None:
+            return None
+        factor = _factor(self.reply, schema)
+        assert self.reply.noise_multiplier is not None
+        return PrivacyCost(self.reply.noise_multiplier / factor) if factor else None
+
+
+def protected_steps(settings: PrivacySettings, steps: Mapping[str, StepSchema]) -> dict[str, StepSchema]:
+    """Steps whose replies are protected, and cost budget."""
+    trained = settings.samples is not None
+    return {
+        name: schema
+        for name, schema in steps.items()
+        if schema.kind == "step" and (settings.cost(schema) or (trained and schema.returns))
+    }
+
+
+def planned_epsilon(settings: PrivacySettings, steps: Mapping[str, StepSchema], rounds: int, delta: float) -> float:
+    """Epsilon of a client that sends one protected reply a round, or as many as planned, the cheapest of the method's.
+
+    Args:
+        settings: resolved.
+        steps: of the method.
+        rounds: of the run.
+        delta: at which.
+    """
+    costs = [settings.cost(schema) for schema in protected_steps(settings, steps).values()]
+    cheapest = max((cost for cost in costs if cost), key=lambda cost: cost.noise, default=None)
+    return 0.0 if cheapest is None else epsilon_of([cheapest] * settings.planned_releases(rounds), delta)
+
+
+def _factor(reply: ReplyProtection, schema: StepSchema) -> float:
+    """Sensitivity of all fields of a reply together, in lengths of each."""
+    options = [tensor_kinds(declared) for declared in schema.returns.values()]
+    return math.sqrt(sum(max(map(reply.sensitivity, kinds)) ** 2 for kinds in options if kinds))
+
+
+def tensor_kinds(declared: Declared) -> list[type[TensorBundle]]:
+    """The kinds of tensors that a declared field may hold."""
+    options = typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
+    return [kind for kind in options if isinstance(kind, type) and issubclass(kind, TensorBundle)]
+
+
+def uncovered(settings: PrivacySettings, step: str, schema: StepSchema) -> Iterator[str]:
+    """What of the replies to a step is not protected and may say something of private data, in words."""
+    if schema.kind == "fresh":
+        if (schema.function.__module__, schema.function.__qualname__) != _INITIAL:
+            yield f"whatever '{step}' sends of untrained clients"
+    elif schema.kind == "query":
+        if settings.metrics != "clear":
+            yield f"the metrics of '{step}', which are of clients' test samples"
+    else:
+        if schema.others is not None:
+            yield f"numbers in the reply to '{step}', such as losses"
+        for name, declared in schema.returns.items():
+            if obstacle := _obstacle(settings.reply, name, declared, schema):
+                yield f"'{name}' in the reply to '{step}' ({obstacle})"
+
+
+def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, schema: StepSchema) -> str:
+    kinds = tensor_kinds(declared)
+    if not kinds:
+        return "" if name == EXAMPLES and declared is int else "a number of the client's own"
+    if reply is None:  # made of weights that were trained with noise
+        return ""
+    if Weights in kinds and not (name == UPDATE and schema.receives.get(name) is Weights):
+        return "weights that are no update of weights that were sent to the client"
+    return "" if any(kind in reply.clips for kind in kinds) else f"no clipping norm: {_keys(kinds)}"
+
+
+def _keys(kinds: Sequence[type[TensorBundle]]) -> str:
+    return " or ".join(f"privacy.reply.{_KEYS[kind]}" if kind in _KEYS else kind.kind for kind in kinds)
+
+
+_KEYS: dict[type[TensorBundle], str] = {
+    Weights: "weights",
+    Representations: "representations",
+    Logits: "logits",
+    Prototypes: "prototypes",
+}
+
+
+def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], method: str) -> None:
+    """Check that replies of a method's steps hold nothing that is not protected; queries aside, which can be left out.
+
+    Raises:
+        ConfigError: they do; the message names it.
+    """
+    missing = [
+        text for step, schema in steps.items() if schema.kind != "query" for text in uncovered(settings, step, schema)
+    ]
+    if missing:
+        raise ConfigError(
+            f"privacy does not cover all that clients of '{method}' send: {'; '.join(missing)}; give what is "
+            "missing, choose another method, or leave privacy out"
+        )

@@ -1,0 +1,155 @@
+"""The last thing that a reply passes at its client: differential privacy, within the client's budget."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from polyfed.core.errors import BudgetError, PayloadError
+from polyfed.core.secret import kept_secret, keyed_digest, read_secret
+from polyfed.federation.accounting import PrivacyCost, epsilon_of, fits
+from polyfed.federation.privacy import Budget, PrivacySettings, uncovered
+from polyfed.federation.private_training import PrivateTraining
+from polyfed.federation.release import released, require_known
+from polyfed.federation.spending import Release, SpendingLedger
+from polyfed.wire.messages import Request
+from polyfed.wire.payload import Payload
+from polyfed.wire.schema import StepSchema
+
+PRIVATE = ".privacy"
+"""Folder of a place's secret and ledgers, beside those of its runs, whose names begin with a letter or number."""
+
+
+def payload_digest(payload: Payload) -> bytes:
+    """SHA-256 of all that a payload holds, the same on every engine."""
+    digest = hashlib.sha256(json.dumps(payload.scalars, sort_keys=True).encode())
+    for field, bundle in sorted(payload.bundles.items()):
+        digest.update(json.dumps([field, bundle.kind, bundle.attributes()], sort_keys=True).encode())
+        for name, value in sorted(bundle.items()):
+            # a view as bytes: numpy has no bfloat16
+            content = value.detach().cpu().contiguous()
+            digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+            digest.update(content.reshape(-1).view(torch.uint8).numpy().tobytes() if content.numel() else b"")
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class PrivacyGuard:
+    """Protects the replies of the clients of a site, and keeps account of them.
+
+    The noise of a reply comes from the site's secret, the request, the protection and the reply before noise. So the
+    same request has the same answer for nothing; but where a replayed request would make another reply (other data, a
+    GPU), or the same reply would get other noise (another multiplier), the draws are new, as the difference of two
+    replies with one noise would show what it hides.
+
+    Attributes:
+        settings: resolved.
+        folder: where the ledgers are, and the secret if it has no file of its own.
+        secret_file: of the secret; None: made in the folder.
+        site_budget: what the site allows over all runs; None: nothing beyond the run's budget.
+    """
+
+    settings: PrivacySettings
+    folder: Path
+    secret_file: Path | None = None
+    site_budget: Budget | None = None
+
+    @cached_property
+    def _secret(self) -> bytes:
+        return kept_secret(self.folder / "secret") if self.secret_file is None else read_secret(self.secret_file)
+
+    def prepare(self) -> None:
+        """Read or make the secret, before processes that need it begin.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        _ = self._secret
+
+    @property
+    def _budgets(self) -> Sequence[Budget]:
+        return (self.settings.budget, *([self.site_budget] if self.site_budget is not None else []))
+
+    def ledger(self, client: str) -> SpendingLedger:
+        """What a client has given away."""
+        return SpendingLedger(self.folder / f"{client}.jsonl")
+
+    def begin(self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None) -> bytes:
+        """Before a step: that its replies are covered, and that there is budget for it unless it is asked again.
+
+        Returns:
+            The request's digest.
+
+        Raises:
+            PayloadError: the reply would hold what is not covered.
+            BudgetError: the client has spent its budget.
+        """
+        if missing := next(uncovered(self.settings, request.step, schema), None):
+            raise PayloadError(f"differential privacy does not cover {missing}")
+        about = [request.client, request.step, request.round, request.phase, request.after]
+        digest = keyed_digest(self._secret, b"request", json.dumps(about).encode(), payload_digest(received))
+        if cost is not None:
+            with self.ledger(request.client).held() as ledger:
+                spent = ledger.releases()
+                if all(release.request != digest.hex() for release in spent):
+                    self._require_affordable(request.client, [release.cost for release in spent], cost)
+        return digest
+
+    def training(self, digest: bytes, cost: PrivacyCost) -> PrivateTraining | None:
+        """Trains the client in a step with that digest, if it is samples that are protected."""
+        samples = self.settings.samples
+        if samples is None:
+            return None
+        return PrivateTraining(samples, keyed_digest(self._secret, b"samples", digest, self._protection), cost)
+
+    @property
+    def _protection(self) -> bytes:
+        return self.settings.model_dump_json(include={"reply", "samples"}).encode()
+
+    def release(
+        self,
+        request: Request,
+        digest: bytes,
+        content: Payload,
+        received: Payload,
+        cost: PrivacyCost | None,
+        samples: int,
+    ) -> Payload:
+        """The reply to a step as it may leave; what it costs is on disk by then.
+
+        Raises:
+            PayloadError: it holds what is not covered.
+            BudgetError: it would cost more than is left.
+        """
+        key = keyed_digest(self._secret, b"reply", digest, self._protection, payload_digest(content))
+        require_known(content, samples)
+        reply = self.settings.reply
+        made = content if reply is None else released(content, received, reply, key, samples)
+        if cost is None:
+            return made
+        with self.ledger(request.client).held() as ledger:
+            spent = ledger.releases()
+            if all(release.reply != key_name(key) for release in spent):
+                self._require_affordable(request.client, [release.cost for release in spent], cost)
+                ledger.append(Release(digest.hex(), key_name(key), cost))
+        return made
+
+    def _require_affordable(self, client: str, spent: Sequence[PrivacyCost], cost: PrivacyCost) -> None:
+        for budget in self._budgets:
+            if budget.epsilon is not None and not fits([*spent, cost], budget.epsilon, budget.delta):
+                raise BudgetError(
+                    f"client '{client}' has spent its privacy budget: {len(spent)} replies gave away epsilon "
+                    f"{epsilon_of(spent, budget.delta):.3g} at delta {budget.delta:g}, one more would make it "
+                    f"{epsilon_of([*spent, cost], budget.delta):.3g} of {budget.epsilon:g}"
+                )
+
+
+def key_name(key: bytes) -> str:
+    """What the ledger calls a key: not the key itself, whoever reads a ledger could draw the noise from that."""
+    return hashlib.sha256(b"name" + key).hexdigest()

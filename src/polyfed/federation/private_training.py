@@ -1,0 +1,181 @@
+"""DP-SGD: training by clipped gradients of each private sample, noise on their sum, and Poisson sampling.
+
+Source: Abadi et al. (CCS 2016), Algorithm 1; clipping and summing are opacus's (Yousefpour et al. 2021).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.extras import how_to_install
+from polyfed.core.secret import keyed_digest, uniform_draws
+from polyfed.data.samples import Batch, Samples
+from polyfed.federation.accounting import EXTRA, PrivacyCost
+from polyfed.federation.fitting import Fitting
+from polyfed.federation.privacy import SampleProtection
+from polyfed.federation.release import noisy
+from polyfed.federation.stack import TrainingModule
+from polyfed.tasks.task import Task
+
+if TYPE_CHECKING:
+    from polyfed.federation.participant import Participant
+
+
+def training_cost(
+    protection: SampleProtection, samples: int, batch: int, epochs: int, steps: int | None
+) -> PrivacyCost:
+    """What so much training on so many samples costs; a pass has as many steps as one over batches has."""
+    rate = min(1.0, batch / samples)
+    number = epochs * math.ceil(samples / batch) if steps is None else steps
+    return PrivacyCost(protection.noise_multiplier, rate, number)
+
+
+def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
+    """Check that the loss of a batch is a mean over its samples, and that its model looks at each by itself.
+
+    Raises:
+        ConfigError: a loss or a layer mixes samples, so that no gradient is one sample's.
+    """
+    if not task.is_per_sample:
+        raise ConfigError(
+            f"privacy.samples: the loss of {who}'s task '{task.component_name()}' compares samples of a batch, so no "
+            "gradient is one sample's; protect the reply (privacy.reply), or choose a task whose loss is a mean"
+        )
+    mixing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if mixing:
+        raise ConfigError(
+            f"privacy.samples: '{mixing[0]}' of {who}'s model is a batch norm, which mixes samples; choose encoders "
+            "with layer norms or none (blocks, vit, transformer, bag, gru, projection), or protect the reply"
+        )
+
+
+def opacus_optimizers() -> Any:
+    """The module of opacus.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module("opacus.optimizers")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"privacy.samples needs a package: {error}; {how_to_install(EXTRA)}") from error
+
+
+@dataclass
+class PrivateTraining:
+    """Trains a client within one step of a method.
+
+    Attributes:
+        protection: clipping norm and noise.
+        key: of the draws of this step; from the site's secret.
+        cost: what the step is accounted with; it takes no more steps than that.
+    """
+
+    protection: SampleProtection
+    key: bytes
+    cost: PrivacyCost
+    _done: int = 0
+
+    def fit(self, participant: Participant, samples: Samples, epochs: int, steps: int | None) -> int:
+        """Train on the task alone; gives the number of steps, as ``Participant.fit``.
+
+        Raises:
+            ConfigError: the task or the model is not per sample, or more is asked than is accounted for.
+        """
+        require_per_sample(participant.task, participant.model, participant.name)
+        asked = training_cost(self.protection, len(samples), participant.training.batch_size, epochs, steps)
+        if asked.rate != self.cost.rate or self._done + asked.steps > self.cost.steps:
+            raise ConfigError(
+                f"privacy.samples accounts for {self.cost.steps} steps of training on the client's own samples a "
+                f"round, and the method asks for {self._done + asked.steps}, or for other samples"
+            )
+        participant.model.train()
+        one = _PerSample(Fitting(participant, participant.trainer(), samples, 1.0, None, None), self.protection)
+        for _ in participant.epochs(epochs if steps is None else 1):
+            for _ in range(asked.steps // epochs if steps is None else steps):
+                self._step(one, asked.rate)
+        one.forget()
+        return asked.steps
+
+    def _step(self, one: _PerSample, rate: float) -> None:
+        key = keyed_digest(self.key, b"step", self._done.to_bytes(8, "big"))
+        self._done += 1
+        samples = one.fitting.samples
+        chosen = (uniform_draws(keyed_digest(key, b"batch"), len(samples)) < rate).nonzero().flatten()
+        sums = one.clipped_sums(chosen, one.fitting.participant.generator(f"private-{self._done}"))
+        deviation = self.protection.noise_multiplier * self.protection.clip
+        for number, (parameter, total) in enumerate(sums):
+            # of the sum as well: the same step over other data must not have the same noise
+            content = hashlib.sha256(total.cpu().numpy().tobytes()).digest()
+            own = keyed_digest(key, b"noise", number.to_bytes(8, "big"), content)
+            mean = noisy(total.double(), deviation, own) / (rate * len(samples))
+            parameter.grad = mean.to(parameter.dtype)
+        one.fitting.trainer.apply()
+
+
+class _PerSample:
+    """Gradients of single samples, clipped and summed."""
+
+    def __init__(self, fitting: Fitting, protection: SampleProtection) -> None:
+        self.fitting = fitting
+        self._module = TrainingModule(fitting)
+        self._optimizer = opacus_optimizers().DPOptimizer(
+            fitting.trainer.optimizer,
+            noise_multiplier=0.0,  # it comes from the site's secret
+            max_grad_norm=protection.clip,
+            expected_batch_size=None,
+            loss_reduction="sum",
+        )
+        names = [f"model.{name}" for name in fitting.trainer.names]
+        tensors = self._module.tensors
+        self._trained = {name: tensors[name] for name in names}
+        self._fixed = {name: value for name, value in tensors.items() if name not in self._trained}
+
+    def clipped_sums(self, index: Tensor, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parameter -> sum of its gradients over samples, each of which has norm ``clip`` at most over all of them."""
+        self.forget()
+        gradients = self._gradients(index, stream)
+        for name, parameter in self._trained.items():
+            parameter.grad_sample = gradients[name]  # type: ignore[attr-defined]
+        self._optimizer.clip_and_accumulate()
+        return ((parameter, parameter.summed_grad) for parameter in self._trained.values())  # type: ignore[attr-defined]
+
+    def _gradients(self, index: Tensor, stream: torch.Generator) -> dict[str, Tensor]:
+        if not len(index):  # a batch that nobody was drawn for has noise alone
+            return {name: value.new_zeros(0, *value.shape) for name, value in self._trained.items()}
+        batch = self.fitting.samples.batch(index, stream).to(self.fitting.participant.device)
+        weights = {name: value.detach() for name, value in self._trained.items()}
+        found: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
+            weights, _fields(batch)
+        )
+        return found
+
+    def _loss(self, weights: dict[str, Tensor], one: dict[str, Any]) -> Tensor:
+        alone = tree_map(lambda value: value[None], one)
+        loss: Tensor = functional_call(self._module, {**self._fixed, **weights}, (alone,))
+        return loss
+
+    def forget(self) -> None:
+        """Leave nothing of single samples at the parameters, which serve the next client next."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def _fields(batch: Batch) -> dict[str, Any]:
+    return {
+        "inputs": dict(batch.inputs),
+        "targets": dict(batch.targets),
+        "index": batch.index,
+        "items": batch.items,
+        "matches": batch.matches,
+    }

@@ -1,0 +1,150 @@
+"""The mechanisms of differential privacy: a reply as it leaves its client, clipped and with noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
+from polyfed.core.errors import PayloadError
+from polyfed.core.secret import keyed_digest, normal_draws
+from polyfed.federation.privacy import EXAMPLES, ReplyProtection
+from polyfed.wire.payload import Logits, Payload, Prototypes, PublicRows, TensorBundle, Weights
+
+_VARIANCE = "running_var"  # torch's own name; noise must not make one negative
+_GRID = 4096.0  # steps of a released value in a standard deviation of its noise
+_INSIDE = 1 - 1e-12  # rounding must not leave a clipped value outside
+
+
+def released(content: Payload, received: Payload, protection: ReplyProtection, key: bytes, samples: int) -> Payload:
+    """A reply with its tensors protected.
+
+    Args:
+        content: what the step returned.
+        received: what it was asked with.
+        protection: clipping norms and noise.
+        key: of the noise; for this reply alone.
+        samples: number of private training samples, which is public.
+
+    Raises:
+        PayloadError: the reply holds what is not covered.
+    """
+    fields = dict(content.fields)
+    for name, bundle in content.bundles.items():
+        clip = protection.clips.get(type(bundle))
+        if clip is None:
+            raise PayloadError(f"'{name}' in the reply ({bundle.kind}) has no clipping norm in privacy.reply")
+        own = keyed_digest(key, name.encode())
+        if isinstance(bundle, Weights):
+            fields[name] = _update(bundle, received.bundles.get(name, {}), clip, protection, own)
+        elif isinstance(bundle, Prototypes):
+            fields[name] = _prototypes(bundle, clip, protection, samples, own)
+        elif isinstance(bundle, PublicRows):
+            fields[name] = _rows(bundle, clip, protection, own)
+    return Payload(fields)
+
+
+def require_known(content: Payload, samples: int) -> None:
+    """Check that the numbers of a reply say nothing new: no more than how many samples the client joined with.
+
+    Raises:
+        PayloadError: one does.
+    """
+    for name, value in content.scalars.items():
+        if name != EXAMPLES or type(value) is not int or value != samples:
+            raise PayloadError(f"'{name}' in the reply is a number that differential privacy does not cover")
+
+
+def noisy(values: Float64[Tensor, ...], deviation: float, key: bytes) -> Float64[Tensor, ...]:
+    """Values with Gaussian noise, rounded to a grid much finer than it.
+
+    Sums of floating numbers have low bits by which noise can be told from what it hides (Mironov, CCS 2012); the grid
+    takes them off.
+    """
+    noise = normal_draws(key, values.numel()).reshape(values.shape).to(values.device)
+    step = deviation / _GRID
+    return ((values + deviation * noise) / step).round() * step
+
+
+def rows_within(rows: Tensor, clip: float) -> Float64[Tensor, "n d"]:
+    """Rows [n, d] of norm ``clip`` at most each; longer ones are scaled down."""
+    exact = rows.double()
+    norms = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    short: Tensor = exact * (clip / norms * _INSIDE).clamp_max(1.0).nan_to_num(1.0)
+    return short
+
+
+def _deviation(protection: ReplyProtection, length: float) -> float:
+    assert protection.noise_multiplier is not None
+    return protection.noise_multiplier * length
+
+
+def _update(
+    bundle: Weights, received: Mapping[str, Tensor], clip: float, protection: ReplyProtection, key: bytes
+) -> Weights:
+    """Update clipped as one vector, noise in every entry; whole numbers go back as they came."""
+    if absent := next((name for name in bundle if name not in received), None):
+        raise PayloadError(f"'{absent}' of the weights was not sent to the client, so there is no update of it")
+    changes = {
+        name: value.double() - received[name].to(value.device).double()
+        for name, value in bundle.items()
+        if value.is_floating_point()
+    }
+    scale = _scale(changes, clip)
+    tensors = {name: received[name].to(value.device, value.dtype) for name, value in bundle.items()}
+    for name, change in changes.items():
+        own = keyed_digest(key, name.encode())
+        new = received[name].to(change.device).double() + noisy(scale * change, _deviation(protection, clip), own)
+        tensors[name] = (new.clamp_min(0) if name.endswith(_VARIANCE) else new).to(bundle[name].dtype)
+    return Weights(tensors)
+
+
+def _scale(changes: Mapping[str, Tensor], clip: float) -> float:
+    """Factor by which all changes together have norm ``clip`` at most."""
+    norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
+    return min(1.0, clip / norm * _INSIDE) if norm else 1.0
+
+
+def _rows(bundle: PublicRows, clip: float, protection: ReplyProtection, key: bytes) -> TensorBundle:
+    """Every row clipped, or turned into a vote; noise by the length of all rows together."""
+    count = sum(value.numel() // value.shape[-1] for value in bundle.values())
+    votes = protection.votes and isinstance(bundle, Logits)
+    deviation = _deviation(protection, (1.0 if votes else clip) * count**0.5)
+    tensors = {}
+    for name, value in bundle.items():
+        own = keyed_digest(key, name.encode())
+        if votes:
+            winner = noisy(_one_hot(value), deviation, own)
+            tensors[name] = (clip * _one_hot(winner)).to(value.dtype)
+        else:
+            tensors[name] = noisy(rows_within(value, clip), deviation, own).to(value.dtype)
+    return replace(bundle, tensors=tensors)
+
+
+def _one_hot(scores: Tensor) -> Float64[Tensor, "n c"]:
+    return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+
+
+def _prototypes(bundle: Prototypes, clip: float, protection: ReplyProtection, samples: int, key: bytes) -> Prototypes:
+    """A prototype for every class, of noise alone where the client has none, and equal counts."""
+    # which classes a client has, and how often, is private
+    spaces = by_space(bundle, ClassMeans)
+    deviation = _deviation(protection, clip * sum(len(own.present) for own in spaces.values()) ** 0.5)
+    tensors: dict[str, Tensor] = {}
+    for name, own in spaces.items():
+        classes = len(own.present)
+        if classes > samples:
+            raise PayloadError(
+                f"'{name}' has {classes} classes, more than the client has samples: counts would tell which"
+            )
+        rows = torch.zeros(classes, own.means.shape[1], dtype=torch.float64, device=own.means.device)
+        rows[own.present] = rows_within(own.means, clip)
+        means = noisy(rows, deviation, keyed_digest(key, name.encode())).to(own.means.dtype)
+        counts = torch.full((classes,), samples // classes, dtype=own.counts.dtype, device=own.counts.device)
+        tensors |= prototype_tensors(name, ClassMeans(means, counts, torch.ones_like(own.present)))
+    return Prototypes(tensors)

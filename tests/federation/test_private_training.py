@@ -1,0 +1,228 @@
+# ruff: noqa: E402 - skipped where packages are missing
+"""DP-SGD: gradients of single samples against a loop, noise, batches, accounting, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import Tensor
+
+dp_accounting = pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+pytest.importorskip("opacus", reason="opacus is not installed")
+
+from misbehaving import contents, cut_short
+from polyfed import Experiment
+from polyfed.core.errors import ConfigError
+from polyfed.federation.accounting import PrivacyCost
+from polyfed.federation.fitting import Fitting
+from polyfed.federation.participant import Participant
+from polyfed.federation.privacy import SampleProtection
+from polyfed.federation.private_training import PrivateTraining, _PerSample, training_cost
+from polyfed.runs.opened import Run
+from polyfed.runs.runner import resume_run, run_experiment
+from sessions import prepared, woken
+from small_federations import Config, federation_for, plain, topics, training
+
+KEY = b"k" * 32
+
+
+def federation(**settings: Any) -> Config:
+    """Two clients of 60 samples each that tell topics by DP-SGD, in batches of 20."""
+    config = topics(name="fedavg")
+    config["algorithm"]["local_epochs"] = 2
+    config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
+    config["clients"]["text"]["training"] = plain(0.5, 20)
+    config["privacy"] = {"samples": {"noise_multiplier": 1.2, "clip": 0.5}, "metrics": "clear"} | settings
+    config["run"] |= {"rounds": 2, "evaluate_clients": 1}
+    return config
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Participant:
+    return woken(prepared(federation(), tmp_path / "run"), "text-0")
+
+
+def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor]:
+    """Of one sample alone, by autograd."""
+    client.model.zero_grad(set_to_none=True)
+    client.task_loss(samples.batch(torch.tensor([index]), None)).backward()
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in client.model.named_parameters()
+    }
+
+
+def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameters(client: Any) -> None:
+    client.model.eval()
+    chosen = torch.tensor([3, 0, 17, 41])
+    expected: dict[str, Tensor] = {}
+    norms = []
+    for index in chosen.tolist():
+        own = gradients(client, client.train, index)
+        norms.append(sum(float(value.square().sum()) for value in own.values()) ** 0.5)
+        for name, value in own.items():
+            expected[name] = expected.get(name, 0) + value * min(1.0, 0.4 / norms[-1])
+    assert min(norms) > 0.4 or max(norms) > 0.4  # clipping acts
+    client.model.zero_grad(set_to_none=True)
+    one = _PerSample(
+        Fitting(client, client.trainer(), client.train, 1.0, None, None),
+        SampleProtection(noise_multiplier=1.0, clip=0.4),
+    )
+    names = {id(parameter): name for name, parameter in client.model.named_parameters()}
+    found = {names[id(p)]: total.clone() for p, total in one.clipped_sums(chosen, torch.Generator().manual_seed(0))}
+    assert found.keys() == expected.keys()
+    for name, total in found.items():
+        assert torch.allclose(total, expected[name], atol=1e-5), name
+    empty = dict(one.clipped_sums(chosen[:0], torch.Generator()))
+    assert all(float(total.abs().sum()) == 0 for total in empty.values())
+    one.forget()
+    assert all(getattr(p, "grad_sample", None) is None and p.summed_grad is None for p in client.model.parameters())
+
+
+def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums: list[Tensor] = []
+    applied: list[Tensor] = []
+    honest = _PerSample.clipped_sums
+
+    def spying(self: _PerSample, index: Tensor, stream: torch.Generator) -> Any:
+        made = list(honest(self, index, stream))
+        sums.extend(total.clone() for _, total in made)
+        return iter(made)
+
+    monkeypatch.setattr(_PerSample, "clipped_sums", spying)
+    trainer = client.trainer()
+    monkeypatch.setattr(trainer, "apply", lambda: applied.extend(p.grad.clone() for p in client.model.parameters()))
+    protection = SampleProtection(noise_multiplier=3.0, clip=0.2)
+    cost = training_cost(protection, 60, 20, 1, 1)
+    PrivateTraining(protection, KEY, cost).fit(client, client.train, 1, 1)
+    # 20 samples are expected in a batch of which each sums to 0.2 at most
+    noise = torch.cat([(20 * mean - total).flatten() for mean, total in zip(applied, sums, strict=True)])
+    assert kstest(noise.double().numpy() / 0.6, "norm").pvalue > 0.01
+
+
+def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+
+    def spying(self: _PerSample, index: Tensor, stream: torch.Generator) -> Any:
+        drawn.append(index)
+        return iter(())
+
+    monkeypatch.setattr(_PerSample, "clipped_sums", spying)
+    monkeypatch.setattr(client.trainer(), "apply", lambda: None)
+    protection = SampleProtection(noise_multiplier=1.0)
+    for key in (KEY, KEY, b"o" * 32):
+        PrivateTraining(protection, key, PrivacyCost(1.0, 1 / 3, 300)).fit(client, client.train, 1, 300)
+    first, again, other = drawn[:300], drawn[300:600], drawn[600:]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    sizes = torch.tensor([len(index) for index in first]).double()
+    assert float(sizes.mean()) == pytest.approx(20, abs=4 * (60 * 2 / 9 / 300) ** 0.5)
+    assert float(sizes.var()) == pytest.approx(60 * 2 / 9, rel=0.35)  # a fixed size would have none
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "epochs", "steps", "expected"),
+    [
+        (60, 20, 2, None, (1 / 3, 6)),
+        (61, 20, 1, None, (20 / 61, 4)),
+        (60, 20, 1, 5, (1 / 3, 5)),
+        (8, 20, 3, None, (1, 3)),
+    ],
+)
+def test_what_a_round_of_training_costs(samples: int, batch: int, epochs: int, steps: Any, expected: Any) -> None:
+    cost = training_cost(SampleProtection(noise_multiplier=1.5), samples, batch, epochs, steps)
+    assert (cost.rate, cost.steps) == pytest.approx(expected)
+    assert cost.noise == 1.5
+
+
+def finished(config: Config, folder: Path) -> Run:
+    return run_experiment(Experiment.parse(config), folder)
+
+
+def test_epsilon_of_a_run_is_the_accountants(tmp_path: Path) -> None:
+    run = finished(federation(), tmp_path / "run")
+    accountant = dp_accounting.pld.PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(1 / 3, dp_accounting.GaussianDpEvent(1.2))
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 2 * 2 * 3))  # rounds x epochs x steps
+    expected = accountant.get_epsilon(1e-5)
+    assert run.records.last("text-0", "privacy")["epsilon"] == pytest.approx(expected, rel=1e-3)
+    moments = dp_accounting.rdp.RdpAccountant()
+    moments.compose(dp_accounting.SelfComposedDpEvent(event, 12))
+    assert expected < moments.get_epsilon(1e-5) < 1.3 * expected  # a looser bound, of the same size
+
+
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    whole = finished(federation(secret=str(secret)), tmp_path / "whole")
+    cut = cut_short(federation(secret=str(secret)), tmp_path / "cut")
+    assert contents(resume_run(cut)) == contents(whole)
+    assert contents(finished(federation(), tmp_path / "other")) != contents(whole)
+
+
+def test_clipped_gradients_learn(tmp_path: Path) -> None:
+    config = federation(samples={"noise_multiplier": 0.01, "clip": 1.0})
+    config["data"]["sources"]["texts"]["train"] = 600
+    config["clients"]["text"]["training"] = training("adam", 0.02, 32)
+    config["run"]["rounds"] = 6
+    assert finished(config, tmp_path / "run").records.last("text-0")["accuracy"] > 40  # chance is 17 %
+
+
+@pytest.mark.parametrize("method", ["fedet", "fedmkd"])
+def test_methods_whose_replies_are_made_of_the_model_run(tmp_path: Path, method: str) -> None:
+    config = federation_for(method, scores=True)
+    text = config["clients"]["text"]
+    config["clients"] = {"text": text | {"count": 2}}
+    config["privacy"] = {"samples": {"noise_multiplier": 2.0}, "metrics": "clear"}
+    config["run"]["rounds"] = 1
+    assert finished(config, tmp_path / "run").records.last("server", "privacy")["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"algorithm": {"name": "fedprox", "local_epochs": 1}},
+            "clients of 'fedprox' may learn of private data",
+        ),
+        ({"algorithm": {"name": "scaffold", "local_epochs": 1}}, "clients of 'scaffold' may learn"),
+        ({"algorithm": {"name": "fedema", "local_epochs": 1}}, "numbers in the reply to 'fit'"),
+        ({"privacy": {"samples": {"noise_multiplier": 1.2}, "reply": {"weights": 1.0}}}, "give one of reply"),
+        (
+            {"privacy": {"samples": {"noise_multiplier": 1.2}, "metrics": "clear", "budget": {"epsilon": 1.0}}},
+            "budget.epsilon is 1, but 2 replies of 'text-0' cost epsilon",
+        ),
+    ],
+)
+def test_what_dp_sgd_does_not_cover_is_refused(tmp_path: Path, change: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        finished(federation() | change, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_losses_and_layers_that_mix_samples_are_refused_by_name(tiny: Config, tmp_path: Path) -> None:
+    tiny["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
+    with pytest.raises(ConfigError, match="loss of paired-1's task 'retrieval' compares samples of a batch"):
+        finished(tiny, tmp_path / "run")
+    del tiny["clients"]["paired"]
+    with pytest.raises(ConfigError, match=r"'encoders\.image\..*' of image's model is a batch norm, which"):
+        finished(tiny, tmp_path / "run")
+
+
+def test_a_method_cannot_train_beside_it_or_longer_than_is_accounted_for(client: Any) -> None:
+    protection = SampleProtection(noise_multiplier=1.0)
+    client.private = PrivateTraining(protection, KEY, training_cost(protection, 60, 20, 1, None))
+    with pytest.raises(ConfigError, match="the method trains by itself"):
+        client.task_loss(client.train.batch(torch.arange(4), None))
+    with pytest.raises(ConfigError, match="the method adds to it"):
+        client.fit(client.train, epochs=1, regulariser=lambda model, batch: torch.zeros(()))
+    with pytest.raises(ConfigError, match=r"accounts for 3 steps .* asks for 6"):
+        client.fit(client.train, epochs=2)
+    other = replace(client.train.subset(torch.arange(30)))
+    with pytest.raises(ConfigError, match="or for other samples"):
+        client.fit(other, epochs=1)

@@ -1,0 +1,319 @@
+"""Runs with differential privacy: bits on engines and after kills, budgets, what the server can know, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+
+from misbehaving import contents, cut_short
+from polyfed import Experiment
+from polyfed.core.errors import BudgetError, ConfigError, ExchangeError, PayloadError
+from polyfed.core.randomness import generator
+from polyfed.engines.site import Site
+from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.runs.opened import Run, open_run
+from polyfed.runs.runner import resume_run, run_experiment
+from polyfed.wire.messages import Request
+from polyfed.wire.payload import Payload, Weights
+from sessions import prepared, site_of
+from small_federations import Config, classifiers, federation_for, topics
+
+FREE = {"update": None, "refuse": None, "size": None, "weight": None}
+ENGINES: dict[str, Config] = {
+    "serialized": {"name": "local", "serialize": True},
+    "ray": {"name": "ray", "workers": 2},
+    "flower": {"name": "flower", "nodes": 2},
+}
+
+
+def federation(secret: Path | None = None, **privacy: Any) -> Config:
+    """Two clients of FedAvg that tell topics, with noise on their updates."""
+    config = topics(name="fedavg")
+    config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
+    reply = {"weights": 1.0, "noise_multiplier": 4.0} | privacy.pop("reply", {})
+    config["privacy"] = {
+        "reply": reply,
+        "metrics": "clear",
+        "secret": None if secret is None else str(secret),
+    } | privacy
+    config["run"] |= {"bounds": FREE, "rounds": 3, "evaluate_clients": 1}
+    return config
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return path
+
+
+def finished(config: Config, folder: Path, **run_settings: Any) -> Run:
+    return run_experiment(Experiment.parse(config | {"run": config["run"] | run_settings}), folder)
+
+
+# ---- the same bits
+
+
+@pytest.mark.parametrize("engine", ["serialized", "ray", pytest.param("flower", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fedavg", "creamfl"])
+def test_noise_is_the_same_on_every_engine(tmp_path: Path, secret: Path, engine: str, method: str) -> None:
+    config = federation(secret)
+    if method == "creamfl":
+        config = federation_for("creamfl") | {"privacy": config["privacy"] | {"reply": {"representations": 1.0}}}
+        config["privacy"]["budget"] = {"epsilon": 8.0}
+    if engine == "ray":
+        pytest.importorskip("ray", reason="ray is not installed")
+    expected = contents(finished(config, tmp_path / "local").folder)
+    assert contents(finished(config, tmp_path / "other", engine=ENGINES[engine]).folder) == expected
+
+
+def test_packed_clients_have_noise_of_their_own(tmp_path: Path, secret: Path) -> None:
+    runs = [
+        finished(federation(secret), tmp_path / name, rounds=1, engine={"name": "local"} | pack)
+        for name, pack in (("alone", {}), ("packed", {"pack": 2}))
+    ]
+    assert [spent(run.folder) for run in runs] == [[1, 1]] * 2
+
+
+def spent(folder: Path) -> list[int]:
+    return [len(path.read_text().splitlines()) for path in sorted((folder / PRIVATE).glob("*.jsonl"))]
+
+
+def test_one_secret_gives_the_same_bits_another_others_and_none_a_new_one(tmp_path: Path, secret: Path) -> None:
+    first, again = (contents(finished(federation(secret), tmp_path / name).folder) for name in "ab")
+    assert first == again
+    secret.write_bytes(bytes(range(1, 33)))
+    assert contents(finished(federation(secret), tmp_path / "c").folder) != first
+    own = [finished(federation(), tmp_path / name) for name in "de"]
+    assert contents(own[0].folder) != contents(own[1].folder)
+    assert len({(run.folder / PRIVATE / "secret").read_bytes() for run in own}) == 2
+
+
+def test_a_resumed_run_ends_in_the_same_bits_and_spends_nothing_twice(tmp_path: Path, secret: Path) -> None:
+    whole = finished(federation(secret), tmp_path / "whole").folder
+    cut = cut_short(federation(secret), tmp_path / "cut")
+    resume_run(cut)
+    assert contents(cut) == contents(whole)
+    assert spent(cut) == [3, 3]
+    assert open_run(cut).records.last("server", "privacy") == open_run(whole).records.last("server", "privacy")
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from polyfed import Experiment
+from polyfed.wire.transport import Transport
+from polyfed.runs.runner import run_experiment
+out, encode, calls = Path(sys.argv[2]), Transport.encode, []
+def dying(self, payload, received=None):
+    if received is not None:
+        calls.append(payload)
+        if len(calls) == 5:  # the first client's reply of the second round: spent, and not sent
+            os.kill(os.getpid(), 9)
+    return encode(self, payload, received)
+Transport.encode = dying
+run_experiment(Experiment.load(sys.argv[1]), out)
+"""
+
+
+def test_a_kill_between_ledger_and_reply_neither_spends_twice_nor_changes_bits(tmp_path: Path, secret: Path) -> None:
+    config = federation(secret)
+    config["run"]["evaluate_clients"] = False
+    whole = finished(config, tmp_path / "whole").folder
+    (tmp_path / "plan.json").write_text(json.dumps(config))
+    command = [sys.executable, "-c", _KILLED, str(tmp_path / "plan.json"), str(tmp_path / "run")]
+    ended = subprocess.run(command, check=False, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert sorted(spent(tmp_path / "run")) == [2, 3]  # one is ahead of what the server has
+    resume_run(tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(whole)
+    assert spent(tmp_path / "run") == [3, 3]
+
+
+# ---- what the server can know
+
+
+def asked(site: Site, round_number: int = 1) -> tuple[Request, Payload]:
+    client = next(iter(site.federation.members))
+    weights = site._wake(site.federation.members[client], (round_number, 0)).model.state_dict()
+    payload = Payload({"weights": Weights({name: value.clone() for name, value in weights.items()})})
+    return Request(client, "fit", round_number, 0, None, payload), payload
+
+
+def weights_of(site: Site, request: Request) -> dict[str, torch.Tensor]:
+    return dict(site.handle(request).bundles["weights"])
+
+
+def test_a_server_that_knows_the_seed_cannot_take_the_noise_off(tmp_path: Path) -> None:
+    """It knows seed, data and method, so it computes the update itself; what is left would be the noise."""
+    bare = federation()
+    del bare["privacy"]
+    session = prepared(federation(), tmp_path / "private")
+    request, _ = asked(site_of(session))
+    true = weights_of(site_of(prepared(bare, tmp_path / "bare")), request)
+    seen = weights_of(site_of(session), request)
+    name = max(true, key=lambda key: true[key].numel())
+    noise = (seen[name] - true[name]).flatten().double()
+    seed = session.experiment.run.seed
+    parts: list[tuple[int | str, ...]] = [
+        (seed,),
+        (seed, 1, request.client),
+        (seed, 1, request.client, "fit", 0),
+        (seed, 1, request.client, "noise"),
+        (seed, "attack", request.client, "fit", 1, 0),
+    ]
+    guesses = [torch.randn(noise.shape, generator=generator(*part)).double() for part in parts]
+    # another site with another secret: all else is the same
+    other = weights_of(site_of(prepared(federation(), tmp_path / "other")), request)
+    guesses.append((other[name] - true[name]).flatten().double())
+    for guess in guesses:
+        correlation = torch.corrcoef(torch.stack([noise, guess]))[0, 1]
+        assert abs(float(correlation)) < 5 / len(noise) ** 0.5
+    assert float(noise.std()) == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_repeated_request_repeats_its_noise_for_nothing_and_another_costs(tmp_path: Path) -> None:
+    site = site_of(prepared(federation(), tmp_path / "run"))
+    request, payload = asked(site)
+    first, again = weights_of(site, request), weights_of(site, request)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert spent(tmp_path / "run") == [1]
+    other = weights_of(site, replace(request, round=2))
+    assert spent(tmp_path / "run") == [2]
+    assert not any(torch.equal(first[name], other[name]) for name in first if first[name].numel() > 1)
+    moved = Payload({"weights": Weights({name: value + 1e-3 for name, value in payload.bundles["weights"].items()})})
+    weights_of(site, replace(request, payload=moved))
+    assert spent(tmp_path / "run") == [3]
+
+
+def test_another_multiplier_does_not_scale_the_same_noise(tmp_path: Path, secret: Path) -> None:
+    """Or two replies would be two equations for the update and the noise."""
+    request, changes = None, []
+    for number, noise in enumerate((4.0, 8.0)):
+        config = federation(secret, reply={"noise_multiplier": noise})
+        site = site_of(prepared(config, tmp_path / str(number)))
+        request = request or asked(site)[0]
+        received = request.payload.bundles["weights"]
+        made = weights_of(site, request)
+        changes.append(torch.cat([(made[name] - received[name]).flatten() for name in made]).double())
+    assert abs(float(torch.corrcoef(torch.stack(changes))[0, 1])) < 0.05
+
+
+def test_what_goes_wrong_at_a_protected_client_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = site_of(prepared(federation(), tmp_path / "run"))
+    request, _ = asked(site)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("patient 17 has a label that is unknown")
+
+    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", fail)
+    answer = site.answer(request)
+    assert answer.error == "PayloadError: step 'fit' failed; a protected client does not say how"
+    assert "patient" not in answer.details
+
+
+def test_a_query_for_metrics_is_refused_by_the_client_itself(tmp_path: Path) -> None:
+    site = site_of(prepared(federation(metrics="none"), tmp_path / "run"))
+    request, _ = asked(site)
+    with pytest.raises(PayloadError, match="does not cover the metrics of 'assess'"):
+        site.handle(replace(request, step="assess", payload=Payload()))
+
+
+# ---- budgets
+
+
+def test_a_client_that_has_spent_its_budget_changes_nothing_and_drops_out(tmp_path: Path) -> None:
+    config = federation(budget={"epsilon": 3.0})  # two replies of noise 4 / 2 cost 2.9, three 3.7
+    config["run"]["sampling"] = {"cohort": 2}  # so that nobody can say beforehand who is asked how often
+    with pytest.raises(ExchangeError, match=r"round 3: 0 of 2 .*BudgetError: client 'text-0' has spent its privacy"):
+        finished(config, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert spent(run.folder) == [2, 2]
+    assert run.records.last("server", "privacy")["epsilon"] == pytest.approx(2.935, abs=0.01)
+
+
+def test_the_run_goes_on_without_those_who_have_spent_theirs(tmp_path: Path) -> None:
+    config = federation(budget={"epsilon": 3.0})
+    config["run"] |= {"sampling": {"cohort": 1}, "rounds": 6, "min_clients": 0}
+    run = finished(config, tmp_path / "run")
+    assert max(spent(run.folder)) == 2
+    dropped = {event.participant for event in run.records.events if "has spent its privacy budget" in event.reason}
+    assert dropped
+    for client in dropped:
+        assert run.records.last(client, "privacy")["replies"] == 2
+
+
+def test_noise_follows_from_a_budget_and_the_run_spends_just_that(tmp_path: Path) -> None:
+    run = finished(federation(reply={"noise_multiplier": None}, budget={"epsilon": 5.0}), tmp_path / "run")
+    assert run.records.last("server", "privacy")["epsilon"] == pytest.approx(5.0, rel=1e-4)
+    assert [run.records.series("text-0", "replies", "privacy")[k] for k in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_budget_of_the_site_counts_over_its_runs(tmp_path: Path) -> None:
+    site = site_of(prepared(federation(), tmp_path / "run"))
+    from polyfed.federation.privacy import Budget
+
+    assert site.guard is not None
+    site.guard = replace(site.guard, site_budget=Budget(epsilon=2.1))
+    request, _ = asked(site)
+    weights_of(site, request)
+    with pytest.raises(
+        BudgetError, match=r"1 replies gave away epsilon 1.99 at delta 1e-05, one more would make it 2.9"
+    ):
+        weights_of(site, replace(request, round=2))
+    weights_of(site, request)  # what was sent may be sent again
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("method", "privacy", "message"),
+    [
+        ("fedavg", {"reply": {"weights": 1.0}}, "how much noise"),
+        ("fedavg", {"reply": {"noise_multiplier": 1.0}}, "reply covers nothing"),
+        (
+            "fedavg",
+            {"reply": {"representations": 1.0, "noise_multiplier": 1}},
+            "'weights' .*no clipping norm: privacy.re",
+        ),
+        ("scaffold", {}, r"'controls' in the reply to 'controlled_fit' \(weights that are no update"),
+        ("fedema", {}, "numbers in the reply to 'fit', such as losses"),
+        ("fedaid", {}, "numbers in the reply to 'guide'"),
+        ("creamfl", {}, "'representations' .*no clipping norm: privacy.reply.representations"),
+        ("local", {}, "privacy has no effect: clients of 'local' send nothing"),
+        ("fedavg", {"metrics": "none"}, "set run.evaluate_clients: false, or accept it"),
+        ("fedavg", {"budget": {"epsilon": 1.0}}, r"budget.epsilon is 1, but 2 replies .* cost epsilon 2.9"),
+        ("fedavg", {"secret": "/no/such/file"}, "the secret '/no/such/file' cannot be read"),
+        ("fedavg", {"reply": {"weights": 1.0, "noise_multiplier": 1, "votes": True}}, "votes .*has no effect"),
+    ],
+)
+def test_what_would_not_be_protected_is_refused(tmp_path: Path, method: str, privacy: Config, message: str) -> None:
+    config = federation_for(method)
+    default = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
+    config["privacy"] = default | privacy
+    with pytest.raises(ConfigError, match=message):
+        finished(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["fedcola", "fedprox", "moon", "creamfl_averaged", "fedet", "fedmd", "fedproto"])
+def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None:
+    config = classifiers() if method == "fedproto" else federation_for(method)
+    clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
+    config["privacy"] = {"reply": clips, "budget": {"epsilon": 8.0}, "metrics": "clear", "releases": 2}
+    config["run"] |= {"bounds": FREE, "rounds": 1}
+    run = finished(config, tmp_path / "run")
+    assert 0 < run.records.last("server", "privacy")["epsilon"] <= 8.0
