@@ -134,7 +134,7 @@ def presets() -> Iterator[str]:
 def studies() -> Iterator[str]:
     """Every study with its title and size."""
     yield "# Studies"
-    yield "\nTables by one command: `polyfed study run NAME` (see [how to write one](../studies.md))."
+    yield "\nTables by one command: `polyfed study run NAME` (see [how to write one](../how-to/write-a-study.md))."
     entries = {name: Study.load(name) for name in study_files()}
     for own, title in ((True, "polyfed's own"), (False, "Tables and figures of the papers")):
         yield f"\n## {title}\n"
@@ -173,7 +173,7 @@ def api() -> Iterator[str]:
         home = getattr(polyfed, name).__module__
         yield from (f"\n::: {home}.{name}", "    options:", "      show_root_full_path: false")
     yield "\n## For methods of one's own\n"
-    yield f"`from {FOR_METHODS} import ...`; see [add a method](../add-a-method.md).\n"
+    yield f"`from {FOR_METHODS} import ...`; see [add a method](../tutorials/own-method.md).\n"
     yield from (f"\n::: {FOR_METHODS}", "    options:", "      show_root_heading: false", "      heading_level: 3")
 
 

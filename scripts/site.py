@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 OF_THE_PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 """Pages that stand at the root of the repository."""
 
-_OUT_OF_DOCS = re.compile(r"\[([^\]]*)\]\((?:\.\./)?(?=LICENSE|\.\./|src/|tests/|benchmarks/|scripts/)([^)]*)\)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -35,10 +36,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to what the site has no page of, such as code, become its name."""
-    for name in OF_THE_PROJECT:
-        markdown = markdown.replace(f"](../{name})", f"]({name})")
-    return _OUT_OF_DOCS.sub(r"\1 (`\2`)", markdown)
+    """Links to what the site has no page of, such as code, become its name; one that leads nowhere stays for mkdocs."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def changed(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
+        name = target.removeprefix("../")
+        if files.get_file_from_path(target) or not (ROOT / name).is_file():
+            return link[0]
+        if name in OF_THE_PROJECT:
+            return f"[{link[1]}]({posixpath.relpath(name, folder)}{link[3] or ''})"
+        return f"{link[1]} (`{name}`)"
+
+    return _LINK.sub(changed, markdown)
 
 
 def _from_root(name: str) -> str:

@@ -15,7 +15,7 @@ from polyfed.runs.presets import preset_names
 from polyfed.studies.study_files import study_files
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 OPTIONS = {"--seed": "run.seed", "--rounds": "run.rounds", "--engine": "run.engine.name", "--twin": "twin.kind"}
 
 
@@ -51,7 +51,7 @@ def overrides(words: list[str]) -> list[str]:
 
 def test_the_commands_are_seen() -> None:
     places = {place.partition(":")[0] for place, _, _ in of_presets()}
-    assert {"README.md", "quickstart.md", "fedaid.md", "fedcola.md", "results.md", "vqa.md"} <= places
+    assert {"README.md", "ten-minutes.md", "fedaid.md", "fedcola.md", "results.md", "vqa.md"} <= places
 
 
 @pytest.mark.parametrize(("place", "preset", "settings"), of_presets())

@@ -70,13 +70,15 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("file", ["consensus.py", "bounded.py"])
 def test_the_page_shows_the_whole_file(file: str) -> None:
-    shown = blocks("add-a-method.md", "python")
+    shown = blocks("tutorials/own-method.md", "python")
     assert (DOCS / "examples" / file).read_text(encoding="utf-8") in shown
 
 
 def test_what_the_page_names_is_imported_as_it_says() -> None:
-    page = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
-    block = next(text for text in blocks("add-a-method.md", "python") if text.startswith("from polyfed.algorithms"))
+    page = (DOCS / "tutorials/own-method.md").read_text(encoding="utf-8")
+    block = next(
+        text for text in blocks("tutorials/own-method.md", "python") if text.startswith("from polyfed.algorithms")
+    )
     names: dict[str, Any] = {}
     exec(block, names)
     assert {"each", "PayloadError", "client_query"} <= set(names)
@@ -157,8 +159,8 @@ def test_bounded_counts_those_it_cuts_on_any_wire(experiment: dict[str, Any], tm
 def test_a_modality_is_two_classes_and_a_column(
     experiment: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = next(block for block in blocks("add-a-method.md", "python") if "mypackage/sensors.py" in block)
-    settings = next(block for block in blocks("add-a-method.md", "yaml") if "mypackage.sensors" in block)
+    code = next(block for block in blocks("tutorials/own-method.md", "python") if "mypackage/sensors.py" in block)
+    settings = next(block for block in blocks("tutorials/own-method.md", "yaml") if "mypackage.sensors" in block)
     package, folder = tmp_path / "code" / "mypackage", tmp_path / "data" / "machines"
     for path in (package, folder):
         path.mkdir(parents=True)
@@ -184,13 +186,13 @@ def test_a_modality_is_two_classes_and_a_column(
 
 @pytest.mark.parametrize("settings", SECTIONS, ids=lambda kind: str(kind.__name__))
 def test_every_setting_is_described(settings: type[Settings]) -> None:
-    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
     missing = [name for name in settings.model_fields if f"| `{name}` |" not in page]
     assert not missing
 
 
 def test_every_switch_of_creamfl_is_described_with_its_default() -> None:
-    page = (DOCS / "creamfl.md").read_text(encoding="utf-8")
+    page = (DOCS / "explanation" / "creamfl.md").read_text(encoding="utf-8")
     for name, field in CreamFL.model_fields.items():
         found = re.search(rf"^\| `{name}` \| `?([^`|]+)`? \|", page, re.MULTILINE)
         assert found, name
@@ -200,14 +202,17 @@ def test_every_switch_of_creamfl_is_described_with_its_default() -> None:
 
 @pytest.mark.parametrize("method", [FedAFD, EnsembleDistillation])
 def test_every_switch_of_representation_exchange_is_named(method: type[EnsembleDistillation]) -> None:
-    pages = [(DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("fedafd", "representation-exchange")]
+    pages = [
+        (DOCS / "explanation" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("fedafd", "representation-exchange")
+    ]
     missing = [name for name in method.model_fields if not any(f"`{name}`" in page for page in pages)]
     assert not missing
 
 
 def test_tests_links_and_presets_that_pages_name_exist() -> None:
     root = DOCS.parent
-    for page in (root / "README.md", *DOCS.glob("*.md")):
+    for page in (root / "README.md", *DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text):
             assert f"def {name}" in (root / file).read_text(encoding="utf-8"), f"{page.name}: {file}::{name}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 Cli = Callable[..., tuple[int, str, str]]
-OWN_DATA = (Path(__file__).parents[1] / "docs" / "own-data.md").read_text()
+OWN_DATA = (Path(__file__).parents[1] / "docs" / "tutorials" / "own-data.md").read_text()
 
 
 def blocks(page: str, language: str) -> list[str]:

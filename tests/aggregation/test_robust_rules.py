@@ -13,7 +13,7 @@ from polyfed.aggregation.robust_rule import BufferingRule, RobustRule, squared_d
 from polyfed.aggregation.rules.geometric_median import GeometricMedian
 from polyfed.aggregation.rules.krum import scores
 from polyfed.core.errors import ConfigError
-from polyfed.runs.experiment import parse_settings
+from polyfed.core.settings import parse_settings
 
 BUFFERING = ("median", "trimmed_mean", "geometric_median", "krum", "multi_krum")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from aligned_sessions import CLIENTS, Values, events
 from by_hand import copies, play
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.algorithms.feddra import FedDRA
+from polyfed.core.errors import ConfigError
 from polyfed.runs.session import Session
 from polyfed.studies.cells import Places, resolve
 from polyfed.studies.study import Study
@@ -42,14 +42,14 @@ from small_federations import Config, aligned, transformers
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: Config, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         FedAID(**settings)
 
 
 def test_contrastive_guidance_is_possible_in_feddra() -> None:
     """Whose reduction has another default."""
     assert FedDRA(guidance="contrastive", contrast_temperature=0.5).guidance_reduction == "element"
-    with pytest.raises(ValidationError, match="contrast_temperature has no effect with guidance: l2"):
+    with pytest.raises(ConfigError, match="contrast_temperature has no effect with guidance: l2"):
         FedDRA(contrast_temperature=0.5)
 
 

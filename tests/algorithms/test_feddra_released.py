@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
@@ -19,6 +18,7 @@ from fedaid_by_hand import without_statistics
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
 from polyfed.algorithms.feddra import FedDRA
+from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
@@ -242,5 +242,5 @@ def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_options_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         FedDRA(**settings)

@@ -1,4 +1,4 @@
-"""docs/deployment.md, done literally: a server and three sites on loopback train a model together."""
+"""docs/tutorials/three-sites.md, done literally: a server and three sites on loopback train a model together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from federations import MARK, marked, ports, wait_until
 from guide import Block, Guide, blocks
 from lookups import outside, recorded, recording
 
-PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "three-sites.md"
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
+from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack, Conspiracy, FalseUpdate, attacks_by_client
 from polyfed.federation.attacks.little_is_enough import largest_z
 from polyfed.federation.client import ClientInfo
-from polyfed.runs.experiment import Experiment, parse_settings
+from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import prepared, site_of
 from small_federations import Config, topics

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.core.settings import parse_settings
 from polyfed.federation.bounds import Bounds, counted, reaches
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Medians, ReplyGate, WaitingRoom
 from polyfed.federation.norms import ALONG, SENT, SIZE, WHOLE, clipped, excess, median_norms, update_norms
-from polyfed.runs.experiment import RunSettings, parse_settings
+from polyfed.runs.experiment import RunSettings
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Weights
 

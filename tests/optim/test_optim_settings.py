@@ -2,8 +2,8 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
+from polyfed.core.errors import ConfigError
 from polyfed.optim.adamp import AdamP
 from polyfed.optim.settings import OptimizerSettings, Schedule, clip_gradients
 
@@ -42,7 +42,7 @@ def test_nesterov_reaches_those_that_have_it():
     ],
 )
 def test_bad_optimiser_settings_are_refused(values, match):
-    with pytest.raises(ValidationError, match=match):
+    with pytest.raises(ConfigError, match=match):
         OptimizerSettings(**values)
 
 
@@ -89,7 +89,7 @@ def test_warmup_rises_linearly_on_top_of_the_shape():
 
 @pytest.mark.parametrize("values", [{"milestones": (0,)}, {"drop": 0}, {"minimum": 2}, {"t_max": 0}, {"warmup": -1}])
 def test_bad_schedules_are_refused(values):
-    with pytest.raises(ValidationError, match=next(iter(values))):
+    with pytest.raises(ConfigError, match=next(iter(values))):
         Schedule(**values)
 
 

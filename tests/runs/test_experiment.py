@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from polyfed.algorithms.creamfl import CreamFL
 from polyfed.core.errors import ConfigError
 from polyfed.engines.local import InProcess
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.runs.config_files import merged, read_config
-from polyfed.runs.experiment import Experiment
+from polyfed.runs.experiment import Experiment, RunSettings
 from polyfed.runs.presets import presets
 from polyfed.wire.limits import Limits
 
@@ -196,3 +197,30 @@ def test_unknown_presets_and_broken_files(tmp_path: Path) -> None:
     broken.write_text("- 1")
     with pytest.raises(ConfigError, match="must be a mapping"):
         Experiment.load(broken)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"algorithm": "fedavgg"},
+        {"algorithm": {"name": "fedavg", "local_epoch": 1}},
+        {"rnu": {}},
+        {"run": {"sampling": {"cohort": -1}}},
+        {"run": {"engine": {"name": "ray", "workers": 0}}},
+        {"server": {"source": "private"}},
+    ],
+)
+def test_in_python_a_fault_is_told_as_in_a_file(tiny: Config, tmp_path: Path, wrong: Config) -> None:
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(tiny | wrong))
+    with pytest.raises(ConfigError) as in_file:
+        Experiment.load(tmp_path / "wrong.yaml")
+    with pytest.raises(ConfigError) as in_python:
+        Experiment(**(tiny | wrong))
+    assert str(in_python.value) == str(in_file.value)
+
+
+def test_sections_and_methods_built_in_python_name_their_key() -> None:
+    with pytest.raises(ConfigError, match=r"^rounds: .*greater than or equal to 1 \(got 0\)$"):
+        RunSettings(rounds=0)
+    with pytest.raises(ConfigError, match=r"^config: unknown key 'tau'; "):
+        CreamFL(tau=3)  # type: ignore[call-arg]

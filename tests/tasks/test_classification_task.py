@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 from task_samples import identity_model, make_samples
 from torch import nn
 from torch.nn import functional as F
@@ -39,7 +38,7 @@ def test_is_found_by_name_and_survives_a_round_trip():
 
 
 def test_scale_of_a_linear_head_is_refused():
-    with pytest.raises(ValidationError, match="scale has no effect with non_negative: false; it is 128"):
+    with pytest.raises(ConfigError, match="scale has no effect with non_negative: false; it is 128"):
         Classification(scale=128)
 
 

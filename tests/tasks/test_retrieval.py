@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 from task_samples import captioned, identity_model, make_samples
 from torch import nn
 
@@ -38,7 +37,7 @@ def test_is_found_by_name_and_survives_a_round_trip():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         PairRetrieval(**settings)
 
 

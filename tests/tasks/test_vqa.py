@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 from task_samples import identity_model, make_samples
 from torch import nn
 
@@ -53,7 +52,7 @@ def test_is_found_by_name_and_survives_a_round_trip():
 
 @pytest.mark.parametrize("use", [[], ["text", "text"]])
 def test_modalities_that_are_used_are_different_and_some(use):
-    with pytest.raises(ValidationError, match="at least one"):
+    with pytest.raises(ConfigError, match="at least one"):
         VQA(use=use)
 
 

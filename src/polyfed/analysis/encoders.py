@@ -15,14 +15,14 @@ from torch import Tensor
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator, isolated
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, parse_settings
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import ModelSettings
-from polyfed.runs.experiment import parse_settings, read_config
+from polyfed.runs.experiment import read_config
 from polyfed.runs.opened import ServerModel
 
 

@@ -35,12 +35,12 @@ def prepare_command(
     Examples: polyfed prepare photos my-data/photos; polyfed prepare reviews.csv my-data/reviews --split-column fold
     """
     from polyfed.core.activity import heard_by
+    from polyfed.core.settings import parse_settings
     from polyfed.data.preparation import REPORT, prepare_folder
     from polyfed.data.sources.folder import Folder
     from polyfed.reporting.progress import progress_for
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.events import Callbacks
-    from polyfed.runs.experiment import parse_settings
 
     console = Terminal()
     settings: dict[str, Any] = {

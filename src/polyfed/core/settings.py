@@ -14,25 +14,47 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from polyfed.core.declarations import ClassDeclaration, components, declared_component
 from polyfed.core.effects import Condition, Facts, require_effect, require_effects_beneath
-from polyfed.core.errors import nearest
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install
 
 
 class Settings(BaseModel):
     """Immutable, validated settings; an unknown key is an error that names the nearest valid one, and so is a value
-    that is not the default and has no effect (``polyfed.core.effects``)."""
+    that is not the default and has no effect (``polyfed.core.effects``).
+
+    Raises:
+        ConfigError: naming the first wrong key, its value and what would be valid.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     only_if: ClassVar[Mapping[str, Condition]] = {}
     """Conditions of inherited settings in this class; those of its own settings stand beside them."""
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError(first_problem(error)) from error
+
+        __init__.__pydantic_base_init__ = True  # only for who builds settings by hand: what is nested keeps its path
 
     def facts_for(self, key: str) -> Facts:
         """Facts about the surroundings of the settings beneath ``key``, on which their effect may depend."""
@@ -157,3 +179,36 @@ def _imported(name: str, family: type[Component]) -> type[Component]:
     if not (isinstance(kind, type) and issubclass(kind, family)):
         raise ValueError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
     return kind
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
+    """Settings from a mapping.
+
+    Raises:
+        ConfigError: naming the first wrong key, its value and what would be valid.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(first_problem(error)) from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first wrong key with its path, what would be valid, and its value."""
+    path, problem = innermost_problem(error)
+    if problem["type"] == "missing":
+        return f"{'.'.join(path)}: is required and missing"
+    value = problem["input"]
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | type(None)) else ""
+    return f"{'.'.join(path) or 'config'}: {problem['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def innermost_problem(error: ValidationError, prefix: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ErrorDetails]:
+    """Path and details of the first problem: a component is validated within its section, so errors are nested."""
+    problem = error.errors(include_url=False)[0]
+    path = (*prefix, *map(str, problem["loc"]))
+    inner = problem.get("ctx", {}).get("error")
+    return innermost_problem(inner, path) if isinstance(inner, ValidationError) else (path, problem)

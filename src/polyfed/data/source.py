@@ -20,7 +20,7 @@ from polyfed.data.arrow import is_list, is_text, list_lengths
 
 OTHER_LAYOUTS = (
     "pictures in class folders or with a file of captions or labels, and files of texts, load as "
-    "{name: folder, path: FOLDER}; anything else is written as Parquet first (docs/own-data.md)"
+    "{name: folder, path: FOLDER}; anything else is written as Parquet first (docs/tutorials/own-data.md)"
 )
 
 

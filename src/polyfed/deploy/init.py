@@ -10,6 +10,7 @@ from typing import Any
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.files import write_atomically
+from polyfed.core.settings import parse_settings
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
 from polyfed.deploy.flower import link_to
 from polyfed.deploy.gate import caddyfile
@@ -24,7 +25,7 @@ from polyfed.deploy.settings import (
     to_yaml,
 )
 from polyfed.federation.privacy import planned_epsilon
-from polyfed.runs.experiment import Experiment, parse_settings
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.privacy import resolved_privacy
 from polyfed.wire.schema import steps_of
 

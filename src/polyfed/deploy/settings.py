@@ -9,9 +9,9 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.settings import SiteSettings
-from polyfed.runs.experiment import parse_settings, read_config
+from polyfed.runs.experiment import read_config
 from polyfed.wire.limits import Limits
 
 PUBLIC_PORT = 9443

@@ -11,13 +11,14 @@ from typing import NamedTuple
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import isolated
+from polyfed.core.settings import parse_settings
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.view import DataContext
 from polyfed.downstream.bench import FrozenModel
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import Model, ModelSettings
-from polyfed.runs.experiment import parse_settings, read_config
+from polyfed.runs.experiment import read_config
 from polyfed.runs.opened import Run, open_run
 
 

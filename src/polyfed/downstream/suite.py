@@ -9,13 +9,13 @@ from pathlib import Path
 from pydantic import Field, SerializeAsAny
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, parse_settings
 from polyfed.data.source import Source
 from polyfed.downstream.bench import Bench, FrozenModel
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Findings
 from polyfed.federation.settings import DataSettings
-from polyfed.runs.experiment import parse_settings, read_config
+from polyfed.runs.experiment import read_config
 
 
 class Suite(Settings):

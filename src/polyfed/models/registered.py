@@ -41,7 +41,7 @@ def registered_module(name: str, options: Mapping[str, Any]) -> nn.Module:
     if name not in _REGISTERED:
         raise ConfigError(
             f"no module is registered as '{name}' in this process; call polyfed.register_module('{name}', ...) before, "
-            f"or write an encoder in a file (docs/add-a-method.md); {nearest(name, _REGISTERED)}"
+            f"or write an encoder in a file (docs/tutorials/own-method.md); {nearest(name, _REGISTERED)}"
         )
     made = _REGISTERED[name]
     if isinstance(made, nn.Module):

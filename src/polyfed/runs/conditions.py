@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.settings import DataSettings, ServerSettings
-from polyfed.runs.experiment import Experiment, RunSettings, parse_settings, read_config
+from polyfed.runs.experiment import Experiment, RunSettings, read_config
 
 _JUDGING = ("device", "threads", "precision", "evaluation_batch")
 

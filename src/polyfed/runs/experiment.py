@@ -6,17 +6,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
 from polyfed.aggregation.robust_rule import AggregationSettings
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Facts, NoEffectError
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Settings
+from polyfed.core.settings import S, Settings, first_problem, innermost_problem, parse_settings
 from polyfed.core.untrusted import yaml_content
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import InProcess
@@ -231,21 +230,6 @@ class Experiment(Settings):
         return yaml.dump(self.model_dump(mode="json"), Dumper=dumper, sort_keys=False, allow_unicode=True)
 
 
-S = TypeVar("S", bound=Settings)
-
-
-def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
-    """Settings from a mapping.
-
-    Raises:
-        ConfigError: naming the first wrong key, its value and what would be valid.
-    """
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(_first_problem(error)) from error
-
-
 def _without_idle(kind: type[S], content: dict[str, Any], is_own: Callable[[str], bool]) -> S:
     """Settings of the content without what was inherited and has no effect beside what was set on top of it."""
     # one at a time: with one back at its default, another may have an effect again
@@ -253,13 +237,13 @@ def _without_idle(kind: type[S], content: dict[str, Any], is_own: Callable[[str]
         try:
             return kind.model_validate(content)
         except ValidationError as error:
-            section, problem = _innermost(error)
+            section, problem = innermost_problem(error)
             refusal = problem.get("ctx", {}).get("error")
             if not isinstance(refusal, NoEffectError):
-                raise ConfigError(_first_problem(error)) from error
+                raise ConfigError(first_problem(error)) from error
             path = ".".join((*section, refusal.name))  # whose name may be a path itself
             if is_own(path):
-                raise ConfigError(_first_problem(error)) from error
+                raise ConfigError(first_problem(error)) from error
             message = "%s: %s has no effect %s; left at its default, %s"
             log.warning(message, path, refusal.value, refusal.obstacle, refusal.default)
             content = _removed(content, path.split("."))
@@ -321,20 +305,3 @@ def _section(content: Any, key: str, path: str) -> Mapping[str, Any]:
     if content is not None and not isinstance(content, Mapping):
         raise ConfigError(f"--set {path}: '{key}' is below a value, not a section")
     return content or {}
-
-
-def _first_problem(error: ValidationError) -> str:
-    path, problem = _innermost(error)
-    if problem["type"] == "missing":
-        return f"{'.'.join(path)}: is required and missing"
-    value = problem["input"]
-    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | type(None)) else ""
-    return f"{'.'.join(path) or 'config'}: {problem['msg'].removeprefix('Value error, ')}{shown}"
-
-
-def _innermost(error: ValidationError, prefix: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ErrorDetails]:
-    """Path and details of the first problem: a component is validated within its section, so errors are nested."""
-    problem = error.errors(include_url=False)[0]
-    path = (*prefix, *map(str, problem["loc"]))
-    inner = problem.get("ctx", {}).get("error")
-    return _innermost(inner, path) if isinstance(inner, ValidationError) else (path, problem)

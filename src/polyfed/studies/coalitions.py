@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.core.settings import parse_settings
 from polyfed.reporting.compare import Spread
-from polyfed.runs.experiment import Experiment, parse_settings
+from polyfed.runs.experiment import Experiment
 from polyfed.studies.runner import OnProgress
 from polyfed.studies.session import run_study
 from polyfed.studies.study import Study

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Component
-from polyfed.runs.experiment import parse_settings
+from polyfed.core.settings import Component, parse_settings
 from polyfed.runs.opened import Run
 
 

@@ -13,10 +13,10 @@ import yaml
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
+from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, yaml_content
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import PairedSample
-from polyfed.runs.experiment import parse_settings
 from polyfed.studies.cells import CellFigures
 from polyfed.studies.claims import Claim, Judgement, judge
 from polyfed.studies.planning import Chosen, StudyPlan

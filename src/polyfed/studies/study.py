@@ -11,8 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, JsonValue, SerializeAsAny, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.settings import Settings
-from polyfed.runs.experiment import parse_settings
+from polyfed.core.settings import Settings, parse_settings
 from polyfed.runs.twins import TwinSettings
 from polyfed.studies.claims import Claim
 from polyfed.studies.column import ColumnSettings
