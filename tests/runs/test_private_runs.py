@@ -22,6 +22,7 @@ from polyfed.core.errors import BudgetError, ConfigError, ExchangeError, Payload
 from polyfed.core.randomness import generator
 from polyfed.engines.site import Site
 from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.wire.messages import Request
@@ -317,3 +318,26 @@ def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None
     config["run"] |= {"bounds": FREE, "rounds": 1}
     run = finished(config, tmp_path / "run")
     assert 0 < run.records.last("server", "privacy")["epsilon"] <= 8.0
+
+
+# ---- what people are told
+
+
+def test_reports_say_what_was_given_away_and_what_is_not_counted(tmp_path: Path) -> None:
+    result = run(Experiment.parse(federation(budget={"epsilon": 9.0})), tmp_path / "run")
+    said = "no client gave away more than epsilon 3.71 at delta 1e-05, between any two sets of its size of training data"
+    for page in ("report.md", "report.html"):
+        assert said in (result.folder / page).read_text(), page
+        assert "test metrics of clients crossed as they are" in (result.folder / page).read_text()
+    frame = open_run(result.folder).frame("metrics").query("kind == 'privacy' and participant == 'server'")
+    assert list(frame["round"]) == [1, 2, 3]
+    assert list(frame["value"]) == sorted(frame["value"])
+
+
+def test_runs_without_privacy_have_none_of_it(tmp_path: Path) -> None:
+    bare = federation()
+    del bare["privacy"]
+    result = finished(bare, tmp_path / "run", rounds=1)
+    assert not (result.folder / PRIVATE).exists()
+    assert not result.records.warnings
+    assert {record.kind for record in result.records.measurements} == {"test"}

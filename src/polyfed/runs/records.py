@@ -288,9 +288,10 @@ def _with_privacy(measurements: Iterable[Measurement], config: Mapping[str, Any]
     if largest is None or not (settings := config.get("privacy")):
         return ""
     clear = "; test metrics of clients crossed as they are, which this does not cover"
+    neighbours = "sets that differ by one sample" if settings.get("samples") else "any two sets of its size"
     return (
         f"replies of clients are differentially private: no client gave away more than epsilon {largest:.3g} at delta "
-        f"{settings['budget']['delta']:g}, between any two sets of training data of its size"
+        f"{settings['budget']['delta']:g}, between {neighbours} of training data"
         f"{clear if settings['metrics'] == 'clear' else ''}"
     )
 
