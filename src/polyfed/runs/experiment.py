@@ -218,6 +218,7 @@ class Experiment(Settings):
             public_order=public_order,
             keep_models=self.run.keep_client_models,
             attackers=self.run.attackers,
+            secure=self.aggregation.secure,
         )
 
     def to_yaml(self) -> str:

@@ -57,9 +57,9 @@ def test_masked_sums_are_the_plain_ones_whoever_drops_out_when(data: st.DataObje
     members = exchanged(group, [name for name in group if when[name] == "shares"])
     shared = [name for name in group if when[name] != "shares"]
     survivors = [name for name in shared if when[name] != "words"]
-    plain: dict[str, Words] = {
-        name: value.astype(np.uint64 if bits == 64 else np.uint32) for name, value in words_of(group).items()
-    }
+    plain: dict[str, Words] = {**words_of(group)}
+    if bits == 64:
+        plain = {name: value.astype(np.uint64) for name, value in plain.items()}
     sent = {name: group[name].masked(plain[name]) for name in survivors}
     shares = {name: group[name].opened(survivors, REQUIRED) for name in survivors if when[name] == "never"}
     unmasking = Unmasking(CONTEXT, members, shared, REQUIRED(n))

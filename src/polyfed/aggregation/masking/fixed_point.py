@@ -44,12 +44,12 @@ class FixedPoint:
         """Size of a unit in the sum; each client rounds to half of it."""
         return self.range / 2.0 ** (self.bits - 2)
 
-    def encoded(self, values: NDArray[Any], share: float, what: str) -> Words:
+    def encoded(self, values: NDArray[Any], share: float | NDArray[np.float64], what: str) -> Words:
         """A client's values in their words, flat.
 
         Args:
             values: floating, or whole numbers, which have a range and resolution of their own.
-            share: the client's weight over that of all who were asked, from 0 to 1.
+            share: the client's weight over that of all who were asked, from 0 to 1; or one a value.
             what: name of the values, for the error.
 
         Raises:

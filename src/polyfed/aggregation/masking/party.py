@@ -46,7 +46,7 @@ class Party:
         stage: ``keys``, ``shared``, ``ready``, ``sent``: what it has done.
         for_shares, for_masks: private keys.
         seed: of its own mask.
-        members: party -> public half, of those who exchange shares, in their order.
+        members: party -> public half, of those who exchange shares, by name.
         held: party -> its shares as they were made for this one: of its seed, then of its key for masks.
     """
 
@@ -77,10 +77,10 @@ class Party:
         """
         self._at("keys", "shared")
         self._require_members(members)
-        self.members = dict(members)
+        self.members = dict(sorted(members.items()))  # places of shares, the same for all, whatever a wire does
         t, n = threshold(len(members)), len(members)
         pairs = zip(shamir.split(self.seed, n, t), shamir.split(self.for_masks, n, t), strict=True)
-        own = {name: first + second for name, (first, second) in zip(members, pairs, strict=True)}
+        own = {name: first + second for name, (first, second) in zip(self.members, pairs, strict=True)}
         self.held = {self.name: own.pop(self.name)}
         return {name: keys.sealed(self._key(name, self.name, name), text, self.context) for name, text in own.items()}
 

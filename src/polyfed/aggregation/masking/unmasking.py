@@ -17,7 +17,7 @@ class Unmasking:
 
     Attributes:
         context: run, round and step.
-        members: party -> public half, in the order in which shares were dealt out.
+        members: party -> public half, of those among whom shares were dealt out.
         masked: those who received each other's shares; masks run between them.
         threshold: t.
     """
@@ -59,7 +59,7 @@ class Unmasking:
         return words
 
     def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: shamir.Check) -> bytes:
-        places = {name: place for place, name in enumerate(self.members, 1)}
+        places = {name: place for place, name in enumerate(sorted(self.members), 1)}
         held = {places[name]: own[owner] for name, own in shares.items() if owner in own}
         try:
             return shamir.recovered(held, self.threshold, is_right)
