@@ -21,7 +21,7 @@ from polyfed.federation.secure_ask import SecureAsk, SecureSums
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
-from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
+from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema, schema_of
 from polyfed.wire.transport import Transport
 
@@ -196,9 +196,9 @@ class Cohort:
             self.excluded(client, reason, details)
 
         if self.secure is not None and name in self.secure.weights:
-            replies = self._summed(
-                SecureAsk(self.secure, self, name, phase, drop, reply_policy.deadline), fields, check
-            )
+            by_samples = self.secure.weights[name] is not None or Prototypes in schema.returns.values()
+            secure = SecureAsk(self.secure, self, name, phase, drop, reply_policy.deadline, by_samples)
+            replies = self._summed(secure, fields, check)
         else:
             gate = ReplyGate(
                 self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across

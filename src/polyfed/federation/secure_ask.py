@@ -90,6 +90,7 @@ class SecureAsk:
         step, phase: what is asked, and its number in the round.
         drop: puts a client out.
         deadline: seconds for each exchange.
+        by_samples: whether weights are numbers of samples, and not 1.
     """
 
     sums: SecureSums
@@ -98,6 +99,7 @@ class SecureAsk:
     phase: int
     drop: Drop
     deadline: float | None
+    by_samples: bool
     _types: dict[str, _Type] = field(default_factory=dict, init=False)
 
     def requests(self, fields: Mapping[str, Any], each: Callable[[Callable[[ClientInfo], Any]], Any]) -> list[Request]:
@@ -171,7 +173,7 @@ class SecureAsk:
 
     def _shares_of_survivors(self) -> dict[str, dict[str, bytes]]:
         survivors = {
-            client.id: Payload({OPENING: bytes_bundle({other.id: b"" for other in kind.sent})})
+            client.id: Payload({OPENING: bytes_bundle({other.id: b"1" for other in kind.sent})})
             for kind in self._types.values()
             for client in kind.sent
         }
@@ -257,8 +259,7 @@ class SecureAsk:
         return self._types[client.architecture]
 
     def _total(self, kind: _Type) -> int:
-        by_count = self.sums.weights[self.step] is not None
-        return max(1, sum(client.samples for client in kind.asked)) if by_count else len(kind.asked)
+        return max(1, sum(client.samples for client in kind.asked)) if self.by_samples else len(kind.asked)
 
     def _lost(self, client: ClientInfo, reason: str, details: str = "") -> None:
         self._of(client).missing[client.id] = reason
