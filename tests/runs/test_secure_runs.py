@@ -47,6 +47,58 @@ def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path) -> None:
     assert weights(federation(), tmp_path / "a") == weights(federation("unmasked"), tmp_path / "b")
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedprox",
+        "moon",
+        {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}},
+        {"name": "fedproto", "largest_norm": None},
+    ],
+)
+def test_methods_that_need_sums_only_have_them(tmp_path: Path, method: Any) -> None:
+    masked, clear = (weights(federation(how, method=method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
+    assert masked == clear
+
+
+def test_packed_clients_mask_as_others_do(tmp_path: Path) -> None:
+    packed = {"engine": {"name": "local", "pack": 4}}
+    assert weights(federation(**packed), tmp_path / "a") == weights(federation("unmasked", **packed), tmp_path / "b")
+
+
+def test_prototypes_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path) -> None:
+    method = {"name": "fedproto", "largest_norm": None}
+    plain, secure = (prepared(federation(how, method=method), tmp_path / str(how)) for how in (None, "pairwise_masks"))
+    for session in (plain, secure):
+        session.experiment.algorithm.round(session.server, first_cohort(session))
+    expected, got = (session.server.state["prototypes"] for session in (plain, secure))
+    assert expected.keys() == got.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
+
+
+def representing(secure: Any, method: str) -> Config:
+    config = tiny_experiment() | {"aggregation": {"secure": secure}}
+    config["algorithm"] = {"name": method, "local_epochs": 1, "aggregation": "count"}
+    config["clients"] = {name: group | {"count": 3} for name, group in config["clients"].items()}
+    config["run"] |= {"bounds": FREE, "rounds": 1}
+    return config
+
+
+@pytest.mark.parametrize("method", ["creamfl", "fedmd"])
+def test_means_of_representations_are_those_in_the_clear(tmp_path: Path, method: str) -> None:
+    masked, clear = (weights(representing(how, method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
+    assert masked == clear
+    plain, secure = (prepared(representing(how, method), tmp_path / str(how)) for how in (None, "pairwise_masks"))
+    targets = []
+    for session in (plain, secure):
+        algorithm: Any = session.experiment.algorithm
+        outputs = algorithm.server_outputs(session.server)
+        targets.append(algorithm.aggregate(session.server, first_cohort(session), outputs))
+    for name, target in targets[0].items():
+        torch.testing.assert_close(targets[1][name].values, target.values, rtol=0, atol=1e-5)
+
+
 def test_whole_numbers_cost_no_accuracy(tmp_path: Path) -> None:
     plain, secure = (
         run_experiment(Experiment.parse(federation(how, rounds=4)), tmp_path / str(how)).records.last("text-0")
@@ -154,7 +206,9 @@ def test_secrets_are_gone_after_the_round_and_never_sent(tmp_path: Path) -> None
     assert not any(bytes.fromhex(secret) in sent for own in kept.values() for secret in own)
 
 
-def _with(field_name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], step: str, who: str) -> Any:
+def _with(
+    field_name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], step: str, who: str
+) -> Any:
     def changed(request: Request) -> Request:
         if (request.step, request.client) != (step, who):
             return request
@@ -234,14 +288,22 @@ def _changed(config: Config, **sections: Any) -> Config:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (federation(method="scaffold"), r"'scaffold' needs weights, controls, num_examples of each client in its step 'controlled_fit'"),
+        (
+            federation(method="scaffold"),
+            r"'scaffold' needs weights, controls, num_examples of each client in its step 'controlled_fit'",
+        ),
         (federation(method="fedema"), r"'fedema' needs random_views"),
-        (federation_for("creamfl") | {"aggregation": {"secure": "pairwise_masks"}}, r"'creamfl', as it is set"),
+        (
+            federation_for("creamfl") | {"aggregation": {"secure": "pairwise_masks"}},
+            r"algorithm.aggregation 'gca' weighs clients",
+        ),
         (federation(bounds={}), r"run.bounds looks at each; set run.bounds.update=null"),
         (federation(transport={"topk": 0.1}), r"run.transport.topk"),
         (federation(method={"name": "fedavg", "averaging": {"name": "by_type", "mean": "sequential"}}), r"sequential"),
         (federation(attackers={"name": "copied", "clients": 2}), r"run.attackers 'copied'"),
         (_changed(federation(), aggregation={"robust": "median"}), r"aggregation.robust 'median' compares them"),
+        (federation(method="fedproto"), r"algorithm.largest_norm compares the rows of clients; set it to null"),
+        (federation(method={"name": "fedtgp", "largest_norm": None}), r"'fedtgp', as it is set"),
         (federation(clients=2), r"round 1: aggregation.secure needs 3 clients of a type, and type 'text' has 2"),
     ],
 )

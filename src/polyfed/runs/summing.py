@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from polyfed.aggregation.weighting import Weighting
 from polyfed.core.errors import ConfigError
 from polyfed.federation.attack import Conspiracy
 from polyfed.runs.experiment import Experiment
@@ -35,6 +36,13 @@ def _reasons_of_method(experiment: Experiment) -> Iterator[str]:
         yield "algorithm.averaging.mean 'sequential' takes them one after the other; set it to exact"
     if getattr(method, "largest_norm", None) is not None and summed:
         yield "algorithm.largest_norm compares the rows of clients; set it to null"
+    weighting = getattr(method, "aggregation", None)
+    if isinstance(weighting, Weighting) and weighting.component_name() != "count":
+        yield f"algorithm.aggregation '{weighting.component_name()}' weighs clients by what each sends; choose count"
+    if getattr(method, "alignment", "none") != "none":
+        yield "algorithm.alignment maps the representations of each client; set it to none"
+    if getattr(method, "judge_clients", False):
+        yield "algorithm.judge_clients looks at the representations of each client; set it to false"
     if not summed:
         yield f"'{name}', as it is set, needs each of them; choose a method that averages, or leave it out"
     for step, schema in steps_of(method).items():
