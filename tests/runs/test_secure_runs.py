@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from misbehaving import contents, cut_short, happened
+from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
-from polyfed.engines.local import InProcess, LocalEngine
+from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES
-from polyfed.runs.records import RunRecords
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle
@@ -237,7 +236,8 @@ def _swapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_clients_refuse_what_would_unmask_them(tmp_path: Path, changes: Any, reason: str) -> None:
     _, engine = one_round(federation(), tmp_path, changes=changes)
     errors = [answer.error for request, answer in engine.seen if request.client == "text-1" and answer.error]
-    assert errors and reason in errors[0]
+    assert errors
+    assert reason in errors[0]
 
 
 def test_a_client_that_is_asked_twice_for_words_or_shares_refuses(tmp_path: Path) -> None:
@@ -266,7 +266,8 @@ def test_a_site_of_a_secure_run_sends_no_reply_in_the_clear(tmp_path: Path) -> N
     assert isinstance(session.engine, LocalEngine)
     plain = {"weights": session.server.weights_for(session.server.clients[0])}
     answer = session.engine.site.answer(Request("text-0", "fit", 1, 0, None, Payload(plain)))
-    assert answer.error and "no reply goes out in the clear" in answer.error
+    assert answer.error
+    assert "no reply goes out in the clear" in answer.error
 
 
 def test_a_round_that_was_cut_short_begins_with_new_keys_and_ends_in_the_same_bits(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
+from types import UnionType
 
 from polyfed.aggregation.weighting import Weighting
 from polyfed.core.errors import ConfigError
@@ -54,7 +56,8 @@ def _reasons_of_method(experiment: Experiment) -> Iterator[str]:
 
 
 def _is_summed(kind: Declared) -> bool:
-    return isinstance(kind, type) and issubclass(kind, TensorBundle)
+    kinds = typing.get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    return all(issubclass(one, TensorBundle) for one in kinds)
 
 
 def _reasons_of_run(experiment: Experiment) -> Iterator[str]:
