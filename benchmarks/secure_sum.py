@@ -1,7 +1,7 @@
 """What secure aggregation costs over sums in the clear: bytes and time, for ten clients and replies of ten megabytes.
 
-Limit: a round of FedAvg takes at most 1.3 x the bytes and 1.3 x the time of one in the clear, with a pass of local training over
-``--samples`` texts. The ratio without any training is printed beside it: masks cost what they cost, whatever is trained.
+Limit: a round of FedAvg takes at most 1.3 x the bytes and 1.3 x the time of one in the clear, with a pass of local
+training over ``--samples`` texts. The ratio of the arithmetic alone is printed first.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from polyfed.aggregation.masking.fixed_point import Words
 from polyfed.core.errors import PayloadError
 
 KEY_BYTES = 32
+_PIECE = 1 << 15  # words
+_ZEROS = memoryview(bytes(8 * _PIECE))
 _NONCE = bytes(12)  # a key seals one message in its life
 
 
@@ -48,11 +50,19 @@ def derived(secret: bytes, context: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=context).derive(secret)
 
 
-def mask(seed: bytes, length: int, dtype: Any) -> Words:
-    """So many uniform words: the key stream of AES-256 in counter mode; a seed is for one mask."""
-    size = length * np.dtype(dtype).itemsize
-    stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor().update(bytes(size))
-    return np.frombuffer(stream, np.dtype(dtype).newbyteorder("<")).astype(dtype, copy=False)
+def add_mask(words: Words, seed: bytes, *, negative: bool = False) -> None:
+    """Add uniform words in place, or subtract: the key stream of AES-256 in counter mode; a seed is for one mask.
+
+    Piece by piece, so that the stream is in the cache when it is added.
+    """
+    cipher, size = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor(), words.itemsize
+    for start in range(0, len(words), _PIECE):
+        piece: Any = words[start : start + _PIECE]
+        stream = np.frombuffer(cipher.update(_ZEROS[: len(piece) * size]), piece.dtype.newbyteorder("<"))
+        if negative:
+            piece -= stream
+        else:
+            piece += stream
 
 
 def sealed(key: bytes, text: bytes, about: bytes) -> bytes:

@@ -107,15 +107,14 @@ class Party:
     def masked(self, words: Words) -> Words:
         """What it sends in place of its words, once."""
         self._at("ready", "sent")
-        own = keys.mask(own_mask_seed(self.seed, self.context, self.name), len(words), words.dtype)
-        result = words + own
+        result = words.copy()
+        keys.add_mask(result, own_mask_seed(self.seed, self.context, self.name))
         for name in self.held:
             if name == self.name:
                 continue
             public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
             seed = pair_mask_seed(self.for_masks, public, self.context, self.name, name)
-            other = keys.mask(seed, len(words), words.dtype)
-            result = result + other if self.name < name else result - other
+            keys.add_mask(result, seed, negative=self.name > name)
         return result
 
     def opened(self, survivors: Collection[str], threshold: Callable[[int], int]) -> dict[str, bytes]:

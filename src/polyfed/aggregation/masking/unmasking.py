@@ -41,22 +41,20 @@ class Unmasking:
         result = words.copy()
         for name in survivors:
             seed = self._secret(name, shares, lambda secret, name=name: self._is_seed(secret, name))
-            result -= keys.mask(own_mask_seed(seed, self.context, name), len(words), words.dtype)
+            keys.add_mask(result, own_mask_seed(seed, self.context, name), negative=True)
         for name in self.masked:
             if name not in survivors:
                 private = self._secret(name, shares, lambda secret, name=name: self._is_key(secret, name))
-                result = self._without(result, name, private, survivors)
+                self._remove(result, name, private, survivors)
         return result
 
-    def _without(self, words: Words, absent: str, private: bytes, survivors: Sequence[str]) -> Words:
-        """Less the masks that survivors have in common with one who is absent."""
+    def _remove(self, words: Words, absent: str, private: bytes, survivors: Sequence[str]) -> None:
+        """Take off the masks that survivors have in common with one who is absent."""
         for name in survivors:
             public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
             seed = pair_mask_seed(private, public, self.context, absent, name)
-            other = keys.mask(seed, len(words), words.dtype)
             # the survivor added it if its name comes first
-            words = words - other if name < absent else words + other
-        return words
+            keys.add_mask(words, seed, negative=name < absent)
 
     def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: shamir.Check) -> bytes:
         places = {name: place for place, name in enumerate(sorted(self.members), 1)}
