@@ -12,6 +12,7 @@ from jaxtyping import Float
 from pydantic import AfterValidator, Field, SerializeAsAny
 from torch import Tensor
 
+from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.core.settings import Component, Settings
 
 
@@ -76,6 +77,11 @@ class AggregationSettings(Settings):
         default=None,
         description="what a minority of false clients cannot move far: clip, median, trimmed_mean, geometric_median, "
         "krum, multi_krum, agreement; None: replies count as they are, within run.bounds",
+    )
+    secure: SerializeAsAny[SecureSum] | None = Field(
+        default=None,
+        description="sums of which the server sees nothing but the result: pairwise_masks, or unmasked to compare "
+        "with; None: it sees every reply",
     )
 
 

@@ -84,6 +84,13 @@ class Algorithm(Component):
     shares_encoders: ClassVar[bool] = False
     """Whether clients get the server's encoders; they then know its architecture (``Client.guide``)."""
 
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        """Client steps of whose replies the method needs but the mean over the clients of a type: step -> scalar field
+        of the reply that is a client's weight; None: each counts alike. Prototypes count by class.
+        ``aggregation.secure`` sums these unseen."""
+        return {}
+
     def add_modules(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
         global generator.

@@ -96,6 +96,11 @@ class CreamFL(EnsembleDistillation):
         default=GCA(), description="weights over clients (Eq. 4-5): gca, or an ablation: mean, count, iot"
     )
 
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        """Rows, where they are weighted by samples."""
+        return {"fit": "num_examples"} if self.sums_suffice else {}
+
     # ---- server half
 
     def setup(self, server: Server) -> None:

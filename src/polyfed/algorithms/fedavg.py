@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from pydantic import Field, SerializeAsAny
@@ -32,6 +32,11 @@ class FedAvg(GlobalModels):
     def mixes_types(self) -> bool:
         """As the averaging does."""
         return self.averaging.mixes_types
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        """The mean by sample count is all that is used."""
+        return {"fit": "num_examples"}
 
     # ---- server half
 

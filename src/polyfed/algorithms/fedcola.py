@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Literal
 
@@ -57,6 +58,11 @@ class FedCola(FedAvg):
     def mixes_types(self) -> bool:
         """Also by the other modality's weights, which W_out are."""
         return super().mixes_types or self.complement != "none"
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        """The mean by sample count is all that is used."""
+        return {**super().summed, "complemented_fit": "num_examples"}
 
     # ---- server half
 

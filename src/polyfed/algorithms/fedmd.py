@@ -115,6 +115,11 @@ class FedMD(EitherForm, EnsembleDistillation):
         default=None, description="end these once they have converged; the code: {patience: 10, rise: 0.1}; None: all"
     )
 
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        """Rows, where they are weighted by samples."""
+        return {"tell": "num_examples"} if self.sums_suffice else {}
+
     # ---- server half
 
     def setup(self, server: Server) -> None:

@@ -96,6 +96,11 @@ class FedProto(Algorithm):
         """``local_epochs``, or ``local_steps`` if there are any."""
         return LocalTraining(self.local_epochs, self.local_steps)
 
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        """Means weighted by samples are all that is used."""
+        return {"fit": None} if self.weighting == "count" else {}
+
     # ---- server half
 
     def setup(self, server: Server) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -39,6 +39,11 @@ class FedTGP(FedProto):
     server_batch_size: int = Field(default=10, ge=1, description="clients' prototypes a step of the generator")
     server_width: int | None = Field(default=None, ge=1, description="hidden width of the generator; None: d")
     margin_threshold: float = Field(default=100.0, ge=0, le=1e6, description="tau, the largest margin")
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        """None: the generator learns from each client's prototypes."""
+        return {}
 
     def learn(
         self, server: Server, space: str, sent: Sequence[ClassMeans], old: GlobalPrototypes | None

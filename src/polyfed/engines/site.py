@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
+from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
@@ -25,6 +26,7 @@ from polyfed.engines.handover import detached
 from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.mask_keeper import MASKING, MaskKeeper
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Precision
 from polyfed.federation.population import Population
@@ -97,6 +99,9 @@ class RunSpec(Settings):
         default=(), description="attacks of simulated clients; sites of a deployment refuse them"
     )
     privacy: PrivacySettings | None = Field(default=None, description="differential privacy of replies, with its noise")
+    secure: SerializeAsAny[SecureSum] | None = Field(
+        default=None, description="how clients add up their replies, which then leave them in no other form"
+    )
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
@@ -219,6 +224,8 @@ class Site:
             Exception: whatever the step raises.
         """
         schema, member = self._steps.get(request.step), self.federation.members.get(request.client)
+        if self._masks is not None and member is not None and request.step in MASKING:
+            return self._masks.answer(request, request.payload)
         if schema is None:
             method, valid = self.spec.algorithm.component_name(), ", ".join(self._steps)
             raise PayloadError(f"'{request.step}' is not a client step of '{method}'; valid: {valid}")
@@ -226,12 +233,17 @@ class Site:
             valid = ", ".join(self.federation.members)
             raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
         received = self.spec.transport.decode(request.payload, limits=self.limits)
+        masked = None
+        if self._masks is not None and request.step in self.spec.algorithm.summed:
+            received, masked = self._masks.prepared(request, received)
         schema.require_request(received)
         received.require_sound(self.limits)
         perform = self._performed if self.guard is None else self._protected
         content = perform(request, received, schema, member)
         if schema.kind == "step":
             content = self._falsified(request, content, received)
+        if masked is not None:
+            return masked(content, self.spec.algorithm.summed[request.step])
         return self.spec.transport.encode(content, received)
 
     def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
@@ -286,6 +298,11 @@ class Site:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
         return detached(reply.payload, self._models.get(client.info.architecture))
+
+    @cached_property
+    def _masks(self) -> MaskKeeper | None:
+        secure = self.spec.secure
+        return None if secure is None else MaskKeeper(secure, self.spec.run, self.store.folder)
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:

@@ -17,10 +17,11 @@ from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Medians, ReplyGate
 from polyfed.federation.robust_replies import RobustReplies
+from polyfed.federation.secure_ask import SecureAsk, SecureSums
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
-from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
+from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema, schema_of
 from polyfed.wire.transport import Transport
 
@@ -112,6 +113,7 @@ class Cohort:
         reaches: client -> how many times longer than the median its updates may be, as it has more samples.
         across: whether the method averages models of different architectures with each other.
         robust: rule that combines the replies of a type of clients before the method sees them, or None.
+        secure: sums of which the server sees nothing but the result, or None.
         folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> version of its state after its last accepted step; carried from round to round.
         excluded: told of every client that is dropped, with the reason in a line and in detail.
@@ -136,6 +138,7 @@ class Cohort:
     reaches: Mapping[str, float] = field(default_factory=dict)
     across: bool = True
     robust: RobustRule | None = None
+    secure: SecureSums | None = None
     folder: Path | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
@@ -183,12 +186,6 @@ class Cohort:
             start = start.of(client) if isinstance(start, each) else start
             return start if isinstance(start, Weights) else {}
 
-        gate = ReplyGate(
-            self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across
-        )
-        requests = self._requests(name, phase, fields)
-        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
-        self.asking(name, asked)
         reply_policy = self.reply_policy(name)
         reasons: list[str] = []
 
@@ -198,11 +195,22 @@ class Cohort:
             self.clients = tuple(other for other in self.clients if other.id != client.id)
             self.excluded(client, reason, details)
 
-        answers = self.exchange(requests, reply_policy.deadline)
-        arrivals = gate.passed(self._arrivals(requests, answers, gate, schema, check, drop))
-        replies = self._accepted(arrivals, name, phase if schema.kind == "step" else None, drop)
-        if self.robust is not None and schema.kind != "fresh":
-            replies = RobustReplies(self.robust, name, self.clients, self.medians, gate.start).combined(replies)
+        if self.secure is not None and name in self.secure.weights:
+            by_samples = self.secure.weights[name] is not None or Prototypes in schema.returns.values()
+            secure = SecureAsk(self.secure, self, name, phase, drop, reply_policy.deadline, by_samples)
+            replies = self._summed(secure, fields, check)
+        else:
+            gate = ReplyGate(
+                self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across
+            )
+            requests = self._requests(name, phase, fields)
+            # all is laid out by now, so what cannot be sent stops the round before anybody is asked
+            self.asking(name, asked)
+            answers = self.exchange(requests, reply_policy.deadline)
+            arrivals = gate.passed(self._arrivals(requests, answers, gate, schema, check, drop))
+            replies = self._accepted(arrivals, name, phase if schema.kind == "step" else None, drop)
+            if self.robust is not None and schema.kind != "fresh":
+                replies = RobustReplies(self.robust, name, self.clients, self.medians, gate.start).combined(replies)
         for client, payload in replies:
             yield Reply.received(payload, client)
         usable, needed = len(asked) - len(reasons), reply_policy.quorum(len(asked))
@@ -211,6 +219,20 @@ class Cohort:
                 f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
+
+    def _summed(
+        self, ask: SecureAsk, fields: Mapping[str, Any], check: Callable[[Reply], None]
+    ) -> Iterator[tuple[ClientInfo, Payload]]:
+        """The mean of each type in place of its clients' replies."""
+        self.asking(ask.step, [client.id for client in self.clients])
+        requests = ask.requests(fields, each)
+        for client, payload in ask.replies(requests, self.exchange(requests, ask.deadline)):
+            try:
+                payload.require_sound(self.limits)
+                check(Reply.received(payload, client))
+            except PayloadError as error:
+                raise ExchangeError(f"round {self.round}: the sum of '{ask.step}': {error}") from error
+            yield client, payload
 
     def _accepted(
         self, arrivals: Iterator[Arrival], step: str, phase: int | None, drop: Callable[[ClientInfo, str], None]

@@ -15,6 +15,7 @@ from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
 from polyfed.federation.gate import Medians
+from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places
@@ -42,6 +43,7 @@ class Cohorts:
         accepted: client -> version of its state after the last step whose reply was accepted.
         medians: what updates were last like, by which the next are bounded.
         away: clients that were excluded and have not answered since.
+        identity: of the run.
         notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
     """
 
@@ -53,6 +55,7 @@ class Cohorts:
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     medians: Medians = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
+    identity: str = ""
     notices: list[tuple[str, str, str]] = field(default_factory=list)
     _waiting_since: float = 0.0
 
@@ -115,6 +118,7 @@ class Cohorts:
             reaches=self.server.reaches,
             across=self.experiment.algorithm.mixes_types,
             robust=self.experiment.aggregation.robust,
+            secure=self._secure,
             folder=Path(self.folder.path),
             accepted=self.accepted,
             excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
@@ -125,6 +129,12 @@ class Cohorts:
             purpose=purpose,
             first_phase=first_phase,
         )
+
+    @property
+    def _secure(self) -> SecureSums | None:
+        rule = self.experiment.aggregation.secure
+        # a method's sums only: whoever evaluates learns of each client
+        return None if rule is None else SecureSums(rule, self.identity, self.experiment.algorithm.summed)
 
     # ---- what becomes of clients
 

@@ -222,6 +222,7 @@ class Experiment(Settings):
             keep_models=self.run.keep_client_models,
             attackers=self.run.attackers,
             privacy=self.privacy and self.privacy.resolved(steps_of(self.algorithm), self.run.rounds),
+            secure=self.aggregation.secure,
         )
 
     def to_yaml(self) -> str:

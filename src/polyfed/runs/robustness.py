@@ -13,6 +13,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.federation.population import Population
 from polyfed.federation.robust_replies import require_enough
+from polyfed.federation.secure_ask import require_several
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import TensorBundle, Weights
 from polyfed.wire.schema import Declared, steps_of
@@ -46,17 +47,20 @@ def require_robust(experiment: Experiment) -> None:
 
 
 def require_cohorts(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
-    """Check that each round's cohort has enough clients of each type for ``aggregation.robust``.
+    """Check that each round's cohort has enough clients of each type for ``aggregation.robust``, or ``secure``.
 
     Raises:
         ConfigError: naming the first round, the type and its clients.
     """
-    rule, run = experiment.aggregation.robust, experiment.run
-    if rule is None:
+    rule, secure, run = experiment.aggregation.robust, experiment.aggregation.secure, experiment.run
+    if rule is None and secure is None:
         return
     for number in range(1, 2 if run.sampling.cohort is None else run.rounds + 1):
         cohort = run.sampling.draw(clients, generator(run.seed, number, "cohort"))
-        require_enough(rule, cohort, f"round {number}")
+        if rule is not None:
+            require_enough(rule, cohort, f"round {number}")
+        if secure is not None:
+            require_several(cohort, f"round {number}")
 
 
 def returned_bundles(experiment: Experiment) -> set[type[TensorBundle]]:

@@ -33,6 +33,7 @@ from polyfed.runs.records import SERVER
 from polyfed.runs.robustness import require_attackers, require_cohorts, require_robust, with_conspirators
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
+from polyfed.runs.summing import require_summable
 from polyfed.runs.trackers import Trackers
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.schema import steps_of
@@ -126,6 +127,7 @@ class Session:
                 raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
         require_robust(cfg)
         require_private(cfg)
+        require_summable(cfg)
         resolve_device(cfg.run.device)
         self.federation.require_sound()
         require_attackers(cfg, self.federation)
@@ -138,7 +140,15 @@ class Session:
         self.server = build_server(
             self.experiment, self.federation, engine.clients(), self._blueprint, self._server_measured
         )
-        self.cohorts = Cohorts(self.experiment, self.folder, self.server, engine, self.events, notices=self._notices)
+        self.cohorts = Cohorts(
+            self.experiment,
+            self.folder,
+            self.server,
+            engine,
+            self.events,
+            identity=self.identity,
+            notices=self._notices,
+        )
         self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
         require_cohorts(self.experiment, self.server.clients)
         self.experiment.algorithm.require_effects(self.server)

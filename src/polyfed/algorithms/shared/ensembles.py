@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, align
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
+from polyfed.aggregation.weightings.count import Count
 from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.instruments import Judge, mean_norms
@@ -63,6 +64,13 @@ class EnsembleTeacher(PublicExchange):
     def keeps_rows(self) -> bool:
         """Whether the server learns from each client's rows, not from their mean alone."""
         return False
+
+    @property
+    def sums_suffice(self) -> bool:
+        """Whether the server needs but the mean of the clients' rows by sample count."""
+        return (
+            type(self.aggregation) is Count and self.alignment == "none" and not (self.keeps_rows or self.judge_clients)
+        )
 
     def facts_for(self, key: str) -> Facts:
         """What crosses, for weightings."""

@@ -1,0 +1,148 @@
+"""What secure aggregation costs over sums in the clear: bytes and time, for ten clients and replies of ten megabytes.
+
+Limit: a round of FedAvg takes at most 1.3 x the bytes and 1.3 x the time of one in the clear, with a pass of local
+training over ``--samples`` texts. The ratio of the arithmetic alone is printed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import torch
+
+from polyfed import Experiment
+from polyfed.aggregation.masking.fixed_point import FixedPoint, total
+from polyfed.aggregation.masking.party import Party, context_of
+from polyfed.aggregation.masking.unmasking import Unmasking
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
+from polyfed.runs.runner import run_experiment
+
+LIMIT = 1.3
+
+
+def experiment(secure: str | None, clients: int, megabytes: float, samples: int) -> Experiment:
+    """Clients that tell topics of texts, with a table of words of so many megabytes."""
+    view = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": int(megabytes * 1e6 / 4 / 100)}}
+    sgd = {"optimizer": {"kind": "sgd", "lr": 0.1}, "batch_size": 16}
+    texts: dict[str, Any] = {"name": "scenes", "train": clients * samples, "validation": 8, "test": 8, "size": 16}
+    unbounded = {"update": None, "refuse": None, "size": None, "weight": None}
+    group = {
+        "count": clients,
+        "source": "texts",
+        "model": {"dim": 16, "encoders": {"text": {"name": "bag", "width": 100, "view": view}}},
+        "task": {"name": "classification", "target": "topic"},
+        "training": sgd,
+    }
+    return Experiment.parse(
+        {
+            "name": "secure-sum",
+            "data": {"sources": {"texts": texts | {"columns": {"text": "text"}, "targets": {"topic": "topic"}}}},
+            "clients": {"text": group},
+            "algorithm": {"name": "fedavg", "local_epochs": 1},
+            "aggregation": {"secure": secure},
+            "run": {
+                "rounds": 3,
+                "threads": 1,
+                "device": "cpu",
+                "plots": False,
+                "evaluate_clients": 3,
+                "bounds": unbounded,
+                "engine": {"name": "local", "serialize": True},
+            },
+        }
+    )
+
+
+def rounds(clients: int, megabytes: float, samples: int) -> None:
+    """Bytes and time of whole runs, which differ in nothing else."""
+    bytes_of, seconds = dict[str, int](), dict[str, float]()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("warm", "plain", "masked"):
+            settings = experiment("pairwise_masks" if name == "masked" else None, clients, megabytes, samples)
+            started = time.process_time()
+            run = run_experiment(settings, Path(folder) / name)
+            seconds[name] = time.process_time() - started
+            bytes_of[name] = run.records.total_bytes()
+    ratios = bytes_of["masked"] / bytes_of["plain"], seconds["masked"] / seconds["plain"]
+    for what, ratio in zip(("bytes", "time"), ratios, strict=True):
+        harness.report(
+            f"round_{what}",
+            ratio=ratio,
+            against="the same run in the clear, training included (smaller is better)",
+            limit=LIMIT,
+            within=ratio <= LIMIT,
+            clients=clients,
+            megabytes=megabytes,
+            samples=samples,
+            seconds=seconds["masked"],
+        )
+
+
+def sums(clients: int, megabytes: float, repeats: int) -> None:
+    """Time of the arithmetic alone, against a mean of the same numbers."""
+    length, numbers, rule = int(megabytes * 1e6 / 4), FixedPoint(), PairwiseMasks()
+    tensors = [torch.randn(length) for _ in range(clients)]
+
+    def plain() -> object:
+        mean = WeightedMean()
+        for tensor in tensors:
+            mean.add({"w": tensor}, 1.0)
+        return mean.result()
+
+    def laid_out() -> list[Any]:
+        return [numbers.encoded(tensor.numpy(), 1 / clients, "w") for tensor in tensors]
+
+    def unmasked() -> object:
+        return numbers.mean(total(laid_out()), 1.0, np.dtype(np.float32))
+
+    def masked(gone: int = 0) -> object:
+        context = context_of("benchmark", 1)
+        group = {f"c{k}": Party(f"c{k}", context) for k in range(clients)}
+        members = {name: party.public for name, party in group.items()}
+        made = {name: party.shares(members, rule.required) for name, party in group.items()}
+        for name, party in group.items():
+            party.receive({other: own[name] for other, own in made.items() if other != name}, rule.required)
+        left = list(group)[gone:]
+        words = total([group[name].masked(own) for name, own in zip(left, laid_out()[gone:], strict=True)])
+        shares = {name: group[name].opened(left, rule.required) for name in left}
+        summed = Unmasking(context, members, list(group), rule.required(clients)).sum(words, left, shares)
+        return numbers.mean(summed, len(left) / clients, np.dtype(np.float32))
+
+    works: dict[str, harness.Work] = {"plain": plain, "unmasked": unmasked, "masked": masked}
+    works["two_gone"] = lambda: masked(2)
+    times = harness.interleaved(works, repeats)
+    for name in ("unmasked", "masked", "two_gone"):
+        harness.report(
+            f"sum_{name}",
+            ratio=times[name].cpu / times["plain"].cpu,
+            against="a weighted mean in the clear, nothing trained (smaller is better)",
+            seconds=times[name].cpu,
+            plain_seconds=times["plain"].cpu,
+            clients=clients,
+            megabytes=megabytes,
+        )
+
+
+def main() -> None:
+    """Run all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--megabytes", type=float, default=10.0)
+    parser.add_argument("--samples", type=int, nargs="+", default=[200, 2000], help="a client, in one pass a round")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    sums(arguments.clients, arguments.megabytes, 1 if arguments.quick else 3)
+    for samples in arguments.samples:
+        rounds(arguments.clients, arguments.megabytes, samples)
+
+
+if __name__ == "__main__":
+    main()

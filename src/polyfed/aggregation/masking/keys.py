@@ -1,0 +1,82 @@
+"""Keys of one round: agreement between two clients, masks, and shares that only their receiver can read."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from polyfed.aggregation.masking.fixed_point import Words
+from polyfed.core.errors import PayloadError
+
+KEY_BYTES = 32
+_PIECE = 1 << 15  # words
+_ZEROS = memoryview(bytes(8 * _PIECE))
+_NONCE = bytes(12)  # a key seals one message in its life
+
+
+def new_key() -> bytes:
+    """A private key, or a seed, of the system's randomness: never of a run's."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def public_of(private: bytes) -> bytes:
+    """The public half of an X25519 key (RFC 7748)."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, public: bytes, context: bytes) -> bytes:
+    """What two parties alone know, for one purpose: X25519, then HKDF-SHA256 (RFC 5869) with the context.
+
+    Raises:
+        PayloadError: the public key is none.
+    """
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise PayloadError(f"not a public key of X25519: {error}") from error
+    return derived(shared, context)
+
+
+def derived(secret: bytes, context: bytes) -> bytes:
+    """A key for one purpose."""
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=context).derive(secret)
+
+
+def add_mask(words: Words, seed: bytes, *, negative: bool = False) -> None:
+    """Add uniform words in place, or subtract: the key stream of AES-256 in counter mode; a seed is for one mask.
+
+    Piece by piece, so that the stream is in the cache when it is added.
+    """
+    cipher, size = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor(), words.itemsize
+    for start in range(0, len(words), _PIECE):
+        piece: Any = words[start : start + _PIECE]
+        stream = np.frombuffer(cipher.update(_ZEROS[: len(piece) * size]), piece.dtype.newbyteorder("<"))
+        if negative:
+            piece -= stream
+        else:
+            piece += stream
+
+
+def sealed(key: bytes, text: bytes, about: bytes) -> bytes:
+    """Encrypted and authenticated, with what it is about (ChaCha20-Poly1305, RFC 8439)."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, text, about)
+
+
+def opened(key: bytes, text: bytes, about: bytes) -> bytes:
+    """What was sealed.
+
+    Raises:
+        PayloadError: with another key, about something else, or changed on its way.
+    """
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NONCE, text, about)
+    except InvalidTag as error:
+        raise PayloadError("shares that were not made for this client and round, or were changed on the way") from error

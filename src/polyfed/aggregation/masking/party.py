@@ -1,0 +1,177 @@
+"""One party to a masked sum: what it tells, what it believes, and what it refuses (Bonawitz et al., CCS 2017)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from polyfed.aggregation.masking import keys, shamir
+from polyfed.aggregation.masking.fixed_point import Words
+from polyfed.aggregation.secure_sum import FEWEST
+from polyfed.core.errors import PayloadError
+
+PUBLIC_BYTES = 3 * keys.KEY_BYTES
+"""A party's public half: key for shares, key for masks, commitment to its own mask's seed."""
+
+
+def context_of(*parts: str | int) -> bytes:
+    """Bytes that differ where any part does."""
+    return json.dumps(parts).encode()
+
+
+def pair_mask_seed(private: bytes, public: bytes, context: bytes, one: str, other: str) -> bytes:
+    """Seed of the mask of two parties, the same from either side."""
+    return keys.agreed(private, public, context + context_of("mask", *sorted((one, other))))
+
+
+def commitment(seed: bytes, context: bytes, name: str) -> bytes:
+    """What binds a party to the seed of its own mask, and says nothing of it."""
+    return keys.derived(seed, context + context_of("commitment", name))
+
+
+def own_mask_seed(seed: bytes, context: bytes, name: str) -> bytes:
+    """Seed of the stream of a party's own mask."""
+    return keys.derived(seed, context + context_of("own", name))
+
+
+@dataclass
+class Party:
+    """What a party knows in one sum; it is used once, phase by phase, and refuses any other order.
+
+    Attributes:
+        name: its own.
+        context: run, round and step, which all keys depend on.
+        stage: ``keys``, ``shared``, ``ready``, ``sent``: what it has done.
+        for_shares, for_masks: private keys.
+        seed: of its own mask.
+        members: party -> public half, of those who exchange shares, by name.
+        held: party -> its shares as they were made for this one: of its seed, then of its key for masks.
+    """
+
+    name: str
+    context: bytes
+    stage: str = "keys"
+    for_shares: bytes = field(default_factory=keys.new_key, repr=False)
+    for_masks: bytes = field(default_factory=keys.new_key, repr=False)
+    seed: bytes = field(default_factory=keys.new_key, repr=False)
+    members: dict[str, bytes] = field(default_factory=dict)
+    held: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def public(self) -> bytes:
+        """Its public half."""
+        promised = commitment(self.seed, self.context, self.name)
+        return keys.public_of(self.for_shares) + keys.public_of(self.for_masks) + promised
+
+    def shares(self, members: Mapping[str, bytes], threshold: Callable[[int], int]) -> dict[str, bytes]:
+        """Sealed shares of its secrets, for each other party.
+
+        Args:
+            members: party -> public half, itself among them.
+            threshold: t, of so many parties.
+
+        Raises:
+            PayloadError: too few parties, its own half changed, or two parties have one key.
+        """
+        self._at("keys", "shared")
+        self._require_members(members)
+        self.members = dict(sorted(members.items()))  # places of shares, the same for all, whatever a wire does
+        t, n = threshold(len(members)), len(members)
+        pairs = zip(shamir.split(self.seed, n, t), shamir.split(self.for_masks, n, t), strict=True)
+        own = {name: first + second for name, (first, second) in zip(self.members, pairs, strict=True)}
+        self.held = {self.name: own.pop(self.name)}
+        return {name: keys.sealed(self._key(name, self.name, name), text, self.context) for name, text in own.items()}
+
+    def receive(self, sealed: Mapping[str, bytes], threshold: Callable[[int], int]) -> None:
+        """Take up the shares of those who made some; what it sends is masked against these, and no others.
+
+        Raises:
+            PayloadError: they are too few, were changed, or were made for another round, party or key.
+        """
+        self._at("shared", "ready")
+        strangers = sorted(set(sealed) - set(self.members) | ({self.name} & set(sealed)))
+        if strangers:
+            raise PayloadError(f"shares of {', '.join(strangers)}, with whom no keys were exchanged")
+        self._require_many(len(sealed) + 1, threshold)
+        for name, text in sealed.items():
+            try:
+                shares = keys.opened(self._key(name, name, self.name), text, self.context)
+            except PayloadError as error:
+                raise PayloadError(f"'{name}': {error}") from error
+            if len(shares) != 2 * shamir.SHARE_BYTES:
+                raise PayloadError(f"'{name}': {len(shares)} bytes of shares, expected {2 * shamir.SHARE_BYTES}")
+            self.held[name] = shares
+
+    def masked(self, words: Words) -> Words:
+        """What it sends in place of its words, once."""
+        self._at("ready", "sent")
+        result = words.copy()
+        keys.add_mask(result, own_mask_seed(self.seed, self.context, self.name))
+        for name in self.held:
+            if name == self.name:
+                continue
+            public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
+            seed = pair_mask_seed(self.for_masks, public, self.context, self.name, name)
+            keys.add_mask(result, seed, negative=self.name > name)
+        return result
+
+    def opened(self, survivors: Collection[str], threshold: Callable[[int], int]) -> dict[str, bytes]:
+        """Party -> share: of the seed of those whose words arrived, of the key of those whose words did not.
+
+        It must be forgotten before the answer leaves: a second one, for other survivors, would unmask a party.
+
+        Raises:
+            PayloadError: the survivors are too few, or no parties of this sum, or it is not among them.
+        """
+        self._at("sent", "opened")
+        strangers = sorted(set(survivors) - set(self.held))
+        if strangers or self.name not in survivors:
+            raise PayloadError(f"shares are asked for {', '.join(strangers) or 'others'} in place of those of this sum")
+        self._require_many(len(set(survivors)), threshold)
+        cut = shamir.SHARE_BYTES
+        return {name: own[:cut] if name in survivors else own[cut:] for name, own in self.held.items()}
+
+    def _at(self, stage: str, following: str) -> None:
+        if self.stage != stage:
+            raise PayloadError(f"masks of this round are at '{self.stage}', this takes '{stage}'; keys are used once")
+        self.stage = following
+
+    def _require_members(self, members: Mapping[str, bytes]) -> None:
+        if len(members) < FEWEST:
+            raise PayloadError(f"a sum of {len(members)} clients tells one the value of another; {FEWEST} are needed")
+        if members.get(self.name) != self.public:
+            raise PayloadError("this client's own keys are not among those of its type, or were changed")
+        for name, public in members.items():
+            if len(public) != PUBLIC_BYTES:
+                raise PayloadError(f"keys of '{name}' are {len(public)} bytes, expected {PUBLIC_BYTES}")
+        for part in range(3):
+            own = [public[part * keys.KEY_BYTES : (part + 1) * keys.KEY_BYTES] for public in members.values()]
+            if len(set(own)) < len(own):
+                raise PayloadError("two clients have the same key; each makes its own every round")
+
+    def _require_many(self, number: int, threshold: Callable[[int], int]) -> None:
+        needed = max(threshold(len(self.members)), FEWEST)
+        if number < needed:
+            raise PayloadError(f"{number} of {len(self.members)} clients are left, unmasking takes {needed}")
+
+    def _key(self, peer: str, sender: str, receiver: str) -> bytes:
+        public = self.members[peer][: keys.KEY_BYTES]
+        return keys.agreed(self.for_shares, public, self.context + context_of("shares", sender, receiver))
+
+    # ---- between phases
+
+    def to_json(self) -> str:
+        """All of it, to be kept where nobody else reads."""
+        return json.dumps(asdict(self), default=bytes.hex)
+
+    @classmethod
+    def from_json(cls, text: str) -> Party:
+        """What ``to_json`` made."""
+        content: dict[str, Any] = json.loads(text)
+        for key in ("context", "for_shares", "for_masks", "seed"):
+            content[key] = bytes.fromhex(content[key])
+        for key in ("members", "held"):
+            content[key] = {name: bytes.fromhex(value) for name, value in content[key].items()}
+        return cls(**content)

@@ -1,0 +1,66 @@
+"""One interface for sums of which the server sees nothing but the result, and their twin in the clear."""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from polyfed.aggregation.masking.fixed_point import FixedPoint
+from polyfed.core.settings import Component
+
+FEWEST = 3
+"""Clients of a type below which a sum tells one client the value of another."""
+
+
+def _threshold(value: int | float) -> int | float:
+    if isinstance(value, float) and not 0.5 < value <= 1:
+        raise ValueError("threshold is a share of a type's clients (above 0.5, up to 1.0) or a number (whole)")
+    if isinstance(value, int) and value < 2:
+        raise ValueError(f"threshold is {value}; two clients or more must agree, and more than half of a type")
+    return value
+
+
+class SecureSum(Component):
+    """How clients of a type (one architecture, task and classes) add up their replies as whole numbers modulo 2^bits.
+
+    Subclasses live in ``polyfed.aggregation.secure_sums``, one a module.
+    """
+
+    home: ClassVar[str] = "polyfed.aggregation.secure_sums"
+    masks: ClassVar[bool] = True
+    """Whether what a client sends is masked."""
+
+    range: float = Field(
+        default=64.0, gt=0, le=1e9, allow_inf_nan=False, description="largest magnitude of a value that is summed"
+    )
+    bits: Literal[32, 64] = Field(
+        default=32, description="of each number; a unit of the sum is range / 2^(bits - 2), 6e-8 by default"
+    )
+    beyond: Literal["refuse", "clip"] = Field(
+        default="refuse", description="a client with larger values is left out of the round, or they are clipped"
+    )
+    threshold: Annotated[int | float, AfterValidator(_threshold)] = Field(
+        default=2 / 3,
+        description="clients of a type without whom nothing is unmasked: a number, or a share (rounded up); always "
+        "more than half of them",
+    )
+
+    @property
+    def numbers(self) -> FixedPoint:
+        """The layout of values."""
+        return FixedPoint(self.range, self.bits, self.beyond)
+
+    def required(self, clients: int) -> int:
+        """t, of so many clients of a type that exchange keys."""
+        # 2 / 3 of 9 is 6, although the product may be a bit more
+        wanted = self.threshold if isinstance(self.threshold, int) else -floor(-self.threshold * clients + 1e-9)
+        return max(wanted, clients // 2 + 1, 2)
+
+    def require(self) -> None:
+        """Check that what it takes is installed.
+
+        Raises:
+            ConfigError: it is not.
+        """

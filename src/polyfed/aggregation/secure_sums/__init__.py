@@ -1,0 +1,1 @@
+"""How sums are kept from the server, one a module."""

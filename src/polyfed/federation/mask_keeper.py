@@ -1,0 +1,150 @@
+"""A client's side of secure sums at its site: what it keeps between the phases of a round, and never sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.aggregation.secure_sum import SecureSum
+from polyfed.core.errors import PayloadError
+from polyfed.core.files import private_files, write_atomically
+from polyfed.federation.summed import TOTAL, SummedReply
+from polyfed.wire.messages import Request
+from polyfed.wire.payload import Payload, TensorBundle
+
+if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
+    from polyfed.aggregation.masking.party import Party
+
+KEYS, SHARES, OPENING = "mask_keys", "mask_shares", "mask_opening"
+"""What a server asks beside the method's step: public keys, shares of secrets for others, shares of others' secrets."""
+MASKING = (KEYS, SHARES, OPENING)
+SEALED = "secure_shares"
+"""Field of requests and replies: client -> sealed shares."""
+_FILE = "masks.json"
+
+
+def bytes_bundle(values: dict[str, bytes]) -> TensorBundle:
+    """Bytes by name, as they cross."""
+    return TensorBundle({name: torch.frombuffer(bytearray(value), dtype=torch.uint8) for name, value in values.items()})
+
+
+def bytes_in(payload: Payload, field: str) -> dict[str, bytes]:
+    """What ``bytes_bundle`` made.
+
+    Raises:
+        PayloadError: there is no such field, or it holds something else.
+    """
+    bundle = payload.bundles.get(field)
+    if bundle is None or any(value.dtype != torch.uint8 or value.ndim != 1 for value in bundle.values()):
+        raise PayloadError(f"'{field}' is not bytes by name")
+    return {name: _bytes(value) for name, value in bundle.items()}
+
+
+def _bytes(value: Tensor) -> bytes:
+    array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = value.cpu().numpy()
+    return array.tobytes()
+
+
+@dataclass(frozen=True)
+class MaskKeeper:
+    """Answers for the clients of a site in sums that the server must not see the terms of.
+
+    Secrets are of the system's randomness, in a file that only the site's user reads; it is gone before the last
+    answer of a sum leaves, and a new round, or the same one once more, begins with new keys.
+
+    Attributes:
+        rule: that holds; the threshold is the site's to check.
+        run: identity of the run.
+        folder: of clients' states.
+    """
+
+    rule: SecureSum
+    run: str
+    folder: Path
+
+    def answer(self, request: Request, received: Payload) -> Payload:
+        """What a client answers in a phase that is not the method's.
+
+        Raises:
+            PayloadError: it refuses.
+        """
+        if not self.rule.masks:
+            raise PayloadError(f"'{request.step}': this run masks nothing (aggregation.secure)")
+        return {KEYS: self._keys, SHARES: self._shares, OPENING: self._opening}[request.step](request, received)
+
+    def _keys(self, request: Request, received: Payload) -> Payload:
+        from polyfed.aggregation.masking.party import Party
+
+        party = Party(request.client, self._context(request))
+        self._save(party)
+        return Payload({KEYS: bytes_bundle({request.client: party.public})})
+
+    def _shares(self, request: Request, received: Payload) -> Payload:
+        party = self._party(request)
+        made = party.shares(bytes_in(received, KEYS), self.rule.required)
+        self._save(party)
+        return Payload({SEALED: bytes_bundle(made)})
+
+    def _opening(self, request: Request, received: Payload) -> Payload:
+        party = self._party(request)
+        # before anything is told: what was told once must not be told for other survivors
+        self._path(request.client).unlink()
+        return Payload({OPENING: bytes_bundle(party.opened(bytes_in(received, OPENING), self.rule.required))})
+
+    def prepared(self, request: Request, received: Payload) -> tuple[Payload, Callable[[Payload, str | None], Payload]]:
+        """A request without what is about sums, and what lays out and masks the reply to it.
+
+        Raises:
+            PayloadError: the request is for a reply in the clear, or its masks are not as they must be.
+        """
+        total, fields = received.scalars.get(TOTAL), dict(received.fields)
+        if not isinstance(total, int) or total < 1:
+            raise PayloadError(f"'{request.step}' without {TOTAL}: in this run no reply goes out in the clear")
+        del fields[TOTAL]
+        party = None
+        if self.rule.masks:
+            party = self._party(request)
+            party.receive(bytes_in(received, SEALED), self.rule.required)
+            del fields[SEALED]
+
+        def masked(content: Payload, by: str | None) -> Payload:
+            reply = SummedReply.of(content, by, total, self.rule.numbers)
+            if party is None:
+                return reply.payload()
+            words = party.masked(reply.words)
+            # masks are for one vector: a second one under them would give the difference away
+            self._save(party)
+            return SummedReply(words, reply.layout).payload()
+
+        return Payload(fields), masked
+
+    # ---- between phases
+
+    def _context(self, request: Request) -> bytes:
+        from polyfed.aggregation.masking.party import context_of
+
+        return context_of(self.run, request.round, request.phase)
+
+    def _path(self, client: str) -> Path:
+        return self.folder / client / _FILE
+
+    def _party(self, request: Request) -> Party:
+        from polyfed.aggregation.masking.party import Party
+
+        try:
+            party = Party.from_json(self._path(request.client).read_text())
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise PayloadError("there are no keys of this sum here; they are made anew each round") from error
+        if party.context != self._context(request):
+            raise PayloadError("the keys here are of another round or step; they are made anew each round")
+        return party
+
+    def _save(self, party: Party) -> None:
+        with private_files():
+            write_atomically(self._path(party.name), party.to_json().encode())

@@ -1,0 +1,283 @@
+"""The server's side of an ask whose replies are summed before it sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from polyfed.aggregation.masking.fixed_point import Words, total
+from polyfed.aggregation.secure_sum import FEWEST, SecureSum
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle, bytes_in
+from polyfed.federation.summed import TOTAL, SummedReply
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
+
+if TYPE_CHECKING:
+    from polyfed.federation.cohort import Cohort
+
+Drop = Callable[[ClientInfo, str, str], None]
+"""Puts a client out of the round, with the reason in a line and in detail."""
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """What is summed in a run, and how.
+
+    Attributes:
+        rule: that holds.
+        run: identity of the run, which keys depend on.
+        weights: client step -> scalar field of its reply that is its weight; None: each client counts alike.
+    """
+
+    rule: SecureSum
+    run: str
+    weights: Mapping[str, str | None]
+
+
+def require_several(clients: Sequence[ClientInfo], when: str) -> None:
+    """Check that nobody's value can be told from the sum of a type.
+
+    Raises:
+        ConfigError: a type has too few clients.
+    """
+    for kind in _by_type(clients).values():
+        if len(kind) < FEWEST:
+            raise ConfigError(
+                f"{when}: aggregation.secure needs {FEWEST} clients of a type, and type '{kind[0].group}' has "
+                f"{len(kind)} ({', '.join(client.id for client in kind)}); ask more clients, or leave it out"
+            )
+
+
+def _by_type(clients: Sequence[ClientInfo]) -> dict[str, list[ClientInfo]]:
+    types: dict[str, list[ClientInfo]] = {}
+    for client in clients:
+        types.setdefault(client.architecture, []).append(client)
+    return types
+
+
+@dataclass
+class _Type:
+    """Clients of one type on their way to a sum.
+
+    Attributes:
+        asked: at the beginning.
+        public: client -> its public half, of those who sent some.
+        sealed: receiver -> sender -> shares.
+        sent: whose words arrived.
+        words, layout: sum of what they sent.
+        missing: client -> why it is not in the sum.
+    """
+
+    asked: Sequence[ClientInfo]
+    public: dict[str, bytes] = field(default_factory=dict)
+    sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    sent: list[ClientInfo] = field(default_factory=list)
+    words: Words | None = None
+    layout: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class SecureAsk:
+    """One ask.
+
+    Attributes:
+        sums: what holds.
+        cohort: who asks; clients that fail are put out of it.
+        step, phase: what is asked, and its number in the round.
+        drop: puts a client out.
+        deadline: seconds for each exchange.
+        by_samples: whether weights are numbers of samples, and not 1.
+    """
+
+    sums: SecureSums
+    cohort: Cohort
+    step: str
+    phase: int
+    drop: Drop
+    deadline: float | None
+    by_samples: bool
+    _types: dict[str, _Type] = field(default_factory=dict, init=False)
+
+    def requests(self, fields: Mapping[str, Any], each: Callable[[Callable[[ClientInfo], Any]], Any]) -> list[Request]:
+        """The step's requests to those who have exchanged keys and shares with the others of their type.
+
+        Raises:
+            ExchangeError: of a type too few are left.
+        """
+        self._types = {name: _Type(kind) for name, kind in _by_type(self.cohort.clients).items()}
+        extra: dict[str, Any] = {TOTAL: each(lambda client: self._total(self._of(client)))}
+        if self.sums.rule.masks:
+            self._exchange_keys()
+            self._exchange_shares()
+            extra[SEALED] = each(lambda client: bytes_bundle(self._of(client).sealed[client.id]))
+        self._require_enough(lambda kind: [client for client in self.cohort.clients if client in kind.asked])
+        return self.cohort._requests(self.step, self.phase, {**fields, **extra})
+
+    def replies(self, requests: Sequence[Request], answers: Iterator[Answer]) -> Iterator[tuple[ClientInfo, Payload]]:
+        """The mean of each type, from each of its clients; prototypes once, as they count by class.
+
+        Raises:
+            ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is none.
+        """
+        for client, payload in self._payloads(requests, answers):
+            self._fold(client, payload)
+        self._require_enough(lambda kind: kind.sent)
+        shares = self._shares_of_survivors() if self.sums.rule.masks else {}
+        for kind in self._types.values():
+            yield from self._unfolded(kind, shares)
+
+    # ---- phases
+
+    def _exchange_keys(self) -> None:
+        for client, payload in self._carried(KEYS, {client.id: Payload({}) for client in self.cohort.clients}):
+            public = bytes_in(payload, KEYS)
+            if set(public) != {client.id}:
+                self._lost(client, f"keys of {sorted(public)} in place of its own")
+            else:
+                self._of(client).public[client.id] = public[client.id]
+        self._require_enough(lambda kind: [client for client in kind.asked if client.id in kind.public])
+
+    def _exchange_shares(self) -> None:
+        keys = {name: Payload({KEYS: bytes_bundle(kind.public)}) for name, kind in self._types.items()}
+        made: dict[str, dict[str, bytes]] = {}
+        wanted = {client.id: keys[client.architecture] for client in self.cohort.clients}
+        for client, payload in self._carried(SHARES, wanted):
+            own = bytes_in(payload, SEALED)
+            if set(own) != set(self._of(client).public) - {client.id}:
+                self._lost(client, "it made shares for others than it was asked to")
+            else:
+                made[client.id] = own
+        for client in self.cohort.clients:
+            senders = [name for name in self._of(client).public if name in made and name != client.id]
+            self._of(client).sealed[client.id] = {name: made[name][client.id] for name in senders}
+
+    def _fold(self, client: ClientInfo, payload: Payload) -> None:
+        kind, numbers = self._of(client), self.sums.rule.numbers
+        try:
+            reply = SummedReply.received(payload, numbers)
+            if kind.words is not None and (reply.layout, len(reply.words)) != (kind.layout, len(kind.words)):
+                raise PayloadError("the reply is laid out unlike those of others of its type")
+        except PayloadError as error:
+            self._lost(client, str(error))
+            return
+        kind.words = reply.words.copy() if kind.words is None else total([kind.words, reply.words])
+        kind.layout = reply.layout
+        kind.sent.append(client)
+        self.cohort.accepted[client.id] = (self.cohort.round, self.phase)
+        self.cohort.arrived(client, self.step)
+        self.cohort.answered(client, self.step)
+
+    def _shares_of_survivors(self) -> dict[str, dict[str, bytes]]:
+        survivors = {
+            client.id: Payload({OPENING: bytes_bundle({other.id: b"1" for other in kind.sent})})
+            for kind in self._types.values()
+            for client in kind.sent
+        }
+        shares: dict[str, dict[str, bytes]] = {}
+        # who replied and then is gone has done its part: it stays in the round
+        for answer in self._exchanged(OPENING, survivors):
+            client = next(one for one in self.cohort.clients if one.id == answer.client)
+            try:
+                shares[client.id] = bytes_in(self._decoded(OPENING, client, answer), OPENING)
+            except PayloadError as error:
+                self._of(client).missing[client.id] = str(error)
+        return shares
+
+    def _unfolded(self, kind: _Type, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[tuple[ClientInfo, Payload]]:
+        by, rule = self.sums.weights[self.step], self.sums.rule
+        assert kind.words is not None
+        try:
+            words = self._unmasked(kind, kind.words, shares) if rule.masks else kind.words
+            payload, weight = SummedReply(words, kind.layout).mean(by, len(kind.sent), self._total(kind), rule.numbers)
+        except PayloadError as error:
+            raise ExchangeError(f"{self._where(kind)}: {error}{self._who_is_missing(kind)}") from error
+        if any(isinstance(bundle, Prototypes) for bundle in payload.bundles.values()):
+            samples = sum(client.samples for client in kind.sent)
+            yield replace(kind.sent[0], id=f"{len(kind.sent)} of {kind.sent[0].group}", samples=samples), payload
+            return
+        for k, client in enumerate(kind.sent):
+            # equal means add up to themselves, whatever part of the weight each gets
+            part = weight // len(kind.sent) + (k < weight % len(kind.sent))
+            own: dict[str, TensorBundle | Scalar] = {} if by is None else {by: part}
+            yield client, Payload({**payload.fields, **own})
+
+    def _unmasked(self, kind: _Type, words: Words, shares: Mapping[str, Mapping[str, bytes]]) -> Words:
+        from polyfed.aggregation.masking.party import context_of
+        from polyfed.aggregation.masking.unmasking import Unmasking
+
+        survivors = [client.id for client in kind.sent]
+        masked = sorted({*next(iter(kind.sealed[name] for name in survivors)), survivors[0]})
+        context = context_of(self.sums.run, self.cohort.round, self.phase)
+        unmasking = Unmasking(context, kind.public, masked, self.sums.rule.required(len(kind.public)))
+        return unmasking.sum(words, survivors, {name: shares[name] for name in survivors if name in shares})
+
+    # ---- exchanges
+
+    def _carried(self, step: str, payloads: Mapping[str, Payload]) -> Iterator[tuple[ClientInfo, Payload]]:
+        by_id = {client.id: client for client in self.cohort.clients}
+        for answer in self._exchanged(step, payloads):
+            client = by_id[answer.client]
+            try:
+                payload = self._decoded(step, client, answer)
+                bytes_in(payload, SEALED if step == SHARES else step)
+            except PayloadError as error:
+                self._lost(client, str(error), answer.details)
+                continue
+            yield client, payload
+
+    def _exchanged(self, step: str, payloads: Mapping[str, Payload]) -> Iterator[Answer]:
+        cohort, requests = self.cohort, []
+        for client in cohort.clients:
+            if client.id in payloads:
+                wire = payloads[client.id]
+                cohort.ledger.enter(cohort.round, client.id, "down", cohort.purpose + step, wire, wire)
+                requests.append(Request(client.id, step, cohort.round, self.phase, None, wire))
+        return cohort.exchange(requests, self.deadline)
+
+    def _decoded(self, step: str, client: ClientInfo, answer: Answer) -> Payload:
+        request = Request(client.id, step, self.cohort.round, self.phase, None, Payload({}))
+        return self.cohort._decoded(request, client, answer, None)
+
+    def _payloads(self, requests: Sequence[Request], answers: Iterator[Answer]) -> Iterator[tuple[ClientInfo, Payload]]:
+        asked, sent = {client.id: client for client in self.cohort.clients}, {one.client: one for one in requests}
+        for answer in answers:
+            client = asked[answer.client]
+            try:
+                payload = self.cohort._decoded(sent[answer.client], client, answer, None)
+            except PayloadError as error:
+                self._lost(client, str(error), answer.details)
+                continue
+            yield client, payload
+
+    # ---- who is there
+
+    def _of(self, client: ClientInfo) -> _Type:
+        return self._types[client.architecture]
+
+    def _total(self, kind: _Type) -> int:
+        return max(1, sum(client.samples for client in kind.asked)) if self.by_samples else len(kind.asked)
+
+    def _lost(self, client: ClientInfo, reason: str, details: str = "") -> None:
+        self._of(client).missing[client.id] = reason
+        self.drop(client, reason, details)
+
+    def _require_enough(self, left: Callable[[_Type], Sequence[ClientInfo]]) -> None:
+        for kind in self._types.values():
+            needed = max(self.sums.rule.required(len(kind.public) or len(kind.asked)), FEWEST)
+            if len(left(kind)) < needed:
+                raise ExchangeError(
+                    f"{self._where(kind)}: {len(left(kind))} of {len(kind.asked)} clients are left, and "
+                    f"aggregation.secure needs {needed}{self._who_is_missing(kind)}"
+                )
+
+    def _where(self, kind: _Type) -> str:
+        groups = "+".join(sorted({client.group for client in kind.asked}))
+        return f"round {self.cohort.round}: '{self.step}', type '{groups}'"
+
+    def _who_is_missing(self, kind: _Type) -> str:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in kind.missing.items())
+        return f" (missing: {reasons})" if reasons else ""

@@ -1,0 +1,179 @@
+"""Replies as whole numbers that are summed: how a client lays its reply out, and what the server reads in the sum."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfed.aggregation.masking.fixed_point import FixedPoint, Words
+from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
+from polyfed.core.errors import PayloadError
+from polyfed.wire.payload import BUNDLE_KINDS, Payload, Prototypes, TensorBundle
+
+WORDS, LAYOUT = "words", "layout"
+TOTAL = "secure_total"
+"""Field of a request: sum of the weights of all who are asked, of one type."""
+
+
+@dataclass(frozen=True)
+class SummedReply:
+    """A reply, or the sum of several of one type, as words.
+
+    Attributes:
+        words: values of all tensors one after the other, then the weight.
+        layout: JSON that is equal for all of a type: fields, kinds, names, types of numbers and shapes.
+    """
+
+    words: Words
+    layout: str
+
+    @classmethod
+    def of(cls, content: Payload, by: str | None, total: int, numbers: FixedPoint) -> SummedReply:
+        """A client's reply.
+
+        Args:
+            content: tensors, and the weight.
+            by: the scalar field that is the weight; None: each client counts alike. Prototypes count by class.
+            total: of the weights of all who are asked.
+            numbers: the layout of values.
+
+        Raises:
+            PayloadError: values are beyond the range, or the weight is beyond the total.
+        """
+        weight = 1 if by is None else content.fields[by]
+        if not isinstance(weight, int) or not 0 <= weight <= total < 1 << (numbers.bits - 1):
+            raise PayloadError(f"a weight of {weight} does not fit a sum of {total}")
+        parts: list[Words] = []
+        layout: list[Any] = []
+        for field, bundle in sorted(content.bundles.items()):
+            entries = []
+            for name, values in _values(bundle):
+                share = weight / total if isinstance(values, Tensor) else _shares(values, total)
+                rows = values if isinstance(values, Tensor) else _dense(values)
+                parts.append(numbers.encoded(_array(rows), share, f"{field}.{name}"))
+                if not isinstance(values, Tensor):
+                    parts.append(_counts(values).astype(numbers.dtype))
+                entries.append([name, str(rows.dtype).removeprefix("torch."), list(rows.shape)])
+            layout.append([field, bundle.kind, bundle.attributes(), entries])
+        parts.append(np.array([weight], numbers.dtype))
+        words: Any = np.concatenate(parts)
+        return cls(words, json.dumps(layout))
+
+    def payload(self) -> Payload:
+        """As it crosses."""
+        signed = torch.from_numpy(self.words.view(np.int32 if self.words.dtype == np.uint32 else np.int64))
+        return Payload({WORDS: TensorBundle({WORDS: signed}), LAYOUT: self.layout})
+
+    @classmethod
+    def received(cls, payload: Payload, numbers: FixedPoint) -> SummedReply:
+        """What crossed.
+
+        Raises:
+            PayloadError: it is of another form, such as a reply in the clear.
+        """
+        words, layout = payload.bundles.get(WORDS), payload.scalars.get(LAYOUT)
+        wanted = torch.int32 if numbers.bits == 32 else torch.int64
+        if set(payload.fields) != {WORDS, LAYOUT} or words is None or not isinstance(layout, str):
+            raise PayloadError(f"a reply of {sorted(payload.fields)}, expected words to be summed and their layout")
+        if set(words) != {WORDS} or words[WORDS].dtype != wanted or words[WORDS].ndim != 1 or not len(words[WORDS]):
+            raise PayloadError(f"words to be summed are not one vector of {wanted}")
+        return cls(words[WORDS].cpu().numpy().view(numbers.dtype), layout)
+
+    def mean(self, by: str | None, clients: int, total: int, numbers: FixedPoint) -> tuple[Payload, int]:
+        """The weighted mean, and the weight of all who are in it.
+
+        Args:
+            by, total, numbers: as of the replies.
+            clients: so many replies are in the sum.
+
+        Raises:
+            PayloadError: words and layout do not match, or the weights are more than were asked for, or 0.
+        """
+        weight = int(self.words[-1])
+        if not 0 < weight <= total or (by is None and weight != clients):
+            raise PayloadError(f"weights of {clients} clients that sum to {weight}, of {total} that were asked")
+        reader = _Reader(self.words[:-1], numbers, weight / total, total)
+        fields = {name: reader.bundle(kind, about, entries) for name, kind, about, entries in json.loads(self.layout)}
+        if reader.place != len(self.words) - 1:
+            raise PayloadError(f"{len(self.words) - 1} words, the layout has {reader.place}")
+        return Payload(dict(fields)), weight
+
+
+@dataclass
+class _Reader:
+    """Takes tensors out of the words of a sum, one after the other."""
+
+    words: Words
+    numbers: FixedPoint
+    share: float
+    total: int
+    place: int = 0
+
+    def bundle(self, kind: str, about: dict[str, Any], entries: list[Any]) -> TensorBundle:
+        tensors: dict[str, Tensor] = {}
+        for name, dtype, shape in entries:
+            if BUNDLE_KINDS[kind] is Prototypes:
+                tensors |= prototype_tensors(name, self.class_means(shape))
+            else:
+                tensors[name] = self.tensor(getattr(torch, dtype), shape)
+        return BUNDLE_KINDS[kind](tensors=tensors, **about)
+
+    def tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
+        like = np.dtype(np.float64 if dtype.is_floating_point else np.int64)
+        values = torch.from_numpy(self.numbers.mean(self._next(prod(shape)), self.share, like))
+        return (values if dtype.is_floating_point else values.round()).to(dtype).reshape(shape)
+
+    def class_means(self, shape: list[int]) -> ClassMeans:
+        classes, width = shape
+        sums = self._next(classes * width)
+        counts = self._next(classes).astype(np.int64)
+        present = torch.from_numpy(counts > 0)
+        if counts.sum() > self.total:
+            raise PayloadError(f"prototypes of {counts.sum()} samples, of {self.total} that were asked")
+        table = self.numbers.mean(sums, 1 / self.total, np.dtype(np.float64)).reshape(classes, width)
+        means = table[counts > 0] / counts[counts > 0, None]
+        return ClassMeans(torch.from_numpy(means).float(), torch.from_numpy(counts[counts > 0]).int(), present)
+
+    def _next(self, number: int) -> Words:
+        self.place += number
+        if self.place > len(self.words):
+            raise PayloadError(f"{len(self.words)} words, the layout has more")
+        return self.words[self.place - number : self.place]
+
+
+def _values(bundle: TensorBundle) -> list[tuple[str, Tensor | ClassMeans]]:
+    parts = by_space(bundle, ClassMeans) if isinstance(bundle, Prototypes) else bundle
+    return sorted(parts.items())
+
+
+def _array(values: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = (values.double() if values.is_floating_point() else values.long()).detach().cpu().numpy()
+    return array
+
+
+def _dense(own: ClassMeans) -> Tensor:
+    """Rows of all classes [classes, d], zero where there is none: who has which is not told."""
+    rows = own.means.new_zeros(len(own.present), own.means.shape[1])
+    rows[own.present] = own.means
+    return rows
+
+
+def _counts(own: ClassMeans) -> NDArray[np.int64]:
+    counts = np.zeros(len(own.present), np.int64)
+    counts[own.present.cpu().numpy()] = own.counts.cpu().numpy()
+    return counts
+
+
+def _shares(own: ClassMeans, total: int) -> NDArray[np.float64]:
+    """Of each entry of ``_dense``, as a class counts by its samples."""
+    counts = _counts(own)
+    if counts.sum() > total:
+        raise PayloadError(f"prototypes of {counts.sum()} samples do not fit a sum of {total}")
+    return np.repeat(counts / total, own.means.shape[1])

@@ -1,0 +1,314 @@
+"""Runs whose replies are summed unseen: the same bits as in the clear, whoever drops out when; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from misbehaving import contents, cut_short
+from polyfed import Experiment
+from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.engines.local import LocalEngine
+from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES
+from polyfed.runs.runner import resume_run, run_experiment
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, TensorBundle
+from sessions import first_cohort, prepared
+from small_federations import Config, federation_for, tiny_experiment, topics
+
+FREE = {"update": None, "refuse": None, "size": None, "weight": None}
+
+
+def federation(secure: Any = "pairwise_masks", clients: int = 4, method: Any = "fedavg", **run: Any) -> Config:
+    config = topics(name=method) if isinstance(method, str) else topics(**method)
+    config["clients"]["text"]["count"] = clients
+    config["data"]["sources"]["texts"]["train"] = 60 * clients
+    config["aggregation"] = {"secure": secure}
+    config["run"] |= {"bounds": FREE, "rounds": 2} | run
+    return config
+
+
+def weights(config: Config, folder: Path) -> dict[str, bytes]:
+    return left(run_experiment(Experiment.parse(config), folder).folder)
+
+
+def left(folder: Path) -> dict[str, bytes]:
+    # the ledger differs by the key phases, and nothing else may
+    return {name: value for name, value in contents(folder).items() if name != "ledger.jsonl"}
+
+
+def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path) -> None:
+    assert weights(federation(), tmp_path / "a") == weights(federation("unmasked"), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedprox",
+        "moon",
+        {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}},
+        {"name": "fedproto", "largest_norm": None},
+    ],
+)
+def test_methods_that_need_sums_only_have_them(tmp_path: Path, method: Any) -> None:
+    masked, clear = (weights(federation(how, method=method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
+    assert masked == clear
+
+
+def test_packed_clients_mask_as_others_do(tmp_path: Path) -> None:
+    packed = {"engine": {"name": "local", "pack": 4}}
+    assert weights(federation(**packed), tmp_path / "a") == weights(federation("unmasked", **packed), tmp_path / "b")
+
+
+def test_prototypes_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path) -> None:
+    method = {"name": "fedproto", "largest_norm": None}
+    plain, secure = (prepared(federation(how, method=method), tmp_path / str(how)) for how in (None, "pairwise_masks"))
+    for session in (plain, secure):
+        session.experiment.algorithm.round(session.server, first_cohort(session))
+    expected, got = (session.server.state["prototypes"] for session in (plain, secure))
+    assert expected.keys() == got.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
+
+
+def representing(secure: Any, method: str) -> Config:
+    config = tiny_experiment() | {"aggregation": {"secure": secure}}
+    config["algorithm"] = {"name": method, "local_epochs": 1, "aggregation": "count"}
+    config["clients"] = {name: group | {"count": 3} for name, group in config["clients"].items()}
+    config["run"] |= {"bounds": FREE, "rounds": 1}
+    return config
+
+
+@pytest.mark.parametrize("method", ["creamfl", "fedmd"])
+def test_means_of_representations_are_those_in_the_clear(tmp_path: Path, method: str) -> None:
+    masked, clear = (weights(representing(how, method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
+    assert masked == clear
+    plain, secure = (prepared(representing(how, method), tmp_path / str(how)) for how in (None, "pairwise_masks"))
+    targets = []
+    for session in (plain, secure):
+        algorithm: Any = session.experiment.algorithm
+        outputs = algorithm.server_outputs(session.server)
+        targets.append(algorithm.aggregate(session.server, first_cohort(session), outputs))
+    for name, target in targets[0].items():
+        torch.testing.assert_close(targets[1][name].values, target.values, rtol=0, atol=1e-5)
+
+
+def test_whole_numbers_cost_no_accuracy(tmp_path: Path) -> None:
+    plain, secure = (
+        run_experiment(Experiment.parse(federation(how, rounds=4)), tmp_path / str(how)).records.last("text-0")
+        for how in (None, "pairwise_masks")
+    )
+    assert secure["accuracy"] == pytest.approx(plain["accuracy"], abs=3.0)
+    assert plain["accuracy"] > 30
+
+
+@dataclass
+class Faulty:
+    """An engine that loses answers, and remembers what the server gets."""
+
+    engine: LocalEngine
+    loses: dict[tuple[str, str], str] = field(default_factory=dict)
+    seen: list[tuple[Request, Answer]] = field(default_factory=list)
+    changes: Callable[[Request], Request] = lambda request: request
+
+    def clients(self) -> Any:
+        return self.engine.clients()
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for answer, request in zip(
+            self.engine.exchange([self.changes(one) for one in requests], deadline), requests, strict=True
+        ):
+            self.seen.append((request, answer))
+            reason = self.loses.get((request.client, request.step))
+            yield Answer(request.client, error=reason) if reason else answer
+
+
+def one_round(config: Config, folder: Path, **faults: Any) -> tuple[dict[str, torch.Tensor], Faulty]:
+    """The global weights after a round, and what crossed."""
+    session = prepared(config, folder)
+    assert isinstance(session.engine, LocalEngine)
+    engine = Faulty(session.engine, **faults)
+    session.engine = session.cohorts.engine = engine
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    (kind,) = session.server.weights
+    return dict(session.server.weights[kind]), engine
+
+
+@pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
+def test_who_drops_out_when_changes_no_more_than_it_must(tmp_path: Path, step: str) -> None:
+    lost = {("text-1", step): "its power failed"}
+    masked, _ = one_round(federation(), tmp_path / "a", loses=lost)
+    # one that is lost at the end has done its part
+    plain_lost = {("text-1", "fit"): "its power failed"} if step != OPENING else {}
+    plain, _ = one_round(federation("unmasked"), tmp_path / "b", loses=plain_lost)
+    # in the clear the total is of all, as it is when keys are lost: shares of weights are the same
+    assert all(torch.equal(masked[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
+def test_too_few_survivors_stop_the_round_by_name(tmp_path: Path, step: str) -> None:
+    lost = {(f"text-{k}", step): "its power failed" for k in (1, 2)}
+    with pytest.raises(ExchangeError, match=r"text-1.*(its power failed|are false|threshold)"):
+        one_round(federation(), tmp_path, loses=lost)
+
+
+def test_the_server_gets_nothing_of_a_client_but_words_that_look_random(tmp_path: Path) -> None:
+    _, masked = one_round(federation(), tmp_path / "a")
+    _, plain = one_round(federation("unmasked"), tmp_path / "b")
+
+    def words(engine: Faulty) -> dict[str, torch.Tensor]:
+        payloads = {request.client: answer.payload for request, answer in engine.seen if request.step == "fit"}
+        assert all(payload is not None and set(payload.fields) == {"words", "layout"} for payload in payloads.values())
+        return {client: payload.bundles["words"]["words"] for client, payload in payloads.items() if payload}
+
+    hidden, clear = words(masked), words(plain)
+    for client in clear:
+        # values of a small model take few of 32 bits; masked ones take all, evenly
+        assert clear[client].abs().double().mean() < 2**27
+        assert hidden[client].double().std() == pytest.approx(2**32 / 12**0.5, rel=0.05)
+        assert (hidden[client] == clear[client]).double().mean() < 0.01
+    assert not torch.equal(sum(hidden.values()), sum(clear.values()))  # own masks are off only with shares
+
+
+def test_secrets_are_gone_after_the_round_and_never_sent(tmp_path: Path) -> None:
+    import json
+
+    kept: dict[str, list[str]] = {}
+    session = prepared(federation(), tmp_path)
+
+    class Watching(Faulty):
+        def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+            for answer in super().exchange(requests, deadline):
+                for path in tmp_path.rglob("masks.json"):
+                    assert path.stat().st_mode & 0o077 == 0
+                    content = json.loads(path.read_text())
+                    kept.setdefault(path.parent.name, []).extend(content[key] for key in ("seed", "for_masks"))
+                yield answer
+
+    assert isinstance(session.engine, LocalEngine)
+    session.engine = session.cohorts.engine = engine = Watching(session.engine)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    assert len(kept) == 4
+    assert not list(tmp_path.rglob("masks.json"))
+    sent = b"".join(
+        value.numpy().tobytes()
+        for _, answer in engine.seen
+        if answer.payload
+        for bundle in answer.payload.bundles.values()
+        for value in bundle.values()
+    )
+    assert not any(bytes.fromhex(secret) in sent for own in kept.values() for secret in own)
+
+
+def _with(
+    field_name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], step: str, who: str
+) -> Any:
+    def changed(request: Request) -> Request:
+        if (request.step, request.client) != (step, who):
+            return request
+        bundle = request.payload.bundles[field_name]
+        fields = {**request.payload.fields, field_name: TensorBundle(change(dict(bundle)))}
+        return Request(request.client, request.step, request.round, request.phase, request.after, Payload(fields))
+
+    return changed
+
+
+def _swapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    names = list(tensors)
+    return {**tensors, names[0]: tensors[names[1]], names[1]: tensors[names[0]]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (_with(SEALED, _swapped, "fit", "text-1"), "shares that were not made for this client and round"),
+        (_with(SEALED, lambda own: dict(list(own.items())[:1]), "fit", "text-1"), "unmasking takes 3"),
+        (_with(KEYS, lambda own: {**own, "text-1": own["text-0"]}, SHARES, "text-1"), "own keys"),
+        (_with(KEYS, lambda own: dict(list(own.items())[:2]), SHARES, "text-1"), "a sum of 2 clients"),
+        (_with(OPENING, lambda own: {"text-1": own["text-1"]}, OPENING, "text-1"), "unmasking takes 3"),
+    ],
+)
+def test_clients_refuse_what_would_unmask_them(tmp_path: Path, changes: Any, reason: str) -> None:
+    _, engine = one_round(federation(), tmp_path, changes=changes)
+    errors = [answer.error for request, answer in engine.seen if request.client == "text-1" and answer.error]
+    assert errors
+    assert reason in errors[0]
+
+
+def test_a_client_that_is_asked_twice_for_words_or_shares_refuses(tmp_path: Path) -> None:
+    session = prepared(federation(), tmp_path)
+    assert isinstance(session.engine, LocalEngine)
+    site = session.engine.site
+    engine = Faulty(session.engine)
+    session.engine = session.cohorts.engine = engine
+    again: list[str] = []
+
+    class Twice(Faulty):
+        def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+            for answer, request in zip(super().exchange(requests, deadline), requests, strict=True):
+                yield answer
+                if request.step in ("fit", OPENING):
+                    again.append(site.answer(request).error or "answered")
+
+    session.engine = session.cohorts.engine = Twice(engine.engine)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    assert sum("keys are used once" in reason for reason in again) == 4
+    assert sum("there are no keys of this sum here" in reason for reason in again) == 4
+
+
+def test_a_site_of_a_secure_run_sends_no_reply_in_the_clear(tmp_path: Path) -> None:
+    session = prepared(federation(), tmp_path)
+    assert isinstance(session.engine, LocalEngine)
+    plain = {"weights": session.server.weights_for(session.server.clients[0])}
+    answer = session.engine.site.answer(Request("text-0", "fit", 1, 0, None, Payload(plain)))
+    assert answer.error
+    assert "no reply goes out in the clear" in answer.error
+
+
+def test_a_round_that_was_cut_short_begins_with_new_keys_and_ends_in_the_same_bits(tmp_path: Path) -> None:
+    config = federation(rounds=3)
+    complete = run_experiment(Experiment.parse(config), tmp_path / "complete")
+    folder = cut_short(config, tmp_path / "cut")
+    assert left(resume_run(folder).folder) == left(complete.folder)
+
+
+def test_values_beyond_the_range_put_a_client_out_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ExchangeError, match=r"text-0: .*beyond 0.001; raise aggregation.secure.range"):
+        one_round(federation({"name": "pairwise_masks", "range": 0.001}), tmp_path)
+
+
+def _changed(config: Config, **sections: Any) -> Config:
+    return config | {name: config.get(name, {}) | value for name, value in sections.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            federation(method="scaffold"),
+            r"'scaffold' needs weights, controls, num_examples of each client in its step 'controlled_fit'",
+        ),
+        (federation(method="fedema"), r"'fedema' needs random_views"),
+        (
+            federation_for("creamfl") | {"aggregation": {"secure": "pairwise_masks"}},
+            r"algorithm.aggregation 'gca' weighs clients",
+        ),
+        (federation(bounds={}), r"run.bounds looks at each; set run.bounds.update=null"),
+        (federation(transport={"topk": 0.1}), r"run.transport.topk"),
+        (federation(method={"name": "fedavg", "averaging": {"name": "by_type", "mean": "sequential"}}), r"sequential"),
+        (federation(attackers={"name": "copied", "clients": 2}), r"run.attackers 'copied'"),
+        (_changed(federation(), aggregation={"robust": "median"}), r"aggregation.robust 'median' compares them"),
+        (federation(method="fedproto"), r"algorithm.largest_norm compares the rows of clients; set it to null"),
+        (federation(method={"name": "fedtgp", "largest_norm": None}), r"'fedtgp', as it is set"),
+        (federation(clients=2), r"round 1: aggregation.secure needs 3 clients of a type, and type 'text' has 2"),
+    ],
+)
+def test_what_needs_single_replies_is_refused_before_the_run(tmp_path: Path, config: Config, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        run_experiment(Experiment.parse(config), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
