@@ -312,3 +312,20 @@ def test_what_needs_single_replies_is_refused_before_the_run(tmp_path: Path, con
     with pytest.raises(ConfigError, match=reason):
         run_experiment(Experiment.parse(config), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_noise_goes_under_the_masks(tmp_path: Path) -> None:
+    """Differential privacy comes first: what is masked has its noise, and a repeated round costs nothing twice."""
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    (secret := tmp_path / "secret").write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    reply = {"weights": 1.0, "noise_multiplier": 4.0}
+    privacy = {"reply": reply, "metrics": "clear", "secret": str(secret)}
+    masked, clear, quiet = (
+        run_experiment(Experiment.parse(federation(how) | ({"privacy": privacy} if noise else {})), tmp_path / name)
+        for name, how, noise in (("a", "pairwise_masks", True), ("b", "unmasked", True), ("c", "unmasked", False))
+    )
+    assert left(masked.folder) == left(clear.folder)
+    assert left(masked.folder) != left(quiet.folder)
+    spent = [run.records.last("server", "privacy")["epsilon"] for run in (masked, clear)]
+    assert spent[0] == spent[1] > 0
