@@ -325,7 +325,9 @@ def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None
 
 def test_reports_say_what_was_given_away_and_what_is_not_counted(tmp_path: Path) -> None:
     result = run(Experiment.parse(federation(budget={"epsilon": 9.0})), tmp_path / "run")
-    said = "no client gave away more than epsilon 3.71 at delta 1e-05, between any two sets of its size of training data"
+    said = (
+        "no client gave away more than epsilon 3.71 at delta 1e-05, between any two sets of its size of training data"
+    )
     for page in ("report.md", "report.html"):
         assert said in (result.folder / page).read_text(), page
         assert "test metrics of clients crossed as they are" in (result.folder / page).read_text()
