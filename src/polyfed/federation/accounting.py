@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -62,12 +62,17 @@ def epsilon_of(costs: Iterable[PrivacyCost], delta: float) -> float:
 def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     whole = sum(steps / noise**2 for (noise, rate), steps in counted if rate >= 1)
     sampled = [(noise, rate, steps) for (noise, rate), steps in counted if rate < 1 and steps]
-    package = accounting()
-    if not sampled:
-        return float(package.get_epsilon_gaussian(1 / math.sqrt(whole), delta)) if whole else 0.0
+    if sampled:
+        return _with_sampling(whole, sampled, delta)
+    return float(accounting().get_epsilon_gaussian(1 / math.sqrt(whole), delta)) if whole else 0.0
+
+
+def _with_sampling(whole: float, sampled: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """Epsilon of mechanisms (noise, rate, steps), and of those without sampling, whose precisions sum to ``whole``."""
     # privacy losses of weak noise are too large to tabulate; its epsilon is then bounded by Renyi divergences
     exact = min(noise for noise, _, _ in sampled) >= _WEAK
     accountant = (_module("pld").PLDAccountant if exact else _module("rdp").RdpAccountant)()
+    package = accounting()
     if whole:
         accountant.compose(package.GaussianDpEvent(1 / math.sqrt(whole)))
     for noise, rate, steps in sampled:

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from polyfed.core.activity import SERVER as SERVER
-from polyfed.core.errors import PayloadError
-from polyfed.data.samples import Samples
+from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.data.samples import Batch, Samples
 from polyfed.federation.participant import Participant
+from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.state import ClientState
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
 _LONGEST = 4096  # characters of an architecture's name, which lists what it is made of
@@ -96,6 +97,7 @@ class Client(Participant):
         test: its test samples, if it has any.
         state: the values that the algorithm declares to keep on a client.
         guide: the server's encoders, for methods that send them.
+        private: trains in place of the client, by gradients with noise.
     """
 
     info: ClientInfo
@@ -103,6 +105,22 @@ class Client(Participant):
     test: Samples | None
     state: ClientState = field(default_factory=lambda: ClientState({}, {}))
     guide: Guide | None = None
+    private: PrivateTraining | None = None
+
+    def fit(self, samples: Samples, *, epochs: int, steps: int | None = None, **more: Any) -> int:
+        """As ``Participant.fit``; with DP-SGD where the run protects samples."""
+        if self.private is None:
+            return super().fit(samples, epochs=epochs, steps=steps, **more)
+        added = [name for name in ("regulariser", "correct", "once") if more.get(name)]
+        if added or more.get("task_weight", 1.0) != 1:
+            raise ConfigError("privacy.samples protects training on the task alone, and the method adds to it")
+        return self.private.fit(self, samples, epochs, steps)
+
+    def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
+        """As ``Participant.task_loss``; refused where the run protects samples, as nothing would clip its gradient."""
+        if self.private is not None:
+            raise ConfigError("privacy.samples protects what client.fit learns, and the method trains by itself")
+        return super().task_loss(batch, model)
 
     @property
     def num_examples(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Int64
@@ -24,9 +24,6 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Trainer
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.task import Task
-
-if TYPE_CHECKING:  # which knows participants
-    from polyfed.federation.private_training import PrivateTraining
 
 _T = TypeVar("_T")
 
@@ -54,7 +51,6 @@ class Participant:
         parts: public samples beside its pairs, each of one modality, by output; see ``PublicSet.parts``.
         precision: autocast type of forward passes.
         evaluation_batch: samples a batch when no gradient is needed.
-        private: trains in place of the participant, by gradients with noise.
     """
 
     name: str
@@ -67,7 +63,6 @@ class Participant:
     parts: Mapping[str, Samples] = field(default_factory=dict)
     precision: Precision = "float32"
     evaluation_batch: int = 256
-    private: PrivateTraining | None = None
     optimizer_state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     _trainers: dict[str, Trainer] = field(default_factory=dict)
     _epochs: Epochs = field(default_factory=Epochs)
@@ -197,8 +192,6 @@ class Participant:
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
         """The participant's own objective on a batch; ``model`` embeds it where other losses share that."""
-        if self.private is not None:
-            raise ConfigError("privacy.samples protects what client.fit learns, and the method trains by itself")
         with self.autocast():
             return self.task.loss(model or self.model, self.head, batch)
 
@@ -235,10 +228,6 @@ class Participant:
         """
         if not task_weight and regulariser is None:
             return 0
-        if self.private is not None:
-            if regulariser is not None or correct is not None or task_weight != 1 or once:
-                raise ConfigError("privacy.samples protects training on the task alone, and the method adds to it")
-            return self.private.fit(self, samples, epochs, steps)
         self.model.train()
         fit, done = Fitting(self, self.trainer(), samples, task_weight, regulariser, correct), 0
         with fit.stepping() as step:

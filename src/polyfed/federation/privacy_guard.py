@@ -16,7 +16,7 @@ from polyfed.core.secret import kept_secret, keyed_digest, read_secret
 from polyfed.federation.accounting import PrivacyCost, epsilon_of, fits
 from polyfed.federation.privacy import Budget, PrivacySettings, uncovered
 from polyfed.federation.private_training import PrivateTraining
-from polyfed.federation.release import released, require_known
+from polyfed.federation.release import released, require_known_numbers
 from polyfed.federation.spending import Release, SpendingLedger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload
@@ -128,7 +128,7 @@ class PrivacyGuard:
             BudgetError: it would cost more than is left.
         """
         key = keyed_digest(self._secret, b"reply", digest, self._protection, payload_digest(content))
-        require_known(content, samples)
+        require_known_numbers(content, samples)
         reply = self.settings.reply
         made = content if reply is None else released(content, received, reply, key, samples)
         if cost is None:

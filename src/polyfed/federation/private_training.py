@@ -88,7 +88,13 @@ class PrivateTraining:
     _done: int = 0
 
     def fit(self, participant: Participant, samples: Samples, epochs: int, steps: int | None) -> int:
-        """Train on the task alone; gives the number of steps, as ``Participant.fit``.
+        """Train on the task; gives the number of steps, as ``Participant.fit``.
+
+        Args:
+            participant: who trains.
+            samples: its private samples.
+            epochs: passes over them.
+            steps: so many batches instead.
 
         Raises:
             ConfigError: the task or the model is not per sample, or more is asked than is accounted for.

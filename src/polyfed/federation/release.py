@@ -49,7 +49,7 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
     return Payload(fields)
 
 
-def require_known(content: Payload, samples: int) -> None:
+def require_known_numbers(content: Payload, samples: int) -> None:
     """Check that the numbers of a reply say nothing new: no more than how many samples the client joined with.
 
     Raises:
