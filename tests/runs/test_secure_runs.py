@@ -312,3 +312,11 @@ def test_what_needs_single_replies_is_refused_before_the_run(tmp_path: Path, con
     with pytest.raises(ConfigError, match=reason):
         run_experiment(Experiment.parse(config), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_masks_without_the_package_of_ciphers_are_refused_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfed.aggregation.secure_sums.pairwise_masks.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package 'cryptography'.*pip install \"polyfed\[deploy\]\""):
+        run_experiment(Experiment.parse(federation()), tmp_path / "run")
