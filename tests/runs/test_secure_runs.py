@@ -329,3 +329,11 @@ def test_noise_goes_under_the_masks(tmp_path: Path) -> None:
     assert left(masked.folder) != left(quiet.folder)
     spent = [run.records.last("server", "privacy")["epsilon"] for run in (masked, clear)]
     assert spent[0] == spent[1] > 0
+
+
+def test_masks_without_the_package_of_ciphers_are_refused_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfed.aggregation.secure_sums.pairwise_masks.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package 'cryptography'.*pip install \"polyfed\[deploy\]\""):
+        run_experiment(Experiment.parse(federation()), tmp_path / "run")

@@ -21,7 +21,7 @@ _FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
     "models": ("polyfed.models.encoder", "Encoder", "encoders of a modality"),
     "data": ("polyfed.data.source", "Source", "sources of data"),
-    "views": ("polyfed.data.view", "View", "how a modality is presented to its encoder"),
+    "views": ("polyfed.data.view", "View", "how a modality is presented"),
     "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "how texts become token ids"),
     "partitions": ("polyfed.partitions.partition", "Partition", "how items are dealt out among clients"),
     "tasks": ("polyfed.tasks.task", "Task", "what a participant is trained for"),

@@ -223,28 +223,18 @@ class Site:
             PolyfedError: no such client or step, the request or the reply is not as declared, or not finite.
             Exception: whatever the step raises.
         """
-        schema, member = self._steps.get(request.step), self.federation.members.get(request.client)
-        if self._masks is not None and member is not None and request.step in MASKING:
+        member = self._member(request)
+        if self._masks is not None and request.step in MASKING:
             return self._masks.answer(request, request.payload)
-        if schema is None:
-            method, valid = self.spec.algorithm.component_name(), ", ".join(self._steps)
-            raise PayloadError(f"'{request.step}' is not a client step of '{method}'; valid: {valid}")
-        if member is None:
-            valid = ", ".join(self.federation.members)
-            raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
-        received = self.spec.transport.decode(request.payload, limits=self.limits)
-        masked = None
-        if self._masks is not None and request.step in self.spec.algorithm.summed:
-            received, masked = self._masks.prepared(request, received)
+        schema = self._schema(request)
+        received, finished = self._received(request)
         schema.require_request(received)
         received.require_sound(self.limits)
         perform = self._performed if self.guard is None else self._protected
         content = perform(request, received, schema, member)
         if schema.kind == "step":
             content = self._falsified(request, content, received)
-        if masked is not None:
-            return masked(content, self.spec.algorithm.summed[request.step])
-        return self.spec.transport.encode(content, received)
+        return finished(content)
 
     def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
         """What a step returns, with differential privacy."""
@@ -298,6 +288,27 @@ class Site:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
         return detached(reply.payload, self._models.get(client.info.architecture))
+
+    def _member(self, request: Request) -> Member:
+        member = self.federation.members.get(request.client)
+        if member is None:
+            valid = ", ".join(self.federation.members)
+            raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
+        return member
+
+    def _schema(self, request: Request) -> StepSchema:
+        schema = self._steps.get(request.step)
+        if schema is None:
+            method, valid = self.spec.algorithm.component_name(), ", ".join(self._steps)
+            raise PayloadError(f"'{request.step}' is not a client step of '{method}'; valid: {valid}")
+        return schema
+
+    def _received(self, request: Request) -> tuple[Payload, Callable[[Payload], Payload]]:
+        """What a step receives, and what makes its reply ready to leave."""
+        received, summed = self.spec.transport.decode(request.payload, limits=self.limits), self.spec.algorithm.summed
+        if self._masks is not None and request.step in summed:
+            return self._masks.prepared(request, received, summed[request.step])
+        return received, lambda content: self.spec.transport.encode(content, received)
 
     @cached_property
     def _masks(self) -> MaskKeeper | None:

@@ -203,14 +203,7 @@ class Cohort:
             gate = ReplyGate(
                 self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across
             )
-            requests = self._requests(name, phase, fields)
-            # all is laid out by now, so what cannot be sent stops the round before anybody is asked
-            self.asking(name, asked)
-            answers = self.exchange(requests, reply_policy.deadline)
-            arrivals = gate.passed(self._arrivals(requests, answers, gate, schema, check, drop))
-            replies = self._accepted(arrivals, name, phase if schema.kind == "step" else None, drop)
-            if self.robust is not None and schema.kind != "fresh":
-                replies = RobustReplies(self.robust, name, self.clients, self.medians, gate.start).combined(replies)
+            replies = self._shown(gate, schema, name, phase, fields, check, drop)
         for client, payload in replies:
             yield Reply.received(payload, client)
         usable, needed = len(asked) - len(reasons), reply_policy.quorum(len(asked))
@@ -219,6 +212,27 @@ class Cohort:
                 f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
+
+    def _shown(
+        self,
+        gate: ReplyGate,
+        schema: StepSchema,
+        step: str,
+        phase: int,
+        fields: Mapping[str, Any],
+        check: Callable[[Reply], None],
+        drop: Callable[..., None],
+    ) -> Iterator[tuple[ClientInfo, Payload]]:
+        """Clients' own replies, or with a robust rule what stands for them."""
+        requests, deadline = self._requests(step, phase, fields), self.reply_policy(step).deadline
+        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
+        self.asking(step, [client.id for client in self.clients])
+        answers = self.exchange(requests, deadline)
+        arrivals = gate.passed(self._arrivals(requests, answers, gate, schema, check, drop))
+        replies = self._accepted(arrivals, step, phase if schema.kind == "step" else None, drop)
+        if self.robust is not None and schema.kind != "fresh":
+            replies = RobustReplies(self.robust, step, self.clients, self.medians, gate.start).combined(replies)
+        return replies
 
     def _summed(
         self, ask: SecureAsk, fields: Mapping[str, Any], check: Callable[[Reply], None]

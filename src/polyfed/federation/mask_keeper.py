@@ -97,8 +97,10 @@ class MaskKeeper:
         self._path(request.client).unlink()
         return Payload({OPENING: bytes_bundle(party.opened(bytes_in(received, OPENING), self.rule.required))})
 
-    def prepared(self, request: Request, received: Payload) -> tuple[Payload, Callable[[Payload, str | None], Payload]]:
-        """A request without what is about sums, and what lays out and masks the reply to it.
+    def prepared(
+        self, request: Request, received: Payload, by: str | None
+    ) -> tuple[Payload, Callable[[Payload], Payload]]:
+        """A request without what is about sums, and what lays out and masks the reply; ``by`` names its weight.
 
         Raises:
             PayloadError: the request is for a reply in the clear, or its masks are not as they must be.
@@ -113,7 +115,7 @@ class MaskKeeper:
             party.receive(bytes_in(received, SEALED), self.rule.required)
             del fields[SEALED]
 
-        def masked(content: Payload, by: str | None) -> Payload:
+        def masked(content: Payload) -> Payload:
             reply = SummedReply.of(content, by, total, self.rule.numbers)
             if party is None:
                 return reply.payload()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from polyfed.aggregation.masking.fixed_point import Words, total
+from polyfed.aggregation.masking.fixed_point import Residues, total
 from polyfed.aggregation.secure_sum import FEWEST, SecureSum
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
@@ -18,7 +18,7 @@ from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
 if TYPE_CHECKING:
     from polyfed.federation.cohort import Cohort
 
-Drop = Callable[[ClientInfo, str, str], None]
+Exclude = Callable[[ClientInfo, str, str], None]
 """Puts a client out of the round, with the reason in a line and in detail."""
 
 
@@ -75,7 +75,7 @@ class _Type:
     public: dict[str, bytes] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     sent: list[ClientInfo] = field(default_factory=list)
-    words: Words | None = None
+    words: Residues | None = None
     layout: str = ""
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class SecureAsk:
     cohort: Cohort
     step: str
     phase: int
-    drop: Drop
+    drop: Exclude
     deadline: float | None
     by_samples: bool
     _types: dict[str, _Type] = field(default_factory=dict, init=False)
@@ -205,7 +205,7 @@ class SecureAsk:
             own: dict[str, TensorBundle | Scalar] = {} if by is None else {by: part}
             yield client, Payload({**payload.fields, **own})
 
-    def _unmasked(self, kind: _Type, words: Words, shares: Mapping[str, Mapping[str, bytes]]) -> Words:
+    def _unmasked(self, kind: _Type, words: Residues, shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
         from polyfed.aggregation.masking.party import context_of
         from polyfed.aggregation.masking.unmasking import Unmasking
 

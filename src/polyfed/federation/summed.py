@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.aggregation.masking.fixed_point import FixedPoint, Words
+from polyfed.aggregation.masking.fixed_point import FixedPoint, Residues
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.wire.payload import BUNDLE_KINDS, Payload, Prototypes, TensorBundle
@@ -31,7 +31,7 @@ class SummedReply:
         layout: JSON that is equal for all of a type: fields, kinds, names, types of numbers and shapes.
     """
 
-    words: Words
+    words: Residues
     layout: str
 
     @classmethod
@@ -50,7 +50,7 @@ class SummedReply:
         weight = 1 if by is None else content.fields[by]
         if not isinstance(weight, int) or not 0 <= weight <= total < 1 << (numbers.bits - 1):
             raise PayloadError(f"a weight of {weight} does not fit a sum of {total}")
-        parts: list[Words] = []
+        parts: list[Residues] = []
         layout: list[Any] = []
         for field, bundle in sorted(content.bundles.items()):
             entries = []
@@ -110,7 +110,7 @@ class SummedReply:
 class _Reader:
     """Takes tensors out of the words of a sum, one after the other."""
 
-    words: Words
+    words: Residues
     numbers: FixedPoint
     share: float
     total: int
@@ -141,7 +141,7 @@ class _Reader:
         means = table[counts > 0] / counts[counts > 0, None]
         return ClassMeans(torch.from_numpy(means).float(), torch.from_numpy(counts[counts > 0]).int(), present)
 
-    def _next(self, number: int) -> Words:
+    def _next(self, number: int) -> Residues:
         self.place += number
         if self.place > len(self.words):
             raise PayloadError(f"{len(self.words)} words, the layout has more")

@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from types import UnionType
 
 from polyfed.aggregation.weighting import Weighting
+from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.federation.attack import Conspiracy
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import TensorBundle
-from polyfed.wire.schema import Declared, steps_of
+from polyfed.wire.schema import Declared, StepSchema, steps_of
 
+_SETTINGS: tuple[tuple[str, object, str], ...] = (
+    ("largest_norm", None, "compares the rows of clients; set it to null"),
+    ("alignment", "none", "maps the representations of each client; set it to none"),
+    ("judge_clients", False, "looks at the representations of each client; set it to false"),
+)
+"""Setting of methods, its value without effect, and why another cannot be."""
 _UNBOUNDED = "run.bounds.update=null, refuse=null, size=null and weight=null"
 
 
@@ -33,26 +40,31 @@ def require_summable(experiment: Experiment) -> None:
 def _reasons_of_method(experiment: Experiment) -> Iterator[str]:
     method = experiment.algorithm
     name, summed = method.component_name(), method.summed
-    averaging = getattr(method, "averaging", None)
-    if getattr(averaging, "mean", "exact") != "exact":
-        yield "algorithm.averaging.mean 'sequential' takes them one after the other; set it to exact"
-    if getattr(method, "largest_norm", None) is not None and summed:
-        yield "algorithm.largest_norm compares the rows of clients; set it to null"
-    weighting = getattr(method, "aggregation", None)
-    if isinstance(weighting, Weighting) and weighting.component_name() != "count":
-        yield f"algorithm.aggregation '{weighting.component_name()}' weighs clients by what each sends; choose count"
-    if getattr(method, "alignment", "none") != "none":
-        yield "algorithm.alignment maps the representations of each client; set it to none"
-    if getattr(method, "judge_clients", False):
-        yield "algorithm.judge_clients looks at the representations of each client; set it to false"
+    yield from _reasons_of_settings(method)
     if not summed:
         yield f"'{name}', as it is set, needs each of them; choose a method that averages, or leave it out"
     for step, schema in steps_of(method).items():
-        sent = [field for field, kind in schema.returns.items() if not (step in summed and _is_summed(kind))]
-        individual = [field for field in sent if step not in summed or field != summed[step]]
+        individual = _individual(schema, summed[step]) if step in summed else list(schema.returns)
         if schema.kind == "step" and (individual or schema.others is not None):
             what = ", ".join(individual) or "scalars"
             yield f"'{name}' needs {what} of each client in its step '{step}'; choose a method that only averages"
+
+
+def _reasons_of_settings(method: Algorithm) -> Iterator[str]:
+    """Settings that several methods have, and that look at single replies."""
+    weighting = getattr(method, "aggregation", None)
+    if isinstance(weighting, Weighting) and weighting.component_name() != "count":
+        yield f"algorithm.aggregation '{weighting.component_name()}' weighs clients by what each sends; choose count"
+    if getattr(getattr(method, "averaging", None), "mean", "exact") != "exact":
+        yield "algorithm.averaging.mean 'sequential' takes them one after the other; set it to exact"
+    for name, off, why in _SETTINGS:
+        if getattr(method, name, off) != off:
+            yield f"algorithm.{name} {why}"
+
+
+def _individual(schema: StepSchema, weight: str | None) -> list[str]:
+    """Fields of a reply that are not in its sum."""
+    return [field for field, kind in schema.returns.items() if field != weight and not _is_summed(kind)]
 
 
 def _is_summed(kind: Declared) -> bool:

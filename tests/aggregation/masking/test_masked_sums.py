@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.aggregation.masking import keys, shamir
-from polyfed.aggregation.masking.fixed_point import FixedPoint, Words, total
+from polyfed.aggregation.masking.fixed_point import FixedPoint, Residues, total
 from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.aggregation.masking.unmasking import Unmasking
 from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
@@ -34,7 +34,7 @@ def exchanged(group: Mapping[str, Party], absent: Collection[str] = ()) -> dict[
     return members
 
 
-def words_of(names: Collection[str], length: int = 5) -> dict[str, Words]:
+def words_of(names: Collection[str], length: int = 5) -> dict[str, Residues]:
     draws = np.random.default_rng(0)
     return {name: draws.integers(0, 2**32, length, dtype=np.uint64).astype(np.uint32) for name in names}
 
@@ -57,7 +57,7 @@ def test_masked_sums_are_the_plain_ones_whoever_drops_out_when(data: st.DataObje
     members = exchanged(group, [name for name in group if when[name] == "shares"])
     shared = [name for name in group if when[name] != "shares"]
     survivors = [name for name in shared if when[name] != "words"]
-    plain: dict[str, Words] = {**words_of(group)}
+    plain: dict[str, Residues] = {**words_of(group)}
     if bits == 64:
         plain = {name: value.astype(np.uint64) for name, value in plain.items()}
     sent = {name: group[name].masked(plain[name]) for name in survivors}
@@ -82,8 +82,8 @@ def test_shares_worked_by_hand() -> None:
 def test_any_threshold_of_shares_and_no_fewer_give_the_secret() -> None:
     secret = keys.new_key()
     shares = dict(enumerate(shamir.split(secret, 5, 3), 1))
-    assert shamir.joined({x: shares[x] for x in (1, 4, 5)}) == secret == shamir.joined(shares)
-    assert shamir.joined({x: shares[x] for x in (2, 3)}) != secret
+    assert shamir.secret_of({x: shares[x] for x in (1, 4, 5)}) == secret == shamir.secret_of(shares)
+    assert shamir.secret_of({x: shares[x] for x in (2, 3)}) != secret
 
 
 def test_a_false_share_among_enough_right_ones_does_no_harm_and_among_too_few_is_named() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyfed.core.errors import PayloadError
 
-Words = NDArray[np.uint32] | NDArray[np.uint64]
+Residues = NDArray[np.uint32] | NDArray[np.uint64]
 """Whole numbers modulo 2^32 or 2^64; numpy adds them so."""
 
 _WHOLE = 8  # binary digits after the point of a mean of counters
@@ -44,7 +44,7 @@ class FixedPoint:
         """Size of a unit in the sum; each client rounds to half of it."""
         return self.range / 2.0 ** (self.bits - 2)
 
-    def encoded(self, values: NDArray[Any], share: float | NDArray[np.float64], what: str) -> Words:
+    def encoded(self, values: NDArray[Any], share: float | NDArray[np.float64], what: str) -> Residues:
         """A client's values in their words, flat.
 
         Args:
@@ -69,7 +69,7 @@ class FixedPoint:
         flat *= share * 2.0 ** (self.bits - 2) / limit
         return np.rint(flat, out=flat).astype(np.int64).astype(self.dtype)
 
-    def mean(self, words: Words, share: float, like: np.dtype[Any]) -> NDArray[np.float64]:
+    def mean(self, words: Residues, share: float, like: np.dtype[Any]) -> NDArray[np.float64]:
         """The weighted mean of which ``words`` are the sum.
 
         Args:
@@ -85,7 +85,7 @@ class FixedPoint:
         return self.range if is_floating else 2.0 ** (self.bits - 2 - _WHOLE)
 
 
-def total(words: Sequence[Words]) -> Words:
+def total(words: Sequence[Residues]) -> Residues:
     """Sum modulo 2^k of vectors of one length."""
     result = words[0].copy()
     for other in words[1:]:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from polyfed.aggregation.masking.fixed_point import Words
+from polyfed.aggregation.masking.fixed_point import Residues
 from polyfed.core.errors import PayloadError
 
 KEY_BYTES = 32
@@ -50,7 +50,7 @@ def derived(secret: bytes, context: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=context).derive(secret)
 
 
-def add_mask(words: Words, seed: bytes, *, negative: bool = False) -> None:
+def add_mask(words: Residues, seed: bytes, *, negative: bool = False) -> None:
     """Add uniform words in place, or subtract: the key stream of AES-256 in counter mode; a seed is for one mask.
 
     Piece by piece, so that the stream is in the cache when it is added.

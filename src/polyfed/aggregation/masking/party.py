@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from polyfed.aggregation.masking import keys, shamir
-from polyfed.aggregation.masking.fixed_point import Words
+from polyfed.aggregation.masking.fixed_point import Residues
 from polyfed.aggregation.secure_sum import FEWEST
 from polyfed.core.errors import PayloadError
 
@@ -104,7 +104,7 @@ class Party:
                 raise PayloadError(f"'{name}': {len(shares)} bytes of shares, expected {2 * shamir.SHARE_BYTES}")
             self.held[name] = shares
 
-    def masked(self, words: Words) -> Words:
+    def masked(self, words: Residues) -> Residues:
         """What it sends in place of its words, once."""
         self._at("ready", "sent")
         result = words.copy()

@@ -37,7 +37,7 @@ def polynomial(coefficients: Sequence[int], x: int) -> int:
     return value
 
 
-def joined(shares: Mapping[int, bytes]) -> bytes | None:
+def secret_of(shares: Mapping[int, bytes]) -> bytes | None:
     """The secret of which these are shares, by their places from 1; None if they are of none."""
     value = interpolated({x: int.from_bytes(share, "big") for x, share in shares.items()})
     return value.to_bytes(_SECRET_BYTES, "big") if value < 1 << 8 * _SECRET_BYTES else None
@@ -69,7 +69,7 @@ def recovered(shares: Mapping[int, bytes], threshold: int, is_right: Check) -> b
     if len(shares) < threshold:
         raise PayloadError(f"{len(shares)} shares, the threshold is {threshold}")
     for places in islice(combinations(sorted(shares), threshold), _TRIES):
-        secret = joined({x: shares[x] for x in places})
+        secret = secret_of({x: shares[x] for x in places})
         if secret is not None and is_right(secret):
             return secret
     raise PayloadError(f"no {threshold} of {len(shares)} shares give the secret that was promised; some are false")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyfed.aggregation.masking import keys, shamir
-from polyfed.aggregation.masking.fixed_point import Words
+from polyfed.aggregation.masking.fixed_point import Residues
 from polyfed.aggregation.masking.party import commitment, own_mask_seed, pair_mask_seed
 from polyfed.core.errors import PayloadError
 
@@ -27,7 +27,7 @@ class Unmasking:
     masked: Sequence[str]
     threshold: int
 
-    def sum(self, words: Words, survivors: Sequence[str], shares: Mapping[str, Mapping[str, bytes]]) -> Words:
+    def sum(self, words: Residues, survivors: Sequence[str], shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
         """The sum of the survivors' words, of the sum of what they sent.
 
         Args:
@@ -48,7 +48,7 @@ class Unmasking:
                 self._remove(result, name, private, survivors)
         return result
 
-    def _remove(self, words: Words, absent: str, private: bytes, survivors: Sequence[str]) -> None:
+    def _remove(self, words: Residues, absent: str, private: bytes, survivors: Sequence[str]) -> None:
         """Take off the masks that survivors have in common with one who is absent."""
         for name in survivors:
             public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
