@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from notebooks import NAMES, notebook
 from reference import pages
 
 if TYPE_CHECKING:
@@ -25,11 +26,12 @@ _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the front page, which is the README, the project's own pages, and those of the reference."""
+    """Add the front page, which is the README, the project's own pages, the reference, and tutorials as notebooks."""
     from mkdocs.structure.files import File
 
     made = {"index.md": _from_root("README.md"), **{name: _from_root(name) for name in OF_THE_PROJECT}}
     made |= {f"reference/{name}": text for name, text in pages().items()}
+    made |= {f"tutorials/{name}.ipynb": notebook(name) for name in NAMES}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -37,16 +39,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links to what the site has no page of, such as code, become its name; one that leads nowhere stays for mkdocs."""
-    folder = posixpath.dirname(page.file.src_uri)
+    folder, name = posixpath.split(page.file.src_uri.removesuffix(".md"))
+    if folder == "tutorials" and name in NAMES:
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n\n[This page as a notebook]({name}.ipynb)\n{rest}"
 
     def changed(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[2]))
-        name = target.removeprefix("../")
-        if files.get_file_from_path(target) or not (ROOT / name).is_file():
+        of_root = target.removeprefix("../")
+        if files.get_file_from_path(target) or not (ROOT / of_root).is_file():
             return link[0]
-        if name in OF_THE_PROJECT:
-            return f"[{link[1]}]({posixpath.relpath(name, folder)}{link[3] or ''})"
-        return f"{link[1]} (`{name}`)"
+        if of_root in OF_THE_PROJECT:
+            return f"[{link[1]}]({posixpath.relpath(of_root, folder)}{link[3] or ''})"
+        return f"{link[1]} (`{of_root}`)"
 
     return _LINK.sub(changed, markdown)
 

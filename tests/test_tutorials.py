@@ -1,51 +1,69 @@
-"""Tutorials: every command and script of the page runs in its order, on less data."""
+"""Tutorials: each page runs from top to bottom as the notebook that the site offers, on less data."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import shlex
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import pytest
 
-Cli = Callable[..., tuple[int, str, str]]
-OWN_DATA = (Path(__file__).parents[1] / "docs" / "tutorials" / "own-data.md").read_text()
+import notebooks
+
+SMALL = "--set run.plots=false --set run.threads=1"
+SCENES = (
+    "--set data.sources.scenes.train=90 --set data.sources.scenes.validation=12 --set data.sources.scenes.test=12 "
+    "--set data.sources.pictures.train=40 --set data.sources.texts.train=40 --set public.items=24"
+)
+FILES = {
+    "ten-minutes": ("runs/first/report.html", "runs/alone/report.html", "runs/prototypes/report.html"),
+    "own-data": ("data/photos/report.json", "runs/shop-seed0/report.html", "shop-model/README.md"),
+    "own-method": ("consensus.py", "bounded.py"),
+    "reading-a-report": ("runs/read/report.html",),
+}
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page, re.S)
+def on_less(source: str) -> str:
+    """The source of a cell whose commands take seconds; any that fails ends it."""
+    source = re.sub(r"--rounds \d+", "--rounds 2", source.replace("train=1500", "train=40"))
+    source = source.replace("polyfed run scenes-demo", f"polyfed run scenes-demo {SMALL} {SCENES}")
+    own = f"polyfed run shop.yaml {SMALL} --set algorithm.warmup_rounds=0"
+    return source.replace("polyfed run shop.yaml", own).replace("%%bash\n", "%%bash\nset -e\n")
+
+
+def test_a_page_becomes_cells() -> None:
+    page = "# T\n\nSee [there](x.md).\n\n```bash\nls\n```\n\n"
+    page += "<!-- file: a.py -->\n```python\nx = 1\n```\n\n```yaml\na: 1\n```\n"
+    assert [*notebooks.cells(page)] == [
+        ("markdown", "# T\n\nSee there."),
+        ("code", "%%bash\nls"),
+        ("markdown", ""),
+        ("code", "%%writefile a.py\nx = 1"),
+        ("markdown", "```yaml\na: 1\n```"),
+    ]
+
+
+def test_own_data_takes_at_most_fifteen_commands() -> None:
+    page = (notebooks.TUTORIALS / "own-data.md").read_text(encoding="utf-8")
+    commands = [source for kind, source in notebooks.cells(page) if kind == "code" and source.startswith("%%bash")]
+    assert sum(len(source.splitlines()) - 1 for source in commands) <= 15
 
 
 @pytest.mark.slow
-def test_own_data_from_a_folder_to_a_model(cli: Cli) -> None:
-    tutorial, layouts = OWN_DATA.split("## Layouts of folders")
-    (script,) = blocks(tutorial, "python")
-    assert "train=1500" in script
-    exec(compile(script.replace("train=1500", "train=40"), "make_photos.py", "exec"), {})
-    commands = [line for block in blocks(tutorial, "bash") for line in block.splitlines()]
-    assert len(commands) <= 15
-    said = []
-    for command in commands:
-        program, *words = shlex.split(command)
-        assert program == "polyfed"
-        less = [
-            "--set",
-            "run.rounds=1",
-            "--set",
-            "algorithm.warmup_rounds=0",
-            "--set",
-            "run.plots=false",
-            "--set",
-            "run.threads=1",
-        ]
-        code, out, err = cli(*words, *(less if words[0] == "run" else ()))
-        assert code == 0, f"{command}: {err}"
-        assert not err or "is that of round 0" in err  # on so few pictures nobody learns
-        said.append(out)
-    report = json.loads(Path("data/photos/report.json").read_text())
-    assert report["items"] == {"test": 4, "validation": 4, "train": 32}
-    assert "nothing was written" in said[3]
-    assert Path("shop-model/README.md").is_file()
-    assert "yaml" in layouts
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_tutorial_runs_as_a_notebook(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the extra docs is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="the extra docs is not installed")
+    pytest.importorskip("ipykernel", reason="the extra docs is not installed")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    made = nbformat.reads(notebooks.notebook(name), as_version=4)
+    for cell in made.cells:
+        if cell.cell_type == "code":
+            cell.source = on_less(cell.source)
+    nbclient.NotebookClient(made, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert [file for file in FILES[name] if not (tmp_path / file).is_file()] == []
+    if name == "own-data":
+        items = json.loads((tmp_path / "data/photos/report.json").read_text())["items"]
+        assert items == {"test": 4, "validation": 4, "train": 32}
