@@ -10,7 +10,8 @@ import torch
 from odd_steps import Odd
 
 from polyfed.core.errors import DataError, PayloadError, RunError
-from polyfed.engines.site import RunSpec, Site
+from polyfed.engines.run_spec import RunSpec
+from polyfed.engines.site import Site
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Request, StateVersion

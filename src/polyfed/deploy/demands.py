@@ -8,7 +8,7 @@ from pathlib import Path
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
-from polyfed.engines.site import RunSpec
+from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.accounting import epsilon_of, fits
 from polyfed.federation.privacy import planned_epsilon, protected_steps, tensor_kinds
 from polyfed.federation.privacy_guard import PRIVATE

@@ -17,7 +17,8 @@ from polyfed.core.untrusted import read_json
 from polyfed.deploy.demands import require_protection
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.flower_node import Host, read_spec
-from polyfed.engines.site import RunSpec, Site
+from polyfed.engines.run_spec import RunSpec
+from polyfed.engines.site import Site
 from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE
 

@@ -11,7 +11,8 @@ from typing import ClassVar, TypeVar
 import torch
 
 from polyfed.core.settings import Component
-from polyfed.engines.site import RunSpec, Site
+from polyfed.engines.run_spec import RunSpec
+from polyfed.engines.site import Site
 from polyfed.federation.cohort import Engine
 from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings

@@ -15,7 +15,8 @@ from polyfed.core.errors import PayloadError, PolyfedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting, PortableSite
-from polyfed.engines.site import RunSpec, Site
+from polyfed.engines.run_spec import RunSpec
+from polyfed.engines.site import Site
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.messages import Answer, envelope_answer, request_of

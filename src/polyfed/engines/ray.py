@@ -27,7 +27,7 @@ from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.core.extras import how_to_install
 from polyfed.engines.engine import EngineSettings, Hosting, PortableSite
 from polyfed.engines.quiet import SPEED, be_quiet
-from polyfed.engines.site import RunSpec
+from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire.frames import Frame

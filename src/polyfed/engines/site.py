@@ -11,38 +11,32 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.aggregation.secure_sum import SecureSum
-from polyfed.algorithms.algorithm import Algorithm, LocalTraining
+from polyfed.algorithms.algorithm import LocalTraining
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.core.randomness import generator, isolated
-from polyfed.core.settings import Settings
-from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
 from polyfed.engines.handover import detached
+from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.mask_keeper import MASKING, MaskKeeper
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Precision
 from polyfed.federation.population import Population
-from polyfed.federation.privacy import Budget, PrivacySettings
+from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.federation.private_training import PrivateTraining, training_cost
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model, ModelSettings
-from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema, steps_of
-from polyfed.wire.transport import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -77,33 +71,6 @@ class _Data:
     test: Samples | None
     public: Samples | None
     parts: Mapping[str, Samples]
-
-
-class RunSpec(Settings):
-    """What a place must know of a run to host clients in it; the same for all clients and rounds."""
-
-    run: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="identifies the run; sites name a folder after it"
-    )
-    seed: int
-    rounds: int
-    algorithm: SerializeAsAny[Algorithm]
-    precision: Precision = "float32"
-    transport: Transport = Field(default_factory=Transport)
-    server_model: ModelSettings | None = Field(
-        default=None, description="architecture of the server's model, for methods that send its encoders to clients"
-    )
-    public_order: str = Field(default="", description="digest of the public set and its order; empty: there is none")
-    keep_models: bool = Field(default=False, description="keep clients' models after each step, whatever the method")
-    attackers: tuple[SerializeAsAny[Attack], ...] = Field(
-        default=(), description="attacks of simulated clients; sites of a deployment refuse them"
-    )
-    privacy: PrivacySettings | None = Field(default=None, description="differential privacy of replies, with its noise")
-    secure: SerializeAsAny[SecureSum] | None = Field(
-        default=None, description="how clients add up their replies, which then leave them in no other form"
-    )
-    polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
-    schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
 
 @dataclass

@@ -19,7 +19,7 @@ from polyfed.core.settings import S, Settings, first_problem, innermost_problem,
 from polyfed.core.untrusted import yaml_content
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import InProcess
-from polyfed.engines.site import RunSpec
+from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.attack import Attack
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy

@@ -1,0 +1,43 @@
+"""What a place must know of a run to host clients in it."""
+
+from __future__ import annotations
+
+from pydantic import Field, SerializeAsAny
+
+from polyfed.aggregation.secure_sum import SecureSum
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.settings import Settings
+from polyfed.core.version import __version__
+from polyfed.federation.attack import Attack
+from polyfed.federation.participant import Precision
+from polyfed.federation.privacy import PrivacySettings
+from polyfed.models.model import ModelSettings
+from polyfed.wire.framing import SCHEMA
+from polyfed.wire.transport import Transport
+
+
+class RunSpec(Settings):
+    """What a place must know of a run to host clients in it; the same for all clients and rounds."""
+
+    run: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="identifies the run; sites name a folder after it"
+    )
+    seed: int
+    rounds: int
+    algorithm: SerializeAsAny[Algorithm]
+    precision: Precision = "float32"
+    transport: Transport = Field(default_factory=Transport)
+    server_model: ModelSettings | None = Field(
+        default=None, description="architecture of the server's model, for methods that send its encoders to clients"
+    )
+    public_order: str = Field(default="", description="digest of the public set and its order; empty: there is none")
+    keep_models: bool = Field(default=False, description="keep clients' models after each step, whatever the method")
+    attackers: tuple[SerializeAsAny[Attack], ...] = Field(
+        default=(), description="attacks of simulated clients; sites of a deployment refuse them"
+    )
+    privacy: PrivacySettings | None = Field(default=None, description="differential privacy of replies, with its noise")
+    secure: SerializeAsAny[SecureSum] | None = Field(
+        default=None, description="how clients add up their replies, which then leave them in no other form"
+    )
+    polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
+    schema_version: int = Field(default=SCHEMA, description="layout of messages")
