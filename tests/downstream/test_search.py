@@ -233,7 +233,7 @@ def test_a_source_of_a_single_sample_is_refused(make_bench: Any, kind: Any) -> N
     [({"between": ["image", "image"]}, "names 'image' twice"), ({"cutoffs": [1, 1]}, "different"), ({"batch": 1}, "2")],
 )
 def test_retrieval_settings(settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         RetrievalProbe(**settings)
 
 

@@ -14,7 +14,7 @@ from polyfed.aggregation.masking.fixed_point import FixedPoint, Residues, total
 from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.aggregation.masking.unmasking import Unmasking
 from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
-from polyfed.core.errors import PayloadError
+from polyfed.core.errors import ConfigError, PayloadError
 
 CONTEXT = context_of("run", 1, 0, "fit")
 REQUIRED = PairwiseMasks(threshold=0.6).required
@@ -229,5 +229,5 @@ def test_thresholds_are_more_than_half_and_shares_are_rounded_up() -> None:
     assert [PairwiseMasks().required(n) for n in (3, 4, 9, 10)] == [2, 3, 6, 7]
     assert PairwiseMasks(threshold=2).required(10) == 6
     for wrong in (0.5, 1, 1.5):
-        with pytest.raises(ValueError, match="threshold"):
+        with pytest.raises(ConfigError, match="threshold"):
             PairwiseMasks(threshold=wrong)
