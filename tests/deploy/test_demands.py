@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,20 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 from federations import experiment_settings
 
+from polyfed.aggregation.secure_sum import SecureSum
+from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
+from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import BudgetError, PayloadError
 from polyfed.deploy import host
 from polyfed.deploy.check import check_site
+from polyfed.deploy.demands import require_protection
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
+from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.federation.summed import TOTAL
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
@@ -58,15 +66,121 @@ def opened(site: SiteFolder, run: Experiment, name: str = "a-run") -> host.Host:
     [
         ({"max_epsilon": 2.0}, None, r"epsilon 2 at most \(demands.max_epsilon\); add 'privacy'"),
         ({"max_epsilon": 2.0}, NOISE, r"2 rounds of the run would give away 2.9"),
-        ({"weights": "protected"}, None, "weights leave it protected only"),
-        ({"weights": "never"}, NOISE, "no weights leave it .*; 'fedavg' sends them"),
-        ({"max_epsilon": 9.0}, NOISE | {"metrics": "clear"}, "no test metrics leave it as they are"),
+        ({"weights": "protected"}, None, r"differential privacy only \(demands.weights: protected\).*; add 'privacy'"),
+        ({"weights": "never"}, NOISE, "no weights leave it .*'fit' of 'fedavg' sends them; choose another method"),
+        ({"weights": "summed"}, NOISE, r"masked sums only \(demands.weights: summed\), from 'fit' .*pairwise_masks"),
+        (
+            {"sums": "only"},
+            None,
+            r"masked sums only \(demands.sums: only\), and 'fit' of 'fedavg' sends 'weights' alone",
+        ),
     ],
 )
 def test_a_run_that_protects_less_is_refused(tmp_path: Path, demands: Any, privacy: Any, message: str) -> None:
     with pytest.raises(PayloadError, match=f"site 'hospital' demands .*{message}"):
         opened(site(tmp_path / "f", **demands), experiment(privacy))
     assert not list((tmp_path / "f" / "hospital" / "state").glob("*"))
+
+
+def test_a_run_that_asks_for_test_metrics_is_refused_and_so_is_who_asks_without_having_said_so(tmp_path: Path) -> None:
+    made = site(tmp_path / "f", max_epsilon=9.0)
+    with pytest.raises(
+        PayloadError, match=r"no test metrics .*demands.metrics: false\); set run.evaluate_clients: false"
+    ):
+        opened(made, experiment(NOISE | {"metrics": "clear"}, evaluate_clients=True))
+    place = opened(made, experiment(NOISE | {"metrics": "clear"}), "quiet").site
+    answer = place.answer(Request(place.infos[0].id, "assess", 1, 0, None, Payload({})))
+    assert answer.error == "PayloadError: 'assess': no test metrics leave this site (demands.metrics: false)"
+
+
+# ---- sums, and kinds of tensors
+
+FREE = {"update": None, "refuse": None, "size": None, "weight": None}
+
+
+def masked(**run: Any) -> Experiment:
+    plan = experiment(bounds=FREE, **run)
+    return plan.model_copy(update={"aggregation": plan.aggregation.model_copy(update={"secure": PairwiseMasks()})})
+
+
+def exchanging(method: dict[str, Any], secure: str | None = None) -> RunSpec:
+    """A run of a method, as a server announces it: whatever it would itself refuse to begin."""
+    plain = experiment().spec("a-run", "")
+    return plain.model_copy(
+        update={
+            "algorithm": Algorithm.model_validate(method),
+            "secure": None if secure is None else SecureSum.model_validate(secure),
+        }
+    )
+
+
+def demanded(**demands: Any) -> SiteConfig:
+    return SiteConfig.model_validate({"name": "hospital", "clients": {}, "data": {"sources": {}}, "demands": demands})
+
+
+@pytest.mark.parametrize(
+    ("demands", "method", "secure", "message"),
+    [
+        # a server that says it sums, and would see every reply
+        ({"sums": "only"}, {"name": "fedavg"}, "unmasked", "'fit' of 'fedavg' sends 'weights' alone"),
+        ({"sums": "only"}, {"name": "creamfl"}, "pairwise_masks", "'fit' of 'creamfl' sends 'representations' alone"),
+        ({"sums": "only"}, {"name": "fed_mae"}, "pairwise_masks", "sends numbers such as losses alone"),
+        ({"sums": "only"}, {"name": "scaffold"}, "pairwise_masks", "'controlled_fit' of 'scaffold' sends 'weights'"),
+        ({"representations": "never"}, {"name": "creamfl"}, None, r"no representations leave it"),
+        ({"representations": "summed"}, {"name": "fedmd"}, None, r"demands.representations: summed"),
+        (
+            {"logits": "never"},
+            {"name": "fedmd", "exchange": "scores"},
+            None,
+            r"no logits leave it \(demands.logits: never",
+        ),
+        ({"prototypes": "summed"}, {"name": "fedproto"}, "unmasked", r"demands.prototypes: summed"),
+        ({"prototypes": "protected"}, {"name": "fedproto"}, None, r"demands.prototypes: protected"),
+    ],
+)
+def test_each_kind_leaves_as_the_site_demands(demands: Any, method: Any, secure: str | None, message: str) -> None:
+    with pytest.raises(PayloadError, match=f"site 'hospital' demands .*{message}"):
+        require_protection(exchanging(method, secure), demanded(**demands))
+
+
+@pytest.mark.parametrize(
+    ("demands", "method", "secure"),
+    [
+        ({"sums": "only"}, {"name": "fedavg"}, "pairwise_masks"),
+        ({"sums": "only", "weights": "summed"}, {"name": "fedcola"}, "pairwise_masks"),
+        ({"sums": "only"}, {"name": "creamfl", "aggregation": "count"}, "pairwise_masks"),
+        ({"prototypes": "summed"}, {"name": "fedproto", "largest_norm": None}, "pairwise_masks"),
+        ({"weights": "never", "logits": "never"}, {"name": "fedmd"}, None),  # which exchanges representations
+        ({"weights": "never", "representations": "never"}, {"name": "fedmd", "exchange": "scores"}, None),
+        ({"sums": "only"}, {"name": "local"}, None),  # nothing leaves
+    ],
+)
+def test_what_meets_the_demands_is_let_in(demands: Any, method: Any, secure: str | None) -> None:
+    require_protection(exchanging(method, secure), demanded(**demands))
+
+
+def test_a_server_that_announces_masks_gets_no_reply_without(tmp_path: Path) -> None:
+    place = opened(site(tmp_path / "f", sums="only"), masked()).site
+    client = place.infos[0].id
+    model = place._wake(place.federation.members[client], (1, 0)).model.state_dict()
+    refusals = {"no reply goes out in the clear": {}, "there are no keys of this sum here": {TOTAL: 24}}
+    for reason, fields in refusals.items():
+        sent = Payload({"weights": Weights(model), **fields})
+        answer = place.answer(Request(client, "fit", 1, 0, None, sent))
+        assert answer.payload is None
+        assert answer.error is not None
+        assert reason in answer.error
+    assert not list((tmp_path / "f" / "hospital" / "state").rglob("*.safetensors")), "nothing was trained"
+
+
+def test_components_of_sums_are_not_imported_unless_the_site_allows_it(tmp_path: Path) -> None:
+    spec = json.loads(experiment().spec("a-run", "").model_dump_json()) | {"secure": {"name": "antigravity.Sums"}}
+    with pytest.raises(PayloadError, match=r"'antigravity.Sums' is not allowed at site 'hospital'"):
+        open_host(json.dumps(spec), {"config": str(site(tmp_path / "f").config)})
+    assert "antigravity" not in sys.modules
+
+
+# ---- budgets
 
 
 def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_path: Path) -> None:
@@ -101,6 +215,16 @@ def test_sites_of_a_protected_experiment_demand_what_it_plans(tmp_path: Path) ->
     assert (demands.max_epsilon, demands.delta, demands.weights, demands.metrics) == (5.0, 1e-6, "protected", False)
     opened(made, plan)
     with pytest.raises(PayloadError, match="add 'privacy'"):
+        opened(made, experiment(), "bare")
+
+
+def test_sites_of_an_experiment_with_masked_sums_demand_them(tmp_path: Path) -> None:
+    plan = masked(evaluate_clients=True)
+    made = site(tmp_path / "f", plan)
+    demands = SiteConfig.load(made.config).demands
+    assert demands is not None
+    assert (demands.sums, demands.metrics, demands.max_epsilon, demands.weights) == ("only", True, None, "allowed")
+    with pytest.raises(PayloadError, match=r"demands\.sums: only"):
         opened(made, experiment(), "bare")
 
 

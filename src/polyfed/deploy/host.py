@@ -23,6 +23,8 @@ from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE
 
 _log = logging.getLogger(__name__)
+_WITH_COMPONENTS = ("algorithm", "server_model", "transport", "privacy", "secure")
+"""Parts of a run's spec that name what is imported."""
 
 
 def open_host(spec: str, config: Mapping[str, Any]) -> Host:
@@ -62,6 +64,7 @@ def _opened(site_file: Path, text: str) -> Host:
         limits=config.limits,
         private=config.state_dir / PRIVATE,
         budget=None if demands is None else Budget(epsilon=demands.max_epsilon, delta=demands.delta),
+        measures=demands is None or demands.metrics,
     )
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
 
@@ -84,7 +87,7 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
         )
     allowed = name in config.algorithms if config.algorithms else "." not in name
     foreign = [] if allowed else [f"method '{name}'"]
-    for path in _importable([content["algorithm"], content.get("server_model")]):
+    for path in _importable([content.get(part) for part in _WITH_COMPONENTS]):
         if path not in config.algorithms:
             foreign.append(f"'{path}'")
     if foreign:

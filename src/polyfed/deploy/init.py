@@ -205,14 +205,20 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
 
 def _demands(experiment: Experiment) -> dict[str, Any] | None:
     """Of a protected experiment: the protection that it plans, no less."""
-    settings = resolved_privacy(experiment)
-    if settings is None:
+    settings, secure = resolved_privacy(experiment), experiment.aggregation.secure
+    masked = secure is not None and secure.masks
+    if settings is None and not masked:
         return None
-    metrics, delta, rounds = settings.metrics == "clear", settings.budget.delta, experiment.run.rounds
-    # that of DP-SGD depends on how many samples a site has, which nobody knows here
-    planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
-    most = settings.budget.epsilon or planned
-    return {"max_epsilon": most, "delta": delta, "weights": "protected", "metrics": metrics}
+    content: dict[str, Any] = {"metrics": experiment.run.evaluate_clients is not False}
+    if masked:
+        content |= {"sums": "only"}
+    if settings is not None:
+        delta, rounds = settings.budget.delta, experiment.run.rounds
+        # that of DP-SGD depends on how many samples a site has, which nobody knows here
+        planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
+        most = settings.budget.epsilon or planned
+        content |= {"max_epsilon": most, "delta": delta, "weights": "protected"}
+    return content
 
 
 def _create_site(

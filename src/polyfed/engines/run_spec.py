@@ -39,5 +39,6 @@ class RunSpec(Settings):
     secure: SerializeAsAny[SecureSum] | None = Field(
         default=None, description="how clients add up their replies, which then leave them in no other form"
     )
+    evaluates: bool = Field(default=True, description="whether clients are asked for test metrics")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")

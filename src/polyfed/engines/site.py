@@ -87,6 +87,7 @@ class Site:
         evaluation_batch: samples a batch without gradients.
         limits: on what is received.
         guard: protects replies and accounts for them, in runs with ``privacy``.
+        measures: whether test metrics may leave.
     """
 
     federation: Population
@@ -96,6 +97,7 @@ class Site:
     evaluation_batch: int = 256
     limits: Limits = field(default_factory=Limits)
     guard: PrivacyGuard | None = None
+    measures: bool = True
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class Site:
         limits: Limits | None = None,
         private: Path | None = None,
         budget: Budget | None = None,
+        measures: bool = True,
     ) -> Site:
         """A site on this machine.
 
@@ -124,6 +127,7 @@ class Site:
             limits: on what is received.
             private: folder of the secret and the ledgers of privacy; None: beside that of the run's.
             budget: of privacy that the place allows over all its runs.
+            measures: whether test metrics may leave.
 
         Raises:
             PolyfedError: data or device are not there, or the public set is another one.
@@ -147,6 +151,7 @@ class Site:
             guard=None
             if spec.privacy is None
             else PrivacyGuard(spec.privacy, private or folder.parent.parent / PRIVATE, settings.secret, budget),
+            measures=measures,
         )
 
     @property
@@ -194,6 +199,8 @@ class Site:
         if self._masks is not None and request.step in MASKING:
             return self._masks.answer(request, request.payload)
         schema = self._schema(request)
+        if schema.kind == "query" and not self.measures:
+            raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
         received, finished = self._received(request)
         schema.require_request(received)
         received.require_sound(self.limits)
