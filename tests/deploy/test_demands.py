@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,9 @@ from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
+from polyfed.federation.accounting import epsilon_of
 from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.federation.private_training import training_cost
 from polyfed.federation.summed import TOTAL
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Request
@@ -198,12 +201,15 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
     assert (made.path / "state" / PRIVATE / "secret").is_file()
     found = {finding.what: finding for finding in check_site(made.path, network=False)}
     assert found["demands"].detail == (
-        "epsilon 3 at most at delta 1e-05 over all runs, weights protected, test metrics never in protected runs"
+        "epsilon 3 at most at delta 1e-05 over all runs; replies by themselves; weights protected, representations "
+        "allowed, logits allowed, prototypes allowed; test metrics never"
     )
     assert found["protection in run-1"].detail == (
         "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 "
         "replies"
     )
+    assert found["protection in run-2"].detail.endswith("unlike plan.yaml in privacy")
+    assert found["protection in run-2"].level == "warning"
     assert found[f"given away by {client}"].detail == "epsilon 2.94 at delta 1e-05 in 2 replies, of 3"
 
 
@@ -226,6 +232,63 @@ def test_sites_of_an_experiment_with_masked_sums_demand_them(tmp_path: Path) -> 
     assert (demands.sums, demands.metrics, demands.max_epsilon, demands.weights) == ("only", True, None, "allowed")
     with pytest.raises(PayloadError, match=r"demands\.sums: only"):
         opened(made, experiment(), "bare")
+
+
+# ---- what deploy check says of the planned run
+
+
+def lines(made: SiteFolder) -> str:
+    return "\n".join(map(str, check_site(made.path, network=False)))
+
+
+def test_the_check_says_what_masks_hide_and_what_stays_in_the_clear(tmp_path: Path) -> None:
+    found = lines(site(tmp_path / "f", masked(evaluate_clients=True)))
+    assert "protection in the plan: fit of 'fedavg' in masked sums" in found
+    assert re.search(r"fit: weights \(25 tensors .*; masked: the server gets the sum\), num_examples .*masked", found)
+    assert "assess: numbers such as metrics of its test (float; in the clear)" in found
+    assert all(f": {phase}: " in found for phase in ("mask_keys", "mask_shares", "mask_opening"))
+    assert "stays in the clear: test metrics, what is known at the start" in found
+    assert "plan and demands: the planned run meets them" in found
+
+
+def test_the_check_says_what_is_noisy_at_which_epsilon(tmp_path: Path) -> None:
+    found = lines(site(tmp_path / "f", experiment(NOISE)))
+    assert "MiB; with noise: clipped to norm 1, noise multiplier 4), num_examples (one int; in the clear)" in found
+    assert "noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 replies" in found
+    assert "assess" not in found
+    assert "stays in the clear: num_examples of fit, what" in found
+
+
+def test_the_check_gives_the_epsilon_of_each_client_that_trains_with_noise(tmp_path: Path) -> None:
+    plan = experiment({"samples": {"noise_multiplier": 1.0}})
+    found = lines(site(tmp_path / "f", plan))
+    assert "(25 tensors of the model, float32+int64, 0.00 MiB; trained with noise (DP-SGD))" in found
+    settings = plan.clients["hospital"].training
+    cost = training_cost(plan.privacy.samples, 40, settings.batch_size, 1, None)
+    assert f"planned for hospital-1: epsilon {epsilon_of([cost] * 2, 1e-5):.3g} at delta 1e-05 in 2 replies" in found
+
+
+def test_a_plan_that_does_not_meet_the_demands_is_an_error(tmp_path: Path) -> None:
+    found = lines(site(tmp_path / "f", sums="only"))
+    assert re.search(r"error +plan and demands: the planned run would be refused: site 'hospital' demands", found)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("algorithm: {name: creamfl}", "method 'creamfl' is not allowed at site 'hospital'"),
+        ("algorithm: {name: fedavg}", "run: is required and missing"),
+        ("- 1", "plan.yaml"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_named(tmp_path: Path, content: str, message: str) -> None:
+    made = site(tmp_path / "f")
+    made.plan.write_text(content)
+    (error,) = (line for line in lines(made).splitlines() if line.startswith("error"))
+    assert "plan.yaml" in error
+    assert message in error
+    made.plan.unlink()
+    assert "plan and demands" not in lines(made)
 
 
 def test_a_site_without_demands_says_so(tmp_path: Path) -> None:

@@ -1,18 +1,13 @@
-"""What a site demands of the protection of a run before its clients take part, and what it has given away so far."""
+"""What a site demands of the protection of a run before its clients take part."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from polyfed.core.errors import DataError, PayloadError
-from polyfed.deploy.findings import Finding
+from polyfed.core.errors import PayloadError
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import epsilon_of, fits
-from polyfed.federation.privacy import KIND_KEYS, planned_epsilon, protected_steps
-from polyfed.federation.privacy_guard import PRIVATE
-from polyfed.federation.spending import SpendingLedger
+from polyfed.federation.privacy import KIND_KEYS, planned_epsilon
 from polyfed.runs.disclosure import SentField, sent_fields
 from polyfed.wire.schema import steps_of
 
@@ -60,7 +55,7 @@ def _too_much(spec: RunSpec, demands: ProtectionDemands) -> Iterator[str]:
 
 def _missing_of(sent: SentField, spec: RunSpec, demands: ProtectionDemands) -> Iterator[str]:
     """What a field of a reply lacks."""
-    where = f"'{sent.step}' of '{_name(spec)}'"
+    where = f"'{sent.step}' of '{spec.algorithm.component_name()}'"
     if demands.sums == "only" and not sent.masked:
         what = f"'{sent.field}'" if sent.field else "numbers such as losses"
         yield f"that replies leave in masked sums only (demands.sums: only), and {where} sends {what} alone; {_MASKED}"
@@ -70,69 +65,6 @@ def _missing_of(sent: SentField, spec: RunSpec, demands: ProtectionDemands) -> I
         if wanted == "never":
             yield f"that no {KIND_KEYS[kind]} leave it ({key}), and {where} sends them; choose another method"
         elif wanted == "protected" and not sent.noisy:
-            yield f"that {KIND_KEYS[kind]} leave with differential privacy only ({key}), from {where} too; add 'privacy'"
+            yield f"that {KIND_KEYS[kind]} leave with differential privacy only ({key}), from {where}; add 'privacy'"
         elif wanted == "summed" and not sent.masked:
             yield f"that {KIND_KEYS[kind]} leave in masked sums only ({key}), from {where} too; {_MASKED}"
-
-
-def _name(spec: RunSpec) -> str:
-    return spec.algorithm.component_name()
-
-
-# ---- what deploy check says
-
-
-def check_protection(config: SiteConfig) -> Iterator[Finding]:
-    """The site's demands, the protection of each run that was announced here, and what each client has given away."""
-    demands = config.demands
-    if demands is None:
-        detail = "none: replies may leave without noise (demands: {max_epsilon: ...} in site.yaml would refuse that)"
-        yield Finding("ok", "demands", detail)
-    else:
-        limit = "any epsilon" if demands.max_epsilon is None else f"epsilon {demands.max_epsilon:g} at most"
-        metrics = "as they are" if demands.metrics else "never in protected runs"
-        detail = f"{limit} at delta {demands.delta:g} over all runs, weights {demands.weights}, test metrics {metrics}"
-        yield Finding("ok", "demands", detail)
-    for path in sorted(config.state_dir.glob("*/run.json")):
-        yield _announced(path, 1e-5 if demands is None else demands.delta)
-    for path in sorted((config.state_dir / PRIVATE).glob("*.jsonl")):
-        yield _spent(path, config)
-
-
-def _announced(path: Path, delta: float) -> Finding:
-    spec = RunSpec.model_validate_json(path.read_bytes())
-    what, method = f"protection in {spec.run}", _name(spec)
-    if spec.privacy is None:
-        return Finding("ok", what, f"none: replies of '{method}' leave as they are")
-    steps = steps_of(spec.algorithm)
-    leaving = ", ".join(protected_steps(spec.privacy, steps))
-    if spec.privacy.reply is None:
-        assert spec.privacy.samples is not None
-        noise = f"DP-SGD, gradients clipped to norm {spec.privacy.samples.clip:g}"
-        noise += (
-            f", noise multiplier {spec.privacy.samples.noise_multiplier:g}; epsilon depends on each client's samples"
-        )
-        return Finding("ok", what, f"{leaving} of '{method}': {noise}")
-    clips = ", ".join(f"{kind.kind} clipped to norm {clip:g}" for kind, clip in spec.privacy.reply.clips.items())
-    planned = planned_epsilon(spec.privacy, steps, spec.rounds, delta)
-    return Finding(
-        "ok",
-        what,
-        f"{leaving} of '{method}': {clips}; noise multiplier {spec.privacy.reply.noise_multiplier:.3g}; planned "
-        f"epsilon {planned:.3g} at delta {delta:g} in {spec.privacy.planned_releases(spec.rounds)} replies",
-    )
-
-
-def _spent(path: Path, config: SiteConfig) -> Finding:
-    what = f"given away by {path.stem}"
-    try:
-        costs = [release.cost for release in SpendingLedger(path).releases()]
-    except DataError as error:
-        return Finding("error", what, str(error))
-    demands = config.demands
-    delta = 1e-5 if demands is None else demands.delta
-    detail = f"epsilon {epsilon_of(costs, delta):.3g} at delta {delta:g} in {len(costs)} replies"
-    if demands is not None and demands.max_epsilon is not None:
-        over = not fits(costs, demands.max_epsilon, delta)
-        return Finding("error" if over else "ok", what, f"{detail}, of {demands.max_epsilon:g}")
-    return Finding("ok", what, detail)

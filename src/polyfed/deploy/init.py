@@ -43,6 +43,9 @@ _LOCAL = ("name", "data", "run", "state_dir", "algorithms", "limits", "traceback
 _SERVER_COMMENT = "Where the server listens. The Caddyfile beside it was made from this; change both."
 _EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyfed run FILE"
 _CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
+_PLAN_COMMENT = """\
+What is to be run, for polyfed deploy check: what leaves, what hides it, which demands apply.
+Nothing is run by it, and a run that is otherwise is refused by the demands in site.yaml alone."""
 _DATA_NOTE = "Put the site's data here, or say in site.yaml, at data.dir, where they are.\n"
 
 
@@ -231,6 +234,7 @@ def _create_site(
     config = {key: config[key] for key in sorted(config, key=lambda key: key not in _LOCAL)}
     write_new(site.config, to_yaml(config, _SITE_COMMENT))
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
+    write_new(site.plan, to_yaml(experiment.spec("plan", digest or ""), _PLAN_COMMENT))
     write_new(site.authority, authority)
     write_new(site.path / "data" / "README.txt", _DATA_NOTE)
 

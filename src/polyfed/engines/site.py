@@ -13,14 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import LocalTraining
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
 from polyfed.engines.handover import detached
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.mask_keeper import MASKING, MaskKeeper
@@ -28,7 +26,7 @@ from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
-from polyfed.federation.private_training import PrivateTraining, training_cost
+from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
@@ -213,7 +211,8 @@ class Site:
     def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
         """What a step returns, with differential privacy."""
         assert self.guard is not None
-        cost = self._cost(schema, member)
+        samples, batch = self._info[member.id].samples, member.settings.training.batch_size
+        cost = self.spec.cost(schema, samples, batch)
         digest = self.guard.begin(request, received, schema, cost)
         training = None if cost is None else self.guard.training(digest, cost)
         try:
@@ -226,18 +225,7 @@ class Site:
             raise PayloadError(f"step '{request.step}' failed; a protected client does not say how") from None
         if schema.kind != "step":
             return content
-        return self.guard.release(request, digest, content, received, cost, self._info[member.id].samples)
-
-    def _cost(self, schema: StepSchema, member: Member) -> PrivacyCost | None:
-        """What the reply to a step costs in privacy, if anything."""
-        privacy, info = self.spec.privacy, self._info[member.id]
-        if privacy is None or schema.kind != "step":
-            return None
-        if privacy.samples is None:
-            return privacy.cost(schema)
-        local = self.spec.algorithm.local_training or LocalTraining()
-        batch = member.settings.training.batch_size
-        return training_cost(privacy.samples, info.samples, batch, local.epochs, local.steps)
+        return self.guard.release(request, digest, content, received, cost, samples)
 
     def _performed(
         self,

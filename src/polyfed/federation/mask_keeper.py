@@ -51,6 +51,19 @@ def _bytes(value: Tensor) -> bytes:
     return array.tobytes()
 
 
+def masking_replies() -> dict[str, str]:
+    """Phase that is not the method's -> what a client answers, in words."""
+    from polyfed.aggregation.masking.party import PUBLIC_BYTES
+    from polyfed.aggregation.masking.shamir import SHARE_BYTES
+
+    share = f"({SHARE_BYTES} bytes) for each client of its type"
+    return {
+        KEYS: f"public keys of the round, {PUBLIC_BYTES} bytes, signed by the site's key",
+        SHARES: "shares of its secrets of the round, for each other client of its type, encrypted for that one",
+        OPENING: f"a share {share}: of the mask of one that replied, of the key of one that did not",
+    }
+
+
 @dataclass(frozen=True)
 class MaskKeeper:
     """Answers for the clients of a site in sums that the server must not see the terms of.
