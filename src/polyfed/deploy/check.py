@@ -26,6 +26,7 @@ from polyfed.deploy.findings import Finding, Level, expiry, guarded
 from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
 from polyfed.deploy.leaving import what_leaves
 from polyfed.deploy.plan import read_plan
+from polyfed.deploy.roster import check_roster
 from polyfed.deploy.settings import Connection, SiteConfig, load_settings
 from polyfed.engines.node_keys import fingerprint
 from polyfed.federation.membership import Member
@@ -76,6 +77,7 @@ def _check_config(site: SiteFolder, seed: int) -> Iterator[Finding]:
         plan = read_plan(site, config)
     except ConfigError as error:
         yield Finding("error", "plan.yaml", str(error), "ask the server's operator what is planned")
+    yield from guarded("roster", lambda: check_roster(site, config, plan))
     yield from guarded("protection", lambda: check_protection(config, population, plan))
     yield from guarded("what leaves", lambda: what_leaves(population, config, plan))
 

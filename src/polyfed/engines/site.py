@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema, steps_of
+
+if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
+    from polyfed.aggregation.masking.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +90,7 @@ class Site:
         limits: on what is received.
         guard: protects replies and accounts for them, in runs with ``privacy``.
         measures: whether test metrics may leave.
+        identity: signs keys of masked sums, where sites have keys.
     """
 
     federation: Population
@@ -96,6 +101,7 @@ class Site:
     limits: Limits = field(default_factory=Limits)
     guard: PrivacyGuard | None = None
     measures: bool = True
+    identity: Identity | None = None
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -113,6 +119,7 @@ class Site:
         private: Path | None = None,
         budget: Budget | None = None,
         measures: bool = True,
+        identity: Identity | None = None,
     ) -> Site:
         """A site on this machine.
 
@@ -126,6 +133,7 @@ class Site:
             private: folder of the secret and the ledgers of privacy; None: beside that of the run's.
             budget: of privacy that the place allows over all its runs.
             measures: whether test metrics may leave.
+            identity: signs keys of masked sums, where sites have keys.
 
         Raises:
             PolyfedError: data or device are not there, or the public set is another one.
@@ -150,6 +158,7 @@ class Site:
             if spec.privacy is None
             else PrivacyGuard(spec.privacy, private or folder.parent.parent / PRIVATE, settings.secret, budget),
             measures=measures,
+            identity=identity,
         )
 
     @property
@@ -275,7 +284,7 @@ class Site:
     @cached_property
     def _masks(self) -> MaskKeeper | None:
         secure = self.spec.secure
-        return None if secure is None else MaskKeeper(secure, self.spec.run, self.store.folder)
+        return None if secure is None else MaskKeeper(secure, self.spec.run, self.store.folder, self.identity)
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:

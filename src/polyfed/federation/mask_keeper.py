@@ -19,11 +19,14 @@ from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle
 
 if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
+    from polyfed.aggregation.masking.identity import Identity
     from polyfed.aggregation.masking.party import Party
 
 KEYS, SHARES, OPENING = "mask_keys", "mask_shares", "mask_opening"
 """What a server asks beside the method's step: public keys, shares of secrets for others, shares of others' secrets."""
 MASKING = (KEYS, SHARES, OPENING)
+SIGNED = "mask_signatures"
+"""Field of replies to ``mask_keys`` and of requests for ``mask_shares``: client -> its site's signature of its keys."""
 SEALED = "secure_shares"
 """Field of requests and replies: client -> sealed shares."""
 _FILE = "masks.json"
@@ -75,11 +78,13 @@ class MaskKeeper:
         rule: that holds; the threshold is the site's to check.
         run: identity of the run.
         folder: of clients' states.
+        identity: signs the clients' keys, and says whose signatures count; None: of a simulation, which has none.
     """
 
     rule: SecureSum
     run: str
     folder: Path
+    identity: Identity | None = None
 
     def answer(self, request: Request, received: Payload) -> Payload:
         """What a client answers in a phase that is not the method's.
@@ -96,11 +101,18 @@ class MaskKeeper:
 
         party = Party(request.client, self._context(request))
         self._save(party)
-        return Payload({KEYS: bytes_bundle({request.client: party.public})})
+        fields = {KEYS: bytes_bundle({request.client: party.public})}
+        if self.identity is not None:
+            signature = self.identity.signature(request.client, party.context, party.public)
+            fields[SIGNED] = bytes_bundle({request.client: signature})
+        return Payload(fields)
 
     def _shares(self, request: Request, received: Payload) -> Payload:
-        party = self._party(request)
-        made = party.shares(bytes_in(received, KEYS), self.rule.required)
+        party, members = self._party(request), bytes_in(received, KEYS)
+        if self.identity is not None:
+            signatures = bytes_in(received, SIGNED) if SIGNED in received.fields else {}
+            self.identity.require_signed(members, signatures, party.context)
+        made = party.shares(members, self.rule.required)
         self._save(party)
         return Payload({SEALED: bytes_bundle(made)})
 
