@@ -71,8 +71,8 @@ def masking_replies() -> dict[str, str]:
 class MaskKeeper:
     """Answers for the clients of a site in sums that the server must not see the terms of.
 
-    Secrets are of the system's randomness, in a file that only the site's user reads; it is gone before the last
-    answer of a sum leaves, and a new round, or the same one once more, begins with new keys.
+    Secrets are of the system's randomness, in a file that only the site's user reads; they are gone from it before the
+    last answer of a sum leaves, and a new round, or the same one once more, begins with new keys.
 
     Attributes:
         rule: that holds; the threshold is the site's to check.
@@ -118,9 +118,10 @@ class MaskKeeper:
 
     def _opening(self, request: Request, received: Payload) -> Payload:
         party = self._party(request)
+        told = party.opened(bytes_in(received, OPENING), self.rule.required)
         # before anything is told: what was told once must not be told for other survivors
-        self._path(request.client).unlink()
-        return Payload({OPENING: bytes_bundle(party.opened(bytes_in(received, OPENING), self.rule.required))})
+        self._save(party)
+        return Payload({OPENING: bytes_bundle(told)})
 
     def prepared(
         self, request: Request, received: Payload, by: str | None
