@@ -30,11 +30,12 @@ def settings(secret: Path | None = None, secure: str = "pairwise_masks") -> dict
     texts = {"name": "scenes", "train": 60, "test": 8, "columns": {"text": "text"}, "targets": {"topic": "topic"}}
     encoder = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing"}}}
     encoder["view"]["tokenizer"] |= {"size": 200}  # type: ignore[index]
-    client = {"count": 1, "task": {"name": "classification", "target": "topic"}}
+    client: dict[str, Any] = {"count": 1, "task": {"name": "classification", "target": "topic"}}
     client["model"] = {"dim": 8, "encoders": {"text": encoder}}
     return {
         "name": "wards",
-        "data": {"sources": {name: {**texts, "seed": seed} for seed, name in enumerate(SITES)}},
+        "data": {"sources": {name: {**texts, "seed": seed} for seed, name in enumerate(("shared", *SITES))}},
+        "server": {"source": "shared", "task": client["task"], "model": client["model"]},
         "clients": {name: {**client, "source": name} for name in SITES},
         "algorithm": {"name": "fedavg", "local_epochs": 1},
         "aggregation": {"secure": secure},
@@ -97,14 +98,14 @@ def test_a_worker_that_is_killed_in_each_phase_keeps_bits_and_budget(tmp_path: P
                 check=False,
             )
             assert done.returncode == 0, done.stdout + done.stderr + served.output
-            assert (tmp_path / "north.log").read_text().count("worker") >= 1
     finally:
         wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
     assert len(count.read_bytes()) == 12, "four phases, each killed and done again, and four of the second round"
     # the same sums in the clear, of one process that nothing happens to
     alone = run(Experiment.parse(settings(secret, "unmasked")), tmp_path / "alone").folder
     assert RunRecords.load(tmp_path / "run").events == RunRecords.load(alone).events
-    assert models(tmp_path / "run") == models(alone) != {}
+    assert models(alone)
+    assert models(tmp_path / "run") == models(alone)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (alone / "metrics.jsonl").read_bytes()
     assert spent(federation) == spent(alone)
     assert {name: len(costs) for name, costs in spent(federation).items()} == dict.fromkeys(SITES, 2)

@@ -37,6 +37,7 @@ def hospitals(**sections: Any) -> dict[str, Any]:
     """Three sites of texts with one model; ``south`` has two clients."""
     config = topics(name="fedavg")
     text = config["clients"].pop("text")
+    config["server"] = {key: text[key] for key in ("source", "task", "model")}
     config["clients"] = {name: {**text, "count": 2 if name == "south" else 1} for name in SITES}
     config["data"]["sources"]["texts"] |= {"train": 60, "test": 40}
     config["run"] |= {"rounds": 2, "bounds": FREE, "evaluate_clients": True} | sections.pop("run", {})
@@ -52,7 +53,9 @@ NOISY: dict[str, Any] = {
 
 def left(folder: Path) -> dict[str, bytes]:
     """Without the ledger, in which the phases of keys are entered."""
-    return {name: content for name, content in results(folder).items() if name != "ledger.jsonl"}
+    content = {name: content for name, content in results(folder).items() if name != "ledger.jsonl"}
+    assert any(name.startswith("models") for name in content)
+    return content
 
 
 @pytest.fixture(scope="module")
