@@ -100,8 +100,9 @@ def test_what_leaves_is_what_the_allowed_method_declares(made: Folders) -> None:
     found = leaving(made.site("archive"), "fedavg")
     size = sum(value.numel() * value.element_size() for value in weights.values()) / 2**20
     assert found["fit"].startswith(f"weights ({len(weights)} tensors of the model, ")
-    assert f"{size:,.2f} MiB), num_examples (one int)" in found["fit"]
-    assert found["assess"] == "numbers such as metrics of its test (float each)"
+    assert f"{size:,.2f} MiB; in the clear), num_examples (one int; in the clear)" in found["fit"]
+    assert found["initial"].endswith("slots (one str; in the clear, before any training)")
+    assert found["assess"] == "numbers such as metrics of its test (float; in the clear)"
 
 
 def test_representations_are_given_with_rows_width_and_bytes(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,22 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 from federations import experiment_settings
 
+from polyfed.aggregation.secure_sum import SecureSum
+from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
+from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import BudgetError, PayloadError
 from polyfed.deploy import host
 from polyfed.deploy.check import check_site
+from polyfed.deploy.demands import require_protection
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
+from polyfed.engines.run_spec import RunSpec
+from polyfed.federation.accounting import epsilon_of
 from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.federation.private_training import training_cost
+from polyfed.federation.summed import TOTAL
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
@@ -58,15 +69,121 @@ def opened(site: SiteFolder, run: Experiment, name: str = "a-run") -> host.Host:
     [
         ({"max_epsilon": 2.0}, None, r"epsilon 2 at most \(demands.max_epsilon\); add 'privacy'"),
         ({"max_epsilon": 2.0}, NOISE, r"2 rounds of the run would give away 2.9"),
-        ({"weights": "protected"}, None, "weights leave it protected only"),
-        ({"weights": "never"}, NOISE, "no weights leave it .*; 'fedavg' sends them"),
-        ({"max_epsilon": 9.0}, NOISE | {"metrics": "clear"}, "no test metrics leave it as they are"),
+        ({"weights": "protected"}, None, r"differential privacy only \(demands.weights: protected\).*; add 'privacy'"),
+        ({"weights": "never"}, NOISE, "no weights leave it .*'fit' of 'fedavg' sends them; choose another method"),
+        ({"weights": "summed"}, NOISE, r"masked sums only \(demands.weights: summed\), from 'fit' .*pairwise_masks"),
+        (
+            {"sums": "only"},
+            None,
+            r"masked sums only \(demands.sums: only\), and 'fit' of 'fedavg' sends 'weights' alone",
+        ),
     ],
 )
 def test_a_run_that_protects_less_is_refused(tmp_path: Path, demands: Any, privacy: Any, message: str) -> None:
     with pytest.raises(PayloadError, match=f"site 'hospital' demands .*{message}"):
         opened(site(tmp_path / "f", **demands), experiment(privacy))
     assert not list((tmp_path / "f" / "hospital" / "state").glob("*"))
+
+
+def test_a_run_that_asks_for_test_metrics_is_refused_and_so_is_who_asks_without_having_said_so(tmp_path: Path) -> None:
+    made = site(tmp_path / "f", max_epsilon=9.0)
+    with pytest.raises(
+        PayloadError, match=r"no test metrics .*demands.metrics: false\); set run.evaluate_clients: false"
+    ):
+        opened(made, experiment(NOISE | {"metrics": "clear"}, evaluate_clients=True))
+    place = opened(made, experiment(NOISE | {"metrics": "clear"}), "quiet").site
+    answer = place.answer(Request(place.infos[0].id, "assess", 1, 0, None, Payload({})))
+    assert answer.error == "PayloadError: 'assess': no test metrics leave this site (demands.metrics: false)"
+
+
+# ---- sums, and kinds of tensors
+
+FREE = {"update": None, "refuse": None, "size": None, "weight": None}
+
+
+def masked(**run: Any) -> Experiment:
+    plan = experiment(bounds=FREE, **run)
+    return plan.model_copy(update={"aggregation": plan.aggregation.model_copy(update={"secure": PairwiseMasks()})})
+
+
+def exchanging(method: dict[str, Any], secure: str | None = None) -> RunSpec:
+    """A run of a method, as a server announces it: whatever it would itself refuse to begin."""
+    plain = experiment().spec("a-run", "")
+    return plain.model_copy(
+        update={
+            "algorithm": Algorithm.model_validate(method),
+            "secure": None if secure is None else SecureSum.model_validate(secure),
+        }
+    )
+
+
+def demanded(**demands: Any) -> SiteConfig:
+    return SiteConfig.model_validate({"name": "hospital", "clients": {}, "data": {"sources": {}}, "demands": demands})
+
+
+@pytest.mark.parametrize(
+    ("demands", "method", "secure", "message"),
+    [
+        # a server that says it sums, and would see every reply
+        ({"sums": "only"}, {"name": "fedavg"}, "unmasked", "'fit' of 'fedavg' sends 'weights' alone"),
+        ({"sums": "only"}, {"name": "creamfl"}, "pairwise_masks", "'fit' of 'creamfl' sends 'representations' alone"),
+        ({"sums": "only"}, {"name": "fed_mae"}, "pairwise_masks", "sends numbers such as losses alone"),
+        ({"sums": "only"}, {"name": "scaffold"}, "pairwise_masks", "'controlled_fit' of 'scaffold' sends 'weights'"),
+        ({"representations": "never"}, {"name": "creamfl"}, None, r"no representations leave it"),
+        ({"representations": "summed"}, {"name": "fedmd"}, None, r"demands.representations: summed"),
+        (
+            {"logits": "never"},
+            {"name": "fedmd", "exchange": "scores"},
+            None,
+            r"no logits leave it \(demands.logits: never",
+        ),
+        ({"prototypes": "summed"}, {"name": "fedproto"}, "unmasked", r"demands.prototypes: summed"),
+        ({"prototypes": "protected"}, {"name": "fedproto"}, None, r"demands.prototypes: protected"),
+    ],
+)
+def test_each_kind_leaves_as_the_site_demands(demands: Any, method: Any, secure: str | None, message: str) -> None:
+    with pytest.raises(PayloadError, match=f"site 'hospital' demands .*{message}"):
+        require_protection(exchanging(method, secure), demanded(**demands))
+
+
+@pytest.mark.parametrize(
+    ("demands", "method", "secure"),
+    [
+        ({"sums": "only"}, {"name": "fedavg"}, "pairwise_masks"),
+        ({"sums": "only", "weights": "summed"}, {"name": "fedcola"}, "pairwise_masks"),
+        ({"sums": "only"}, {"name": "creamfl", "aggregation": "count"}, "pairwise_masks"),
+        ({"prototypes": "summed"}, {"name": "fedproto", "largest_norm": None}, "pairwise_masks"),
+        ({"weights": "never", "logits": "never"}, {"name": "fedmd"}, None),  # which exchanges representations
+        ({"weights": "never", "representations": "never"}, {"name": "fedmd", "exchange": "scores"}, None),
+        ({"sums": "only"}, {"name": "local"}, None),  # nothing leaves
+    ],
+)
+def test_what_meets_the_demands_is_let_in(demands: Any, method: Any, secure: str | None) -> None:
+    require_protection(exchanging(method, secure), demanded(**demands))
+
+
+def test_a_server_that_announces_masks_gets_no_reply_without(tmp_path: Path) -> None:
+    place = opened(site(tmp_path / "f", sums="only"), masked()).site
+    client = place.infos[0].id
+    model = place._wake(place.federation.members[client], (1, 0)).model.state_dict()
+    refusals = {"no reply goes out in the clear": {}, "there are no keys of this sum here": {TOTAL: 24}}
+    for reason, fields in refusals.items():
+        sent = Payload({"weights": Weights(model), **fields})
+        answer = place.answer(Request(client, "fit", 1, 0, None, sent))
+        assert answer.payload is None
+        assert answer.error is not None
+        assert reason in answer.error
+    assert not list((tmp_path / "f" / "hospital" / "state").rglob("*.safetensors")), "nothing was trained"
+
+
+def test_components_of_sums_are_not_imported_unless_the_site_allows_it(tmp_path: Path) -> None:
+    spec = json.loads(experiment().spec("a-run", "").model_dump_json()) | {"secure": {"name": "antigravity.Sums"}}
+    with pytest.raises(PayloadError, match=r"'antigravity.Sums' is not allowed at site 'hospital'"):
+        open_host(json.dumps(spec), {"config": str(site(tmp_path / "f").config)})
+    assert "antigravity" not in sys.modules
+
+
+# ---- budgets
 
 
 def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_path: Path) -> None:
@@ -84,12 +201,15 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
     assert (made.path / "state" / PRIVATE / "secret").is_file()
     found = {finding.what: finding for finding in check_site(made.path, network=False)}
     assert found["demands"].detail == (
-        "epsilon 3 at most at delta 1e-05 over all runs, weights protected, test metrics never in protected runs"
+        "epsilon 3 at most at delta 1e-05 over all runs; replies by themselves; weights protected, representations "
+        "allowed, logits allowed, prototypes allowed; test metrics never"
     )
     assert found["protection in run-1"].detail == (
         "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 "
         "replies"
     )
+    assert found["protection in run-2"].detail.endswith("unlike plan.yaml in privacy")
+    assert found["protection in run-2"].level == "warning"
     assert found[f"given away by {client}"].detail == "epsilon 2.94 at delta 1e-05 in 2 replies, of 3"
 
 
@@ -102,6 +222,73 @@ def test_sites_of_a_protected_experiment_demand_what_it_plans(tmp_path: Path) ->
     opened(made, plan)
     with pytest.raises(PayloadError, match="add 'privacy'"):
         opened(made, experiment(), "bare")
+
+
+def test_sites_of_an_experiment_with_masked_sums_demand_them(tmp_path: Path) -> None:
+    plan = masked(evaluate_clients=True)
+    made = site(tmp_path / "f", plan)
+    demands = SiteConfig.load(made.config).demands
+    assert demands is not None
+    assert (demands.sums, demands.metrics, demands.max_epsilon, demands.weights) == ("only", True, None, "allowed")
+    with pytest.raises(PayloadError, match=r"demands\.sums: only"):
+        opened(made, experiment(), "bare")
+
+
+# ---- what deploy check says of the planned run
+
+
+def lines(made: SiteFolder) -> str:
+    return "\n".join(map(str, check_site(made.path, network=False)))
+
+
+def test_the_check_says_what_masks_hide_and_what_stays_in_the_clear(tmp_path: Path) -> None:
+    found = lines(site(tmp_path / "f", masked(evaluate_clients=True)))
+    assert "protection in the plan: fit of 'fedavg' in masked sums" in found
+    assert re.search(r"fit: weights \(25 tensors .*; masked: the server gets the sum\), num_examples .*masked", found)
+    assert "assess: numbers such as metrics of its test (float; in the clear)" in found
+    assert all(f": {phase}: " in found for phase in ("mask_keys", "mask_shares", "mask_opening"))
+    assert "stays in the clear: test metrics, what is known at the start" in found
+    assert "plan and demands: the planned run meets them" in found
+
+
+def test_the_check_says_what_is_noisy_at_which_epsilon(tmp_path: Path) -> None:
+    found = lines(site(tmp_path / "f", experiment(NOISE)))
+    assert "MiB; with noise: clipped to norm 1, noise multiplier 4), num_examples (one int; in the clear)" in found
+    assert "noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 replies" in found
+    assert "assess" not in found
+    assert "stays in the clear: num_examples of fit, what" in found
+
+
+def test_the_check_gives_the_epsilon_of_each_client_that_trains_with_noise(tmp_path: Path) -> None:
+    plan = experiment({"samples": {"noise_multiplier": 1.0}})
+    found = lines(site(tmp_path / "f", plan))
+    assert "(25 tensors of the model, float32+int64, 0.00 MiB; trained with noise (DP-SGD))" in found
+    settings = plan.clients["hospital"].training
+    cost = training_cost(plan.privacy.samples, 40, settings.batch_size, 1, None)
+    assert f"planned for hospital-1: epsilon {epsilon_of([cost] * 2, 1e-5):.3g} at delta 1e-05 in 2 replies" in found
+
+
+def test_a_plan_that_does_not_meet_the_demands_is_an_error(tmp_path: Path) -> None:
+    found = lines(site(tmp_path / "f", sums="only"))
+    assert re.search(r"error +plan and demands: the planned run would be refused: site 'hospital' demands", found)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("algorithm: {name: creamfl}", "method 'creamfl' is not allowed at site 'hospital'"),
+        ("algorithm: {name: fedavg}", "run: is required and missing"),
+        ("- 1", "plan.yaml"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_named(tmp_path: Path, content: str, message: str) -> None:
+    made = site(tmp_path / "f")
+    made.plan.write_text(content)
+    (error,) = (line for line in lines(made).splitlines() if line.startswith("error"))
+    assert "plan.yaml" in error
+    assert message in error
+    made.plan.unlink()
+    assert "plan and demands" not in lines(made)
 
 
 def test_a_site_without_demands_says_so(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_site_gets_no_secret_and_only_its_own_sources(tmp_path: Path) -> None:
     assert {p.relative_to(site).as_posix() for p in site.rglob("*") if p.is_file()} == {
         "site.yaml",
         "connection.yaml",
+        "plan.yaml",
         "ca.crt",
         "data/README.txt",
     }

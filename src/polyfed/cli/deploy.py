@@ -35,17 +35,20 @@ def init(
     ] = False,
 ) -> None:
     """Make the folders of a federation: the server's, and one for each group of clients."""
-    from polyfed.deploy.init import SERVER_FOLDER, create_federation
+    from polyfed.deploy.init import SERVER_FOLDER, create_federation, uses_rosters
     from polyfed.runs.experiment import Experiment
 
-    made = create_federation(
-        folder, Experiment.load(source), host or [], port=port, superlink_port=superlink_port, keys=keys
-    )
+    experiment = Experiment.load(source)
+    made = create_federation(folder, experiment, host or [], port=port, superlink_port=superlink_port, keys=keys)
     for name, path in made.items():
         typer.echo(f"{'server' if name == SERVER_FOLDER else 'site'}: {path}")
     if not keys:
         typer.echo("give each site its folder; there: polyfed deploy key FOLDER")
         typer.echo(f"with the node.pub that it sends back: polyfed deploy admit {made[SERVER_FOLDER]} NAME node.pub")
+        if uses_rosters(experiment):
+            typer.echo(
+                "sites give theirs to each other too, past the server: polyfed deploy trust FOLDER NAME node.pub"
+            )
 
 
 @deploy_app.command()
@@ -72,6 +75,22 @@ def admit(
 
     path = admit_site(folder, name, public_key)
     typer.echo(f"admitted: {name} ({fingerprint(read_public(path))}); to expel it, delete {path}")
+
+
+@deploy_app.command()
+def trust(
+    folder: SiteArgument,
+    name: Annotated[str, typer.Argument(help="name of the other site")],
+    public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub, from the site itself")],
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", help="id of a client of a site that is not on the roster; repeatable"),
+    ] = None,
+) -> None:
+    """Believe another site's key in masked sums; compare the fingerprint with the site first, not with the server."""
+    from polyfed.deploy.roster import trust as believe
+
+    typer.echo(f"trusted: {name} ({believe(folder, name, public_key, client or [])})")
 
 
 @deploy_app.command()

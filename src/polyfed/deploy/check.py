@@ -8,31 +8,29 @@ import platform
 import shlex
 import shutil
 import tempfile
-import typing
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import UnionType
 from typing import cast
 
 import torch
 
-from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.deploy.check_network import check_server
-from polyfed.deploy.demands import check_protection
+from polyfed.deploy.check_protection import check_protection
 from polyfed.deploy.files import SiteFolder, is_private
 from polyfed.deploy.findings import Finding, Level, expiry, guarded
 from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
+from polyfed.deploy.leaving import what_leaves
+from polyfed.deploy.plan import read_plan
+from polyfed.deploy.roster import check_roster
 from polyfed.deploy.settings import Connection, SiteConfig, load_settings
 from polyfed.engines.node_keys import fingerprint
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
-from polyfed.wire.payload import Representations, TensorBundle, Weights
-from polyfed.wire.schema import Declared, StepSchema, steps_of
 
 TESTED_FLOWER = "1.41."
 _SHORT_DISK, _LITTLE_DISK = 100 * 2**20, 2**30
@@ -74,8 +72,14 @@ def _check_config(site: SiteFolder, seed: int) -> Iterator[Finding]:
     for member in population.members.values():
         yield from guarded(f"data of {member.id}", partial(_check_holding, population, member))
         yield from guarded(f"model of {member.id}", partial(_check_model, population, member, config))
-    yield from guarded("protection", lambda: check_protection(config))
-    yield from guarded("what leaves", lambda: what_leaves(population, config))
+    plan = None
+    try:
+        plan = read_plan(site, config)
+    except ConfigError as error:
+        yield Finding("error", "plan.yaml", str(error), "ask the server's operator what is planned")
+    yield from guarded("roster", lambda: check_roster(site, config, plan))
+    yield from guarded("protection", lambda: check_protection(config, population, plan))
+    yield from guarded("what leaves", lambda: what_leaves(population, config, plan))
 
 
 # ---- the folder and the machine
@@ -207,73 +211,3 @@ def _check_model(population: Population, member: Member, config: SiteConfig) -> 
         detail = f"{detail}; its loss on a batch of {len(batch)} is {loss}"
         remedy = "look at the inputs for NaN, and at the view's normalisation"
         yield Finding("error", f"model of {member.id}", detail, remedy)
-
-
-# ---- what will leave the site, from what its allowed methods declare to return; and what never does
-
-
-def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
-    """The methods that may run here, by name.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
-    try:
-        kinds = {name: Algorithm.named(name) for name in config.algorithms} or Algorithm.available()
-    except ValueError as error:
-        raise ConfigError(f"algorithms: {error}") from error
-    return cast("dict[str, type[Algorithm]]", kinds)
-
-
-def what_leaves(population: Population, config: SiteConfig) -> Iterator[Finding]:
-    """For every step of an allowed method, what each client replies; then what is known of every client."""
-    for name, kind in allowed_methods(config).items():
-        for step, schema in steps_of(kind).items():
-            senders: dict[str, list[str]] = {}
-            for member in population.members.values():
-                senders.setdefault(_reply(schema, population, member), []).append(member.id)
-            for reply, ids in senders.items():
-                yield Finding("ok", f"leaves with {name}", f"{', '.join(ids)}: {step}: {reply}")
-    for info in population.infos:
-        facts = vars(info) | {"modalities": "+".join(info.modalities)}
-        yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
-    if config.tracebacks:
-        detail = "message and traceback of a failed step; they may show paths and values"
-        remedy = "set tracebacks: false in site.yaml to send the message alone"
-        yield Finding("warning", "leaves on failure", detail, remedy)
-    else:
-        yield Finding("ok", "leaves on failure", "the message of a failed step, which may show a path or a value")
-    yield Finding(
-        "ok",
-        "never leaves",
-        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
-        "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
-    )
-
-
-def _reply(schema: StepSchema, population: Population, member: Member) -> str:
-    fields = [f"{key} ({_size(kind, population, member)})" for key, kind in schema.returns.items()]
-    if schema.others is not None:
-        fields.append(f"numbers such as metrics of its test ({schema.others.__name__} each)")
-    return ", ".join(fields) or "nothing but that it is done"
-
-
-def _size(kind: Declared, population: Population, member: Member) -> str:
-    """What a field of a reply holds, and how large it is."""
-    if isinstance(kind, UnionType):
-        return " or ".join(_size(option, population, member) for option in typing.get_args(kind))
-    if not issubclass(kind, TensorBundle):
-        return f"one {kind.__name__}"
-    if issubclass(kind, Representations):
-        samples = population.public_samples({name: encoder.view for name, encoder in member.model.encoders.items()})
-        if samples is None:
-            return "of the public set, which there is none of"
-        rows, width, names = len(samples), member.model.dim, list(samples.modalities)
-        size = rows * width * 4 * len(names) / 2**20
-        return f"{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
-    if issubclass(kind, Weights):
-        state = population.client_model(member).state_dict()
-        types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
-        size = sum(value.numel() * value.element_size() for value in state.values()) / 2**20
-        return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size:,.2f} MiB"
-    return f"{kind.kind}: named tensors whose sizes the method decides"

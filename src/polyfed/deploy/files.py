@@ -43,6 +43,8 @@ class SiteFolder:
         path: the folder.
         config: what the site hosts and allows.
         connection: where the server is and how it is reached.
+        plan: what is to be run, as the server's operator wrote it down.
+        roster: sites whose keys this one believes, and their clients.
         authority: certificate of the authority that signed the server's certificate.
         key: private key of the site; it never leaves the folder.
         public_key: what the server's operator is given.
@@ -52,6 +54,7 @@ class SiteFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.connection = path / "site.yaml", path / "connection.yaml"
+        self.plan, self.roster = path / "plan.yaml", path / "roster.yaml"
         self.authority = path / "ca.crt"
         self.key, self.public_key = path / "node.key", path / "node.pub"
         self.home = path / "flower"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,7 @@ from polyfed.core.files import write_atomically
 from polyfed.core.settings import is_import_path
 from polyfed.core.untrusted import read_json
 from polyfed.deploy.demands import require_protection
+from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.flower_node import Host, read_spec
 from polyfed.engines.run_spec import RunSpec
@@ -22,7 +23,12 @@ from polyfed.engines.site import Site
 from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE
 
+if TYPE_CHECKING:  # takes cryptography, which most runs do without
+    from polyfed.aggregation.masking.identity import Identity
+
 _log = logging.getLogger(__name__)
+_WITH_COMPONENTS = ("algorithm", "server_model", "transport", "privacy", "secure")
+"""Parts of a run's spec that name what is imported."""
 
 
 def open_host(spec: str, config: Mapping[str, Any]) -> Host:
@@ -62,8 +68,19 @@ def _opened(site_file: Path, text: str) -> Host:
         limits=config.limits,
         private=config.state_dir / PRIVATE,
         budget=None if demands is None else Budget(epsilon=demands.max_epsilon, delta=demands.delta),
+        measures=demands is None or demands.metrics,
+        identity=_identity(SiteFolder(site_file.parent), config, spec),
     )
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
+
+
+def _identity(folder: SiteFolder, config: SiteConfig, spec: RunSpec) -> Identity | None:
+    """What signs keys of masked sums; other runs need none."""
+    if spec.secure is None or not spec.secure.masks:
+        return None
+    from polyfed.deploy.roster import identity_of
+
+    return identity_of(folder, config)
 
 
 def require_allowed(spec: str, config: SiteConfig) -> None:
@@ -84,7 +101,7 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
         )
     allowed = name in config.algorithms if config.algorithms else "." not in name
     foreign = [] if allowed else [f"method '{name}'"]
-    for path in _importable([content["algorithm"], content.get("server_model")]):
+    for path in _importable([content.get(part) for part in _WITH_COMPONENTS]):
         if path not in config.algorithms:
             foreign.append(f"'{path}'")
     if foreign:

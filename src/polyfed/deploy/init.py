@@ -24,6 +24,7 @@ from polyfed.deploy.settings import (
     load_settings,
     to_yaml,
 )
+from polyfed.federation.membership import member_ids
 from polyfed.federation.privacy import planned_epsilon
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.privacy import resolved_privacy
@@ -38,11 +39,14 @@ _SITE_COMMENT = """\
 A site of a federation. Relative paths are relative to this file.
 data.dir: where the data of the sources lie. limits: what the site accepts from the server.
 Before the site goes online: polyfed deploy check FOLDER"""
-_LOCAL = ("name", "data", "run", "state_dir", "algorithms", "limits", "tracebacks")
+_LOCAL = ("name", "data", "run", "state_dir", "algorithms", "limits", "tracebacks", "demands", "roster")
 """What a site decides by itself stands before what was agreed upon."""
 _SERVER_COMMENT = "Where the server listens. The Caddyfile beside it was made from this; change both."
 _EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyfed run FILE"
 _CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
+_PLAN_COMMENT = """\
+What is to be run, for polyfed deploy check: what leaves, what hides it, which demands apply.
+Nothing is run by it, and a run that is otherwise is refused by the demands in site.yaml alone."""
 _DATA_NOTE = "Put the site's data here, or say in site.yaml, at data.dir, where they are.\n"
 
 
@@ -86,6 +90,7 @@ def create_federation(
             if keys:
                 create_keys(folder / name, name)
                 admit_site(folder / SERVER_FOLDER, name, folder / name / "node.pub")
+        _create_rosters(folder, experiment, keys=keys)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -199,20 +204,26 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
             "public_digest": digest,
             "limits": content["run"]["limits"],
             "demands": _demands(experiment),
+            "roster": "roster.yaml" if uses_rosters(experiment) else None,
         },
     )
 
 
 def _demands(experiment: Experiment) -> dict[str, Any] | None:
     """Of a protected experiment: the protection that it plans, no less."""
-    settings = resolved_privacy(experiment)
-    if settings is None:
+    settings, masked = resolved_privacy(experiment), uses_rosters(experiment)
+    if settings is None and not masked:
         return None
-    metrics, delta, rounds = settings.metrics == "clear", settings.budget.delta, experiment.run.rounds
-    # that of DP-SGD depends on how many samples a site has, which nobody knows here
-    planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
-    most = settings.budget.epsilon or planned
-    return {"max_epsilon": most, "delta": delta, "weights": "protected", "metrics": metrics}
+    content: dict[str, Any] = {"metrics": experiment.run.evaluate_clients is not False}
+    if masked:
+        content |= {"sums": "only"}
+    if settings is not None:
+        delta, rounds = settings.budget.delta, experiment.run.rounds
+        # that of DP-SGD depends on how many samples a site has, which nobody knows here
+        planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
+        most = settings.budget.epsilon or planned
+        content |= {"max_epsilon": most, "delta": delta, "weights": "protected"}
+    return content
 
 
 def _create_site(
@@ -225,8 +236,32 @@ def _create_site(
     config = {key: config[key] for key in sorted(config, key=lambda key: key not in _LOCAL)}
     write_new(site.config, to_yaml(config, _SITE_COMMENT))
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
+    write_new(site.plan, to_yaml(experiment.spec("plan", digest or ""), _PLAN_COMMENT))
     write_new(site.authority, authority)
     write_new(site.path / "data" / "README.txt", _DATA_NOTE)
+
+
+def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None:
+    """Of masked sums: whose keys each site believes, of which it fills in the others' itself, past the server."""
+    if not uses_rosters(experiment):
+        return
+    from polyfed.deploy.roster import Roster, RosterEntry
+
+    entries = {
+        name: RosterEntry(
+            key=read_public(folder / name / "node.pub") if keys else None,
+            clients=member_ids(name, group.count),
+        )
+        for name, group in experiment.clients.items()
+    }
+    for name in experiment.clients:
+        Roster(sites=entries).write(SiteFolder(folder / name).roster)
+
+
+def uses_rosters(experiment: Experiment) -> bool:
+    """Whether sites add up masked replies, and so must know each other's keys."""
+    secure = experiment.aggregation.secure
+    return secure is not None and secure.masks
 
 
 def _only(sources: dict[str, Any], names: set[str]) -> dict[str, Any]:

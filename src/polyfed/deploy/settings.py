@@ -54,6 +54,10 @@ class Connection(Settings):
         return int(self.server.rpartition(":")[2])
 
 
+Demanded = Literal["allowed", "protected", "summed", "never"]
+"""How a kind of tensors may leave: as it is, with differential privacy only, in masked sums only, or not at all."""
+
+
 class ProtectionDemands(Settings):
     """What a site demands of runs; one that does not meet it is refused before anything is computed."""
 
@@ -65,10 +69,19 @@ class ProtectionDemands(Settings):
         "privacy may come",
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is meant")
-    weights: Literal["allowed", "protected", "never"] = Field(
-        default="allowed", description="trained weights may leave, with differential privacy only, or not at all"
+    sums: Literal["allowed", "only"] = Field(
+        default="allowed",
+        description="only: all replies to steps of training leave in masked sums; numbers such as losses do not leave",
     )
-    metrics: bool = Field(default=False, description="whether protected runs may get test metrics as they are")
+    weights: Demanded = Field(
+        default="allowed",
+        description="trained weights may leave as they are, protected by differential privacy, summed under masks, or "
+        "never",
+    )
+    representations: Demanded = Field(default="allowed", description="the same of representations of public samples")
+    logits: Demanded = Field(default="allowed", description="the same of class scores of public samples")
+    prototypes: Demanded = Field(default="allowed", description="the same of class means")
+    metrics: bool = Field(default=False, description="whether test metrics may leave, as they are")
 
 
 class SiteConfig(SiteSettings):
@@ -87,6 +100,10 @@ class SiteConfig(SiteSettings):
     public_digest: str | None = Field(default=None, description="agreed digest of the public set; None: not compared")
     limits: Limits = Field(default_factory=Limits)
     demands: ProtectionDemands | None = Field(default=None, description="protection that a run must have; None: none")
+    roster: Path | None = Field(
+        default=None,
+        description="file of the sites whose keys this site believes in masked sums; None: any that the server sends",
+    )
     tracebacks: bool = Field(
         default=True, description="whether the server is told the traceback of a failed step, or its message only"
     )
@@ -112,9 +129,8 @@ class SiteConfig(SiteSettings):
         folder, folders = path.resolve().parent, ("dir", "weights_dir", "cache_dir")
         rooted = {key: folder / value for key in folders if (value := getattr(config.data, key)) is not None}
         data = config.data.model_copy(update=rooted)
-        secret = None if config.secret is None else folder / config.secret
-        located = {"state_dir": folder / config.state_dir, "data": data, "secret": secret}
-        return config.model_copy(update=located)
+        files = {key: folder / path for key in ("secret", "roster") if (path := getattr(config, key)) is not None}
+        return config.model_copy(update={"state_dir": folder / config.state_dir, "data": data, **files})
 
 
 _S = TypeVar("_S", bound=Settings)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pydantic import Field, SerializeAsAny
 
 from polyfed.aggregation.secure_sum import SecureSum
-from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
+from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack
 from polyfed.federation.participant import Precision
 from polyfed.federation.privacy import PrivacySettings
+from polyfed.federation.private_training import training_cost
 from polyfed.models.model import ModelSettings
 from polyfed.wire.framing import SCHEMA
+from polyfed.wire.schema import StepSchema
 from polyfed.wire.transport import Transport
 
 
@@ -39,5 +42,21 @@ class RunSpec(Settings):
     secure: SerializeAsAny[SecureSum] | None = Field(
         default=None, description="how clients add up their replies, which then leave them in no other form"
     )
+    evaluates: bool = Field(default=True, description="whether clients are asked for test metrics")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
+
+    def cost(self, schema: StepSchema, samples: int, batch: int) -> PrivacyCost | None:
+        """What the reply to a step costs a client in privacy, if anything.
+
+        Args:
+            schema: of the step.
+            samples: of the client.
+            batch: samples of a batch of its.
+        """
+        if self.privacy is None or schema.kind != "step":
+            return None
+        if self.privacy.samples is None:
+            return self.privacy.cost(schema)
+        local = self.algorithm.local_training or LocalTraining()
+        return training_cost(self.privacy.samples, samples, batch, local.epochs, local.steps)

@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import LocalTraining
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
 from polyfed.engines.handover import detached
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.mask_keeper import MASKING, MaskKeeper
@@ -28,7 +27,7 @@ from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
-from polyfed.federation.private_training import PrivateTraining, training_cost
+from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
@@ -37,6 +36,9 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema, steps_of
+
+if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
+    from polyfed.aggregation.masking.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +89,8 @@ class Site:
         evaluation_batch: samples a batch without gradients.
         limits: on what is received.
         guard: protects replies and accounts for them, in runs with ``privacy``.
+        measures: whether test metrics may leave.
+        identity: signs keys of masked sums, where sites have keys.
     """
 
     federation: Population
@@ -96,6 +100,8 @@ class Site:
     evaluation_batch: int = 256
     limits: Limits = field(default_factory=Limits)
     guard: PrivacyGuard | None = None
+    measures: bool = True
+    identity: Identity | None = None
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -112,6 +118,8 @@ class Site:
         limits: Limits | None = None,
         private: Path | None = None,
         budget: Budget | None = None,
+        measures: bool = True,
+        identity: Identity | None = None,
     ) -> Site:
         """A site on this machine.
 
@@ -124,6 +132,8 @@ class Site:
             limits: on what is received.
             private: folder of the secret and the ledgers of privacy; None: beside that of the run's.
             budget: of privacy that the place allows over all its runs.
+            measures: whether test metrics may leave.
+            identity: signs keys of masked sums, where sites have keys.
 
         Raises:
             PolyfedError: data or device are not there, or the public set is another one.
@@ -147,6 +157,8 @@ class Site:
             guard=None
             if spec.privacy is None
             else PrivacyGuard(spec.privacy, private or folder.parent.parent / PRIVATE, settings.secret, budget),
+            measures=measures,
+            identity=identity,
         )
 
     @property
@@ -194,6 +206,8 @@ class Site:
         if self._masks is not None and request.step in MASKING:
             return self._masks.answer(request, request.payload)
         schema = self._schema(request)
+        if schema.kind == "query" and not self.measures:
+            raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
         received, finished = self._received(request)
         schema.require_request(received)
         received.require_sound(self.limits)
@@ -206,7 +220,8 @@ class Site:
     def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
         """What a step returns, with differential privacy."""
         assert self.guard is not None
-        cost = self._cost(schema, member)
+        samples, batch = self._info[member.id].samples, member.settings.training.batch_size
+        cost = self.spec.cost(schema, samples, batch)
         digest = self.guard.begin(request, received, schema, cost)
         training = None if cost is None else self.guard.training(digest, cost)
         try:
@@ -219,18 +234,7 @@ class Site:
             raise PayloadError(f"step '{request.step}' failed; a protected client does not say how") from None
         if schema.kind != "step":
             return content
-        return self.guard.release(request, digest, content, received, cost, self._info[member.id].samples)
-
-    def _cost(self, schema: StepSchema, member: Member) -> PrivacyCost | None:
-        """What the reply to a step costs in privacy, if anything."""
-        privacy, info = self.spec.privacy, self._info[member.id]
-        if privacy is None or schema.kind != "step":
-            return None
-        if privacy.samples is None:
-            return privacy.cost(schema)
-        local = self.spec.algorithm.local_training or LocalTraining()
-        batch = member.settings.training.batch_size
-        return training_cost(privacy.samples, info.samples, batch, local.epochs, local.steps)
+        return self.guard.release(request, digest, content, received, cost, samples)
 
     def _performed(
         self,
@@ -280,7 +284,7 @@ class Site:
     @cached_property
     def _masks(self) -> MaskKeeper | None:
         secure = self.spec.secure
-        return None if secure is None else MaskKeeper(secure, self.spec.run, self.store.folder)
+        return None if secure is None else MaskKeeper(secure, self.spec.run, self.store.folder, self.identity)
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:

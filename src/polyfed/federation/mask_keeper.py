@@ -19,11 +19,14 @@ from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle
 
 if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
+    from polyfed.aggregation.masking.identity import Identity
     from polyfed.aggregation.masking.party import Party
 
 KEYS, SHARES, OPENING = "mask_keys", "mask_shares", "mask_opening"
 """What a server asks beside the method's step: public keys, shares of secrets for others, shares of others' secrets."""
 MASKING = (KEYS, SHARES, OPENING)
+SIGNED = "mask_signatures"
+"""Field of replies to ``mask_keys`` and of requests for ``mask_shares``: client -> its site's signature of its keys."""
 SEALED = "secure_shares"
 """Field of requests and replies: client -> sealed shares."""
 _FILE = "masks.json"
@@ -51,22 +54,37 @@ def _bytes(value: Tensor) -> bytes:
     return array.tobytes()
 
 
+def masking_replies() -> dict[str, str]:
+    """Phase that is not the method's -> what a client answers, in words."""
+    from polyfed.aggregation.masking.party import PUBLIC_BYTES
+    from polyfed.aggregation.masking.shamir import SHARE_BYTES
+
+    share = f"({SHARE_BYTES} bytes) for each client of its type"
+    return {
+        KEYS: f"public keys of the round, {PUBLIC_BYTES} bytes, signed by the site's key",
+        SHARES: "shares of its secrets of the round, for each other client of its type, encrypted for that one",
+        OPENING: f"a share {share}: of the mask of one that replied, of the key of one that did not",
+    }
+
+
 @dataclass(frozen=True)
 class MaskKeeper:
     """Answers for the clients of a site in sums that the server must not see the terms of.
 
-    Secrets are of the system's randomness, in a file that only the site's user reads; it is gone before the last
-    answer of a sum leaves, and a new round, or the same one once more, begins with new keys.
+    Secrets are of the system's randomness, in a file that only the site's user reads; they are gone from it before the
+    last answer of a sum leaves, and a new round, or the same one once more, begins with new keys.
 
     Attributes:
         rule: that holds; the threshold is the site's to check.
         run: identity of the run.
         folder: of clients' states.
+        identity: signs the clients' keys, and says whose signatures count; None: of a simulation, which has none.
     """
 
     rule: SecureSum
     run: str
     folder: Path
+    identity: Identity | None = None
 
     def answer(self, request: Request, received: Payload) -> Payload:
         """What a client answers in a phase that is not the method's.
@@ -83,19 +101,27 @@ class MaskKeeper:
 
         party = Party(request.client, self._context(request))
         self._save(party)
-        return Payload({KEYS: bytes_bundle({request.client: party.public})})
+        fields = {KEYS: bytes_bundle({request.client: party.public})}
+        if self.identity is not None:
+            signature = self.identity.signature(request.client, party.context, party.public)
+            fields[SIGNED] = bytes_bundle({request.client: signature})
+        return Payload(fields)
 
     def _shares(self, request: Request, received: Payload) -> Payload:
-        party = self._party(request)
-        made = party.shares(bytes_in(received, KEYS), self.rule.required)
+        party, members = self._party(request), bytes_in(received, KEYS)
+        if self.identity is not None:
+            signatures = bytes_in(received, SIGNED) if SIGNED in received.fields else {}
+            self.identity.require_signed(members, signatures, party.context)
+        made = party.shares(members, self.rule.required)
         self._save(party)
         return Payload({SEALED: bytes_bundle(made)})
 
     def _opening(self, request: Request, received: Payload) -> Payload:
         party = self._party(request)
+        told = party.opened(bytes_in(received, OPENING), self.rule.required)
         # before anything is told: what was told once must not be told for other survivors
-        self._path(request.client).unlink()
-        return Payload({OPENING: bytes_bundle(party.opened(bytes_in(received, OPENING), self.rule.required))})
+        self._save(party)
+        return Payload({OPENING: bytes_bundle(told)})
 
     def prepared(
         self, request: Request, received: Payload, by: str | None

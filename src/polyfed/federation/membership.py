@@ -103,7 +103,7 @@ class Membership:
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:
         """Items of its test split that a client is tested on."""
-        ids = _member_ids(member.group, member.settings.count)
+        ids = member_ids(member.group, member.settings.count)
         return self.assignments[member.group].test_items(ids.index(member.id))
 
     def _members_of(self, name: str) -> list[Member]:
@@ -112,7 +112,7 @@ class Membership:
         head = head_name(group.task, self.data.split(group.source, group.split), group.type)
         return [
             Member(member_id, name, group, group.models[k % len(group.models)], items, head, more)
-            for k, (member_id, items, more) in enumerate(zip(_member_ids(name, group.count), own, also, strict=True))
+            for k, (member_id, items, more) in enumerate(zip(member_ids(name, group.count), own, also, strict=True))
         ]
 
     def _also_assignment(self, name: str, group: GroupSettings) -> Assignment:
@@ -162,7 +162,7 @@ class Membership:
         return items
 
 
-def _member_ids(group: str, count: int) -> list[str]:
+def member_ids(group: str, count: int) -> list[str]:
     """Names of a group's clients; a group of one gives its client the group's name."""
     # zeros in front, so that files sort as clients do
     width = len(str(count - 1))

@@ -25,6 +25,14 @@ UPDATE = "weights"
 _INITIAL = ("polyfed.algorithms.algorithm", "Algorithm.initial")  # of untrained weights, before any data
 _CLIPPED, _VOTED = 2.0, math.sqrt(2.0)  # distance of any two replies, in lengths of one; of two one-hot rows
 
+KIND_KEYS: dict[type[TensorBundle], str] = {
+    Weights: "weights",
+    Representations: "representations",
+    Logits: "logits",
+    Prototypes: "prototypes",
+}
+"""Kind of tensors -> what settings of its protection call it."""
+
 ClippingNorm = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -64,13 +72,7 @@ class ReplyProtection(Settings):
     @property
     def clips(self) -> dict[type[TensorBundle], float]:
         """Kind of tensors -> clipping norm, of those that have one."""
-        kinds: dict[type[TensorBundle], float | None] = {
-            Weights: self.weights,
-            Representations: self.representations,
-            Logits: self.logits,
-            Prototypes: self.prototypes,
-        }
-        return {kind: clip for kind, clip in kinds.items() if clip is not None}
+        return {kind: clip for kind, key in KIND_KEYS.items() if (clip := getattr(self, key)) is not None}
 
     def sensitivity(self, kind: type[TensorBundle]) -> float:
         """Largest distance of what two data sets make of such a field, in lengths of one."""
@@ -207,15 +209,7 @@ def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, sche
 
 
 def _keys(kinds: Sequence[type[TensorBundle]]) -> str:
-    return " or ".join(f"privacy.reply.{_KEYS[kind]}" if kind in _KEYS else kind.kind for kind in kinds)
-
-
-_KEYS: dict[type[TensorBundle], str] = {
-    Weights: "weights",
-    Representations: "representations",
-    Logits: "logits",
-    Prototypes: "prototypes",
-}
+    return " or ".join(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.kind for kind in kinds)
 
 
 def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], method: str) -> None:

@@ -10,7 +10,7 @@ from polyfed.aggregation.masking.fixed_point import Residues, total
 from polyfed.aggregation.secure_sum import FEWEST, SecureSum
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle, bytes_in
+from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
 from polyfed.federation.summed import TOTAL, SummedReply
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
@@ -65,6 +65,7 @@ class _Type:
     Attributes:
         asked: at the beginning.
         public: client -> its public half, of those who sent some.
+        signed: client -> its site's signature of that, of those whose sites sign.
         sealed: receiver -> sender -> shares.
         sent: whose words arrived.
         words, layout: sum of what they sent.
@@ -73,11 +74,18 @@ class _Type:
 
     asked: Sequence[ClientInfo]
     public: dict[str, bytes] = field(default_factory=dict)
+    signed: dict[str, bytes] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     sent: list[ClientInfo] = field(default_factory=list)
     words: Residues | None = None
     layout: str = ""
     missing: dict[str, str] = field(default_factory=dict)
+
+
+def _told(kind: _Type) -> dict[str, TensorBundle]:
+    """What clients of a type are told of each other."""
+    told = {KEYS: bytes_bundle(kind.public)}
+    return told | ({SIGNED: bytes_bundle(kind.signed)} if kind.signed else {})
 
 
 @dataclass
@@ -135,14 +143,16 @@ class SecureAsk:
     def _exchange_keys(self) -> None:
         for client, payload in self._carried(KEYS, {client.id: Payload({}) for client in self.cohort.clients}):
             public = bytes_in(payload, KEYS)
-            if set(public) != {client.id}:
-                self._lost(client, f"keys of {sorted(public)} in place of its own")
+            signed = bytes_in(payload, SIGNED) if SIGNED in payload.fields else {}
+            if set(public) != {client.id} or set(signed) - {client.id}:
+                self._lost(client, f"keys of {sorted({*public, *signed})} in place of its own")
             else:
-                self._of(client).public[client.id] = public[client.id]
+                self._of(client).public |= public
+                self._of(client).signed |= signed
         self._require_enough(lambda kind: [client for client in kind.asked if client.id in kind.public])
 
     def _exchange_shares(self) -> None:
-        keys = {name: Payload({KEYS: bytes_bundle(kind.public)}) for name, kind in self._types.items()}
+        keys = {name: Payload(_told(kind)) for name, kind in self._types.items()}
         made: dict[str, dict[str, bytes]] = {}
         wanted = {client.id: keys[client.architecture] for client in self.cohort.clients}
         for client, payload in self._carried(SHARES, wanted):

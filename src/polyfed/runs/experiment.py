@@ -223,6 +223,7 @@ class Experiment(Settings):
             attackers=self.run.attackers,
             privacy=self.privacy and self.privacy.resolved(steps_of(self.algorithm), self.run.rounds),
             secure=self.aggregation.secure,
+            evaluates=self.run.evaluate_clients is not False,
         )
 
     def to_yaml(self) -> str:

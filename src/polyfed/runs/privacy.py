@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from polyfed.algorithms.algorithm import LocalTraining
+from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.errors import ConfigError
 from polyfed.engines.engine import Hosting
 from polyfed.federation.accounting import PrivacyCost, accounting, epsilon_of, releases_within
@@ -39,11 +39,7 @@ def require_private(experiment: Experiment) -> None:
     require_covered(settings, steps, method.component_name())
     if settings.samples is not None:
         opacus_optimizers()
-        if not vars(type(method)).get("learns_by_fit"):
-            raise ConfigError(
-                f"privacy.samples: clients of '{method.component_name()}' may learn of private data beside client.fit, "
-                "which DP-SGD does not see; choose fedavg, fedet or fedmkd, or protect the reply (privacy.reply)"
-            )
+        require_learning_by_fit(type(method))
     if settings.metrics == "none" and experiment.run.evaluate_clients is not False:
         raise ConfigError(
             "run.evaluate_clients: metrics of clients' test samples are sent as they are, which privacy does not "
@@ -52,6 +48,20 @@ def require_private(experiment: Experiment) -> None:
     if not protected_steps(settings, steps):
         raise ConfigError(
             f"privacy has no effect: clients of '{method.component_name()}' send nothing to protect; leave it out"
+        )
+
+
+def require_learning_by_fit(method: type[Algorithm]) -> None:
+    """Check that DP-SGD sees all that clients of a method learn of private data.
+
+    Raises:
+        ConfigError: nobody has vouched for that.
+    """
+    # what derives from a class that does may do more
+    if not vars(method).get("learns_by_fit"):
+        raise ConfigError(
+            f"privacy.samples: clients of '{method.component_name()}' may learn of private data beside client.fit, "
+            "which DP-SGD does not see; choose fedavg, fedet or fedmkd, or protect the reply (privacy.reply)"
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typing
 from types import UnionType
 
+from polyfed.aggregation.robust_rule import RobustRule
+from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.engines.colluding import ColludingEngine
@@ -25,10 +27,17 @@ def require_robust(experiment: Experiment) -> None:
     Raises:
         ConfigError: it has none, or of another kind than the rule takes.
     """
-    rule, method = experiment.aggregation.robust, experiment.algorithm
-    if rule is None:
-        return
-    name, sent = method.component_name(), returned_bundles(experiment)
+    if experiment.aggregation.robust is not None:
+        require_combinable(experiment.aggregation.robust, experiment.algorithm)
+
+
+def require_combinable(rule: RobustRule, method: Algorithm) -> None:
+    """Check that a method, as it is set, has replies that a rule can combine.
+
+    Raises:
+        ConfigError: it has none, or of another kind than the rule takes.
+    """
+    name, sent = method.component_name(), returned_bundles(method)
     if not sent:
         raise ConfigError(
             f"aggregation.robust '{rule.component_name()}' has no effect: clients of '{name}' send nothing that is "
@@ -63,10 +72,10 @@ def require_cohorts(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> 
             require_several(cohort, f"round {number}")
 
 
-def returned_bundles(experiment: Experiment) -> set[type[TensorBundle]]:
+def returned_bundles(method: Algorithm) -> set[type[TensorBundle]]:
     """Kinds of tensors that a method's clients send in its rounds."""
     kinds: set[type[TensorBundle]] = set()
-    for schema in steps_of(experiment.algorithm).values():
+    for schema in steps_of(method).values():
         for declared in schema.returns.values() if schema.kind != "fresh" else ():
             kinds |= {kind for kind in _kinds(declared) if isinstance(kind, type) and issubclass(kind, TensorBundle)}
     return kinds
@@ -94,7 +103,7 @@ def require_attackers(experiment: Experiment, federation: Population) -> None:
         for member in () if attack.falsifies else own:
             split = federation.data.split(member.settings.source, member.settings.split)
             attack.poisoned(federation.train(member), member, split, run.seed)  # what is not there fails here
-        if attack.falsifies and not returned_bundles(experiment):
+        if attack.falsifies and not returned_bundles(experiment.algorithm):
             raise ConfigError(
                 f"run.attackers '{attack.component_name()}' has no effect: clients of "
                 f"'{experiment.algorithm.component_name()}' send nothing to falsify; choose label_flip"

@@ -33,12 +33,12 @@ def require_summable(experiment: Experiment) -> None:
     if rule is None:
         return
     rule.require()
-    for reason in (*_reasons_of_method(experiment), *_reasons_of_run(experiment)):
+    for reason in (*needs_single_replies(experiment.algorithm), *_reasons_of_run(experiment)):
         raise ConfigError(f"aggregation.secure '{rule.component_name()}' hides each client's reply, and {reason}")
 
 
-def _reasons_of_method(experiment: Experiment) -> Iterator[str]:
-    method = experiment.algorithm
+def needs_single_replies(method: Algorithm) -> Iterator[str]:
+    """Why a method, as it is set, needs the reply of each client, in words; nothing if sums are enough."""
     name, summed = method.component_name(), method.summed
     yield from _reasons_of_settings(method)
     if not summed:

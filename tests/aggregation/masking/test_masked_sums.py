@@ -105,15 +105,18 @@ def test_a_false_share_among_enough_right_ones_does_no_harm_and_among_too_few_is
 
 def test_a_server_cannot_have_both_secrets_of_one_client() -> None:
     group, plain = ready(4), words_of([f"c-{k}" for k in range(4)])
+    public = {name: one.public for name, one in group.items()}
     sent = {name: group[name].masked(plain[name]) for name in group}
     first = {name: group[name].opened(group, REQUIRED) for name in group}
+    assert all(group[name].opened(group, REQUIRED) == first[name] for name in group), "the same, if it is asked again"
+    assert all(not (one.seed or one.for_masks or one.for_shares or one.held) for one in group.values())
 
     # now as if c-0 had dropped out: that would give the key to its pairwise masks as well
     for name in ("c-1", "c-2", "c-3"):
         with pytest.raises(PayloadError, match="keys are used once"):
             group[name].opened(["c-1", "c-2", "c-3"], REQUIRED)
     # what it has takes off the own mask, and leaves the pairwise ones
-    alone = Unmasking(CONTEXT, {name: one.public for name, one in group.items()}, ["c-0"], 3)
+    alone = Unmasking(CONTEXT, public, ["c-0"], 3)
     assert (alone.sum(sent["c-0"], ["c-0"], first) != plain["c-0"]).all()
 
 
@@ -136,11 +139,33 @@ def test_parties_do_everything_once_and_in_order() -> None:
     with pytest.raises(PayloadError, match="keys are used once"):
         group["c-0"].masked(words_of(["c-0"])["c-0"])
     exchanged(group)
-    group["c-0"].masked(words_of(["c-0"])["c-0"])
+    words = words_of(["c-0"])["c-0"]
+    group["c-0"].masked(words)
     with pytest.raises(PayloadError, match="keys are used once"):
-        group["c-0"].masked(words_of(["c-0"])["c-0"])
+        group["c-0"].masked(words + 1)
     with pytest.raises(PayloadError, match="keys are used once"):
         group["c-0"].shares({name: one.public for name, one in group.items()}, REQUIRED)
+
+
+def test_who_asks_again_with_all_as_it_was_gets_the_same_answer() -> None:
+    group = parties(4)
+    members = {name: party.public for name, party in group.items()}
+    made = {name: party.shares(members, REQUIRED) for name, party in group.items()}
+    process = Party.from_json(group["c-0"].to_json())  # another one, after the first died with its answer
+    assert process.shares(members, REQUIRED) == made["c-0"]
+    with pytest.raises(PayloadError, match="keys are used once"):
+        process.shares({name: members[name] for name in ("c-0", "c-1", "c-2")}, REQUIRED)
+    for_it = {name: shares["c-0"] for name, shares in made.items() if name != "c-0"}
+    process.receive(for_it, REQUIRED)
+    words = words_of(["c-0"])["c-0"]
+    sent = process.masked(words)
+    process = Party.from_json(process.to_json())
+    with pytest.raises(PayloadError, match="keys are used once"):
+        process.receive({name: for_it[name] for name in ("c-1", "c-2")}, REQUIRED)
+    process.receive(for_it, REQUIRED)
+    assert (process.masked(words) == sent).all()
+    with pytest.raises(PayloadError, match="keys are used once"):
+        process.masked(words + 1)
 
 
 def test_keys_of_an_earlier_round_open_nothing_of_this_one() -> None:

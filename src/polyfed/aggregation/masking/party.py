@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from polyfed.aggregation.masking import keys, shamir
@@ -40,14 +41,19 @@ def own_mask_seed(seed: bytes, context: bytes, name: str) -> bytes:
 class Party:
     """What a party knows in one sum; it is used once, phase by phase, and refuses any other order.
 
+    Who asks again, with all as it was, gets the same answer: a process may have died with the first.
+    Anything else would be a second vector under one mask, or other shares of one secret.
+
     Attributes:
         name: its own.
         context: run, round and step, which all keys depend on.
-        stage: ``keys``, ``shared``, ``ready``, ``sent``: what it has done.
+        stage: ``keys``, ``shared``, ``ready``, ``sent``, ``opened``: what it has done.
         for_shares, for_masks: private keys.
         seed: of its own mask.
         members: party -> public half, of those who exchange shares, by name.
         held: party -> its shares as they were made for this one: of its seed, then of its key for masks.
+        made: party -> the sealed shares that it was given; at the end, owner -> the share that was told.
+        digest: of the words that were masked; at the end, of the survivors.
     """
 
     name: str
@@ -58,6 +64,8 @@ class Party:
     seed: bytes = field(default_factory=keys.new_key, repr=False)
     members: dict[str, bytes] = field(default_factory=dict)
     held: dict[str, bytes] = field(default_factory=dict, repr=False)
+    made: dict[str, bytes] = field(default_factory=dict)
+    digest: str = ""
 
     @property
     def public(self) -> bytes:
@@ -75,6 +83,8 @@ class Party:
         Raises:
             PayloadError: too few parties, its own half changed, or two parties have one key.
         """
+        if self.stage == "shared" and dict(members) == self.members:
+            return dict(self.made)
         self._at("keys", "shared")
         self._require_members(members)
         self.members = dict(sorted(members.items()))  # places of shares, the same for all, whatever a wire does
@@ -82,7 +92,8 @@ class Party:
         pairs = zip(shamir.split(self.seed, n, t), shamir.split(self.for_masks, n, t), strict=True)
         own = {name: first + second for name, (first, second) in zip(self.members, pairs, strict=True)}
         self.held = {self.name: own.pop(self.name)}
-        return {name: keys.sealed(self._key(name, self.name, name), text, self.context) for name, text in own.items()}
+        self.made = {name: keys.sealed(self._key(name, self.name, name), own[name], self.context) for name in own}
+        return dict(self.made)
 
     def receive(self, sealed: Mapping[str, bytes], threshold: Callable[[int], int]) -> None:
         """Take up the shares of those who made some; what it sends is masked against these, and no others.
@@ -90,23 +101,37 @@ class Party:
         Raises:
             PayloadError: they are too few, were changed, or were made for another round, party or key.
         """
-        self._at("shared", "ready")
+        again = self.stage == "sent"
+        if not again:
+            self._at("shared", "ready")
         strangers = sorted(set(sealed) - set(self.members) | ({self.name} & set(sealed)))
         if strangers:
             raise PayloadError(f"shares of {', '.join(strangers)}, with whom no keys were exchanged")
         self._require_many(len(sealed) + 1, threshold)
-        for name, text in sealed.items():
-            try:
-                shares = keys.opened(self._key(name, name, self.name), text, self.context)
-            except PayloadError as error:
-                raise PayloadError(f"'{name}': {error}") from error
-            if len(shares) != 2 * shamir.SHARE_BYTES:
-                raise PayloadError(f"'{name}': {len(shares)} bytes of shares, expected {2 * shamir.SHARE_BYTES}")
-            self.held[name] = shares
+        shares = {name: self._opened(name, text) for name, text in sealed.items()} | {self.name: self.held[self.name]}
+        if again and shares != self.held:
+            self._at("shared", "ready")
+        self.held = shares
+
+    def _opened(self, sender: str, text: bytes) -> bytes:
+        try:
+            shares = keys.opened(self._key(sender, sender, self.name), text, self.context)
+        except PayloadError as error:
+            raise PayloadError(f"'{sender}': {error}") from error
+        if len(shares) != 2 * shamir.SHARE_BYTES:
+            raise PayloadError(f"'{sender}': {len(shares)} bytes of shares, expected {2 * shamir.SHARE_BYTES}")
+        return shares
 
     def masked(self, words: Residues) -> Residues:
-        """What it sends in place of its words, once."""
-        self._at("ready", "sent")
+        """What it sends in place of its words; of other words, once.
+
+        Raises:
+            PayloadError: other words were masked before, or it has no shares yet.
+        """
+        digest = sha256(words.tobytes()).hexdigest()
+        if self.stage != "sent" or digest != self.digest:
+            self._at("ready", "sent")
+        self.digest = digest
         result = words.copy()
         keys.add_mask(result, own_mask_seed(self.seed, self.context, self.name))
         for name in self.held:
@@ -120,18 +145,25 @@ class Party:
     def opened(self, survivors: Collection[str], threshold: Callable[[int], int]) -> dict[str, bytes]:
         """Party -> share: of the seed of those whose words arrived, of the key of those whose words did not.
 
-        It must be forgotten before the answer leaves: a second one, for other survivors, would unmask a party.
+        All secrets are forgotten by it, and it must be stored before the answer leaves: a second one, for other
+        survivors, would unmask a party.
 
         Raises:
             PayloadError: the survivors are too few, or no parties of this sum, or it is not among them.
         """
+        asked = sha256(context_of(*sorted(survivors))).hexdigest()
+        if self.stage == "opened" and asked == self.digest:
+            return dict(self.made)
         self._at("sent", "opened")
         strangers = sorted(set(survivors) - set(self.held))
         if strangers or self.name not in survivors:
             raise PayloadError(f"shares are asked for {', '.join(strangers) or 'others'} in place of those of this sum")
         self._require_many(len(set(survivors)), threshold)
         cut = shamir.SHARE_BYTES
-        return {name: own[:cut] if name in survivors else own[cut:] for name, own in self.held.items()}
+        self.made = {name: own[:cut] if name in survivors else own[cut:] for name, own in self.held.items()}
+        self.held, self.members, self.digest = {}, {}, asked
+        self.for_shares = self.for_masks = self.seed = b""
+        return dict(self.made)
 
     def _at(self, stage: str, following: str) -> None:
         if self.stage != stage:
@@ -172,6 +204,6 @@ class Party:
         content: dict[str, Any] = json.loads(text)
         for key in ("context", "for_shares", "for_masks", "seed"):
             content[key] = bytes.fromhex(content[key])
-        for key in ("members", "held"):
+        for key in ("members", "held", "made"):
             content[key] = {name: bytes.fromhex(value) for name, value in content[key].items()}
         return cls(**content)

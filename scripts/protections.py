@@ -1,0 +1,153 @@
+"""The table of methods in docs/explanation/before-you-sign.md: what leaves a site, and what the code lets protect it.
+
+    python scripts/protections.py    # write it
+
+A test compares the page with what this makes, and the table with the steps that methods declare.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any, cast
+
+from pages import END
+from polyfed.aggregation.robust_rule import RobustRule
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.errors import ConfigError
+from polyfed.core.files import write_atomically
+from polyfed.federation.privacy import PrivacySettings, require_covered
+from polyfed.runs.disclosure import SentField, sent_fields
+from polyfed.runs.privacy import require_learning_by_fit
+from polyfed.runs.robustness import require_combinable
+from polyfed.runs.summing import needs_single_replies
+from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
+from polyfed.wire.schema import steps_of
+from reference import code, table
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "before-you-sign.md"
+BEGIN = "<!-- made by: python scripts/protections.py -->\n"
+HEADS = ("method", "leaves in each round", "masked sums", "noise on replies", "noise in training", "robust rules")
+WORDS: dict[type[TensorBundle], str] = {
+    Weights: "weights",
+    Representations: "representations",
+    Logits: "class scores",
+    Prototypes: "class means",
+}
+"""Kind of tensors -> what the page calls it."""
+_SETTINGS: tuple[tuple[str, Any], ...] = (
+    ("aggregation", "count"),
+    ("largest_norm", None),
+    ("alignment", "none"),
+    ("exchange", "scores"),
+)
+"""Settings that let a protection work where the default does not."""
+_REPLY = PrivacySettings.model_validate(
+    {
+        "metrics": "clear",
+        "reply": {"noise_multiplier": 1.0} | dict.fromkeys(("weights", "representations", "logits", "prototypes"), 1.0),
+    }
+)
+_SAMPLES = PrivacySettings.model_validate({"metrics": "clear", "samples": {"noise_multiplier": 1.0}})
+
+
+def methods() -> dict[str, type[Algorithm]]:
+    """Every method that sites can take part in, by name."""
+    kinds = cast("dict[str, type[Algorithm]]", Algorithm.available())
+    return {name: kind for name, kind in sorted(kinds.items()) if kind.asks_clients}
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    """A line for each method."""
+    for name, kind in methods().items():
+        obstacles = (_against_sums, _against_noise_on_replies, _against_noise_in_training, _against_rules)
+        yield code(name), leaving(kind), *(_answer(kind, against) for against in obstacles)
+
+
+def leaving(kind: type[Algorithm]) -> str:
+    """What clients of a method send in steps of training, in the page's words."""
+    fields = [sent for sent in sent_fields(kind) if sent.step_kind == "step"]
+    said = [_words(sent) for sent in fields]
+    return ", ".join(dict.fromkeys(said)) or "nothing"
+
+
+def _words(sent: SentField) -> str:
+    if not sent.field:
+        return "losses"
+    if not sent.tensors:
+        return "number of samples" if sent.field == "num_examples" else f"`{sent.field}`"
+    kinds = " or ".join(WORDS[kind] for kind in sent.tensors)
+    return (
+        f"{kinds} (`{sent.field}`)"
+        if sent.field not in ("weights", "representations", "prototypes", "knowledge")
+        else kinds
+    )
+
+
+Against = Callable[[Algorithm], str]
+
+
+def _against_sums(method: Algorithm) -> str:
+    return next(needs_single_replies(method), "")
+
+
+def _against_noise_on_replies(method: Algorithm) -> str:
+    return _refusal(lambda: require_covered(_REPLY, steps_of(method), method.component_name()))
+
+
+def _against_noise_in_training(method: Algorithm) -> str:
+    def require() -> None:
+        require_learning_by_fit(type(method))
+        require_covered(_SAMPLES, steps_of(method), method.component_name())
+
+    return _refusal(require)
+
+
+def _against_rules(method: Algorithm) -> str:
+    return _refusal(lambda: require_combinable(RobustRule.model_validate("median"), method))
+
+
+def _refusal(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _answer(kind: type[Algorithm], against: Against) -> str:
+    """Yes, no, or with which settings."""
+    if leaving(kind) == "nothing":
+        return ""
+    known = [(key, value) for key, value in _SETTINGS if key in kind.model_fields]
+    for number in range(len(known) + 1):
+        for chosen in combinations(known, number):
+            try:
+                method = kind.model_validate(dict(chosen))
+            except ValueError:  # they have no effect beside each other
+                continue
+            if not against(method):
+                shown = ", ".join(f"{key}: {'null' if value is None else value}" for key, value in chosen)
+                return f"with {code(shown)}" if chosen else "yes"
+    return "no"
+
+
+def page() -> str:
+    """The page, with the table as the code has it.
+
+    Raises:
+        SystemExit: the page has no place for it.
+    """
+    head, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{PAGE}: no block between {BEGIN.strip()!r} and {END.strip()!r}")
+    made = "\n".join(table(HEADS, rows()))
+    return f"{head}{BEGIN}\n{made}\n\n{END}{tail}"
+
+
+if __name__ == "__main__":
+    write_atomically(PAGE, page().encode())
+    sys.exit(0)

@@ -1,0 +1,118 @@
+"""What ``polyfed deploy check`` says of protection: demands, plan, announced runs, what was given away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from polyfed.core.errors import DataError, PayloadError
+from polyfed.deploy.demands import require_protection
+from polyfed.deploy.findings import Finding
+from polyfed.deploy.plan import unlike
+from polyfed.deploy.settings import ProtectionDemands, SiteConfig
+from polyfed.engines.run_spec import RunSpec
+from polyfed.federation.accounting import epsilon_of, fits
+from polyfed.federation.population import Population
+from polyfed.federation.privacy import KIND_KEYS, PrivacySettings, planned_epsilon, protected_steps
+from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.federation.spending import SpendingLedger
+from polyfed.wire.schema import steps_of
+
+
+def check_protection(config: SiteConfig, population: Population, plan: RunSpec | None) -> Iterator[Finding]:
+    """The site's demands, the protection of the planned run and of each that was announced, and what was given away."""
+    demands = config.demands
+    yield Finding("ok", "demands", _in_words(demands))
+    delta = 1e-5 if demands is None else demands.delta
+    if plan is not None:
+        yield _met(plan, config)
+        yield from _planned(plan, population, delta)
+    announced = sorted(config.state_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    for path in announced:
+        # earlier runs may have been planned otherwise
+        yield _announced(path, plan if path == announced[-1] else None, delta)
+    for path in sorted((config.state_dir / PRIVATE).glob("*.jsonl")):
+        yield _spent(path, config)
+
+
+def _in_words(demands: ProtectionDemands | None) -> str:
+    if demands is None:
+        return "none: replies may leave without noise or masks (demands in site.yaml would refuse that)"
+    limit = "any epsilon" if demands.max_epsilon is None else f"epsilon {demands.max_epsilon:g} at most"
+    sums = "masked sums only" if demands.sums == "only" else "replies by themselves"
+    kinds = ", ".join(f"{key} {getattr(demands, key)}" for key in KIND_KEYS.values())
+    metrics = "as they are" if demands.metrics else "never"
+    return f"{limit} at delta {demands.delta:g} over all runs; {sums}; {kinds}; test metrics {metrics}"
+
+
+def _met(plan: RunSpec, config: SiteConfig) -> Finding:
+    try:
+        require_protection(plan, config)
+    except PayloadError as error:
+        return Finding(
+            "error", "plan and demands", f"the planned run would be refused: {error}", "agree on another plan"
+        )
+    return Finding("ok", "plan and demands", "the planned run meets them")
+
+
+def _planned(plan: RunSpec, population: Population, delta: float) -> Iterator[Finding]:
+    """Protection of the planned run, with the epsilon of each client."""
+    yield Finding("ok", "protection in the plan", _protection(plan, delta))
+    if plan.privacy is None or plan.privacy.samples is None:
+        return  # that of noise on replies is the same for all, and stands there
+    number = plan.privacy.planned_releases(plan.rounds)
+    for info in population.infos:
+        batch = population.members[info.id].settings.training.batch_size
+        for step, schema in protected_steps(plan.privacy, steps_of(plan.algorithm)).items():
+            cost = plan.cost(schema, info.samples, batch)
+            if cost is not None:
+                epsilon = epsilon_of([cost] * number, delta)
+                detail = f"epsilon {epsilon:.3g} at delta {delta:g} in {number} replies to {step}"
+                yield Finding("ok", f"planned for {info.id}", detail)
+
+
+def _announced(path: Path, plan: RunSpec | None, delta: float) -> Finding:
+    spec = RunSpec.model_validate_json(path.read_bytes())
+    other = [] if plan is None else unlike(spec, plan)
+    said = "" if plan is None else f"; unlike plan.yaml in {', '.join(other)}" if other else "; as planned"
+    return Finding("warning" if other else "ok", f"protection in {spec.run}", _protection(spec, delta) + said)
+
+
+def _protection(spec: RunSpec, delta: float) -> str:
+    """What protects the replies of a run, in words."""
+    method, parts = spec.algorithm.component_name(), []
+    if spec.secure is not None:
+        masked = "masked sums" if spec.secure.masks else "sums in the clear: the server sees each reply"
+        parts.append(f"{', '.join(spec.algorithm.summed)} of '{method}' in {masked}")
+    if spec.privacy is not None:
+        leaving = ", ".join(protected_steps(spec.privacy, steps_of(spec.algorithm)))
+        parts.append(f"{leaving} of '{method}': {_noise(spec.privacy)}")
+        if spec.privacy.reply is not None:
+            planned = planned_epsilon(spec.privacy, steps_of(spec.algorithm), spec.rounds, delta)
+            number = spec.privacy.planned_releases(spec.rounds)
+            parts[-1] += f"; planned epsilon {planned:.3g} at delta {delta:g} in {number} replies"
+    return "; ".join(parts) or f"none: replies of '{method}' leave as they are"
+
+
+def _noise(privacy: PrivacySettings) -> str:
+    if privacy.samples is not None:
+        multiplier = privacy.samples.noise_multiplier
+        return f"DP-SGD, gradients clipped to norm {privacy.samples.clip:g}, noise multiplier {multiplier:g}"
+    assert privacy.reply is not None
+    clips = ", ".join(f"{kind.kind} clipped to norm {clip:g}" for kind, clip in privacy.reply.clips.items())
+    return f"{clips}; noise multiplier {privacy.reply.noise_multiplier:.3g}"
+
+
+def _spent(path: Path, config: SiteConfig) -> Finding:
+    what = f"given away by {path.stem}"
+    try:
+        costs = [release.cost for release in SpendingLedger(path).releases()]
+    except DataError as error:
+        return Finding("error", what, str(error))
+    demands = config.demands
+    delta = 1e-5 if demands is None else demands.delta
+    detail = f"epsilon {epsilon_of(costs, delta):.3g} at delta {delta:g} in {len(costs)} replies"
+    if demands is not None and demands.max_epsilon is not None:
+        over = not fits(costs, demands.max_epsilon, delta)
+        return Finding("error" if over else "ok", what, f"{detail}, of {demands.max_epsilon:g}")
+    return Finding("ok", what, detail)

@@ -1,0 +1,178 @@
+"""What leaves a site: with the planned run if there is a plan, else with each method that may run there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from polyfed.aggregation.secure_sum import SecureSum
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.errors import ConfigError
+from polyfed.deploy.findings import Finding
+from polyfed.deploy.settings import SiteConfig
+from polyfed.engines.run_spec import RunSpec
+from polyfed.federation.mask_keeper import masking_replies
+from polyfed.federation.membership import Member
+from polyfed.federation.population import Population
+from polyfed.federation.privacy import KIND_KEYS, PrivacySettings
+from polyfed.runs.disclosure import Sendable, SentField, sent_fields
+from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
+from polyfed.wire.schema import steps_of
+
+
+def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None) -> Iterator[Finding]:
+    """For every step, what each client replies, and what hides it; then what stays in the clear, and what is known."""
+    if plan is not None:
+        yield from _Leaving(population, plan.algorithm, plan).findings()
+        yield _in_the_clear(plan)
+    for name, kind in allowed_methods(config).items():
+        if plan is None or name != plan.algorithm.component_name():
+            yield from _Leaving(population, kind, None).findings()
+    for info in population.infos:
+        facts = vars(info) | {"modalities": "+".join(info.modalities)}
+        yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
+    if config.tracebacks:
+        detail = "message and traceback of a failed step; they may show paths and values"
+        remedy = "set tracebacks: false in site.yaml to send the message alone"
+        yield Finding("warning", "leaves on failure", detail, remedy)
+    else:
+        yield Finding("ok", "leaves on failure", "the message of a failed step, which may show a path or a value")
+    yield Finding(
+        "ok",
+        "never leaves",
+        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
+        "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
+    )
+
+
+def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
+    """The methods that may run here, by name.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    try:
+        kinds = {name: Algorithm.named(name) for name in config.algorithms} or Algorithm.available()
+    except ValueError as error:
+        raise ConfigError(f"algorithms: {error}") from error
+    return cast("dict[str, type[Algorithm]]", kinds)
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """What leaves with a method.
+
+    Attributes:
+        population: who lives here.
+        method: as it is set in the plan, or its class.
+        plan: None: nobody knows what will protect it.
+    """
+
+    population: Population
+    method: Algorithm | type[Algorithm]
+    plan: RunSpec | None
+
+    def findings(self) -> Iterator[Finding]:
+        """A line for each step, with whose reply it is."""
+        what = f"leaves with {self.method.component_name()}"
+        for step, fields in self._steps().items():
+            senders: dict[str, list[str]] = {}
+            for member in self.population.members.values():
+                senders.setdefault(self._reply(fields, member), []).append(member.id)
+            for reply, ids in senders.items():
+                yield Finding("ok", what, f"{', '.join(ids)}: {step}: {reply}")
+        if self._secure is not None:
+            for step, reply in masking_replies().items():
+                yield Finding("ok", what, f"{', '.join(self.population.members)}: {step}: {reply}")
+
+    @property
+    def _secure(self) -> SecureSum | None:
+        secure = None if self.plan is None else self.plan.secure
+        return secure if secure is not None and secure.masks else None
+
+    def _steps(self) -> dict[str, list[SentField]]:
+        privacy = None if self.plan is None else self.plan.privacy
+        steps: dict[str, list[SentField]] = {
+            step: []
+            for step, schema in steps_of(self.method).items()
+            if schema.kind != "query" or self.plan is None or self.plan.evaluates
+        }
+        for sent in sent_fields(self.method, self._secure, privacy):
+            if sent.step in steps:
+                steps[sent.step].append(sent)
+        return steps
+
+    def _reply(self, fields: list[SentField], member: Member) -> str:
+        return ", ".join(self._field(sent, member) for sent in fields) or "nothing but that it is done"
+
+    def _field(self, sent: SentField, member: Member) -> str:
+        size = " or ".join(self._size(sent, kind, member) for kind in sent.kinds)
+        said = size if self.plan is None else f"{size}; {how_it_leaves(sent, self.plan.privacy)}"
+        if sent.field:
+            return f"{sent.field} ({said})"
+        examples = "metrics of its test" if sent.step_kind == "query" else "losses"
+        return (
+            f"numbers such as {examples} ({said} each)" if self.plan is None else f"numbers such as {examples} ({said})"
+        )
+
+    def _size(self, sent: SentField, kind: Sendable, member: Member) -> str:
+        """What a field of a reply holds, and how large it is."""
+        if not issubclass(kind, TensorBundle):
+            return kind.__name__ if not sent.field else f"one {kind.__name__}"
+        if issubclass(kind, Representations):
+            return self._rows(sent, member)
+        if issubclass(kind, Weights):
+            state = self.population.client_model(member).state_dict()
+            types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
+            size = sum(value.numel() * (self._word(sent) or value.element_size()) for value in state.values())
+            return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size / 2**20:,.2f} MiB"
+        of = "of public samples" if issubclass(kind, PublicRows) else "named tensors"
+        return f"{KIND_KEYS.get(kind, kind.kind)}: {of}, of a size that the method decides"
+
+    def _rows(self, sent: SentField, member: Member) -> str:
+        views = {name: encoder.view for name, encoder in member.model.encoders.items()}
+        samples = self.population.public_samples(views)
+        if samples is None:
+            return "of the public set, which there is none of"
+        drawn = None if isinstance(self.method, type) else getattr(self.method, "public_samples", None)
+        rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
+        size = rows * width * (self._word(sent) or 4) * len(names) / 2**20
+        kind = "" if sent.field == Representations.kind else "representations, "
+        return f"{kind}{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
+
+    def _word(self, sent: SentField) -> int | None:
+        """Bytes of a value under a mask."""
+        return self._secure.bits // 8 if self._secure is not None and sent.masked else None
+
+
+def how_it_leaves(sent: SentField, privacy: PrivacySettings | None) -> str:
+    """What hides a field, in words."""
+    words = ["masked: the server gets the sum"] if sent.masked else []
+    if sent.noisy and privacy is not None:
+        words.append(_noise(sent, privacy))
+    if sent.step_kind == "fresh":
+        return "in the clear, before any training"
+    return ", ".join(words) or "in the clear"
+
+
+def _noise(sent: SentField, privacy: PrivacySettings) -> str:
+    if privacy.samples is not None:
+        return "trained with noise (DP-SGD)"
+    assert privacy.reply is not None
+    clips = sorted({privacy.reply.clips[kind] for kind in sent.tensors})
+    norms = " or ".join(f"{clip:g}" for clip in clips)
+    return f"with noise: clipped to norm {norms}, noise multiplier {privacy.reply.noise_multiplier:.3g}"
+
+
+def _in_the_clear(plan: RunSpec) -> Finding:
+    """What of the planned replies nothing hides, and what is known of clients anyway."""
+    fields = sent_fields(plan.algorithm, plan.secure, plan.privacy)
+    parts = [
+        f"{sent.field or 'numbers'} of {sent.step}"
+        for sent in fields
+        if sent.step_kind == "step" and not (sent.masked or sent.noisy)
+    ]
+    parts += ["test metrics"] if plan.evaluates else []
+    parts += ["what is known at the start (ids, modalities, task, number of samples)", "who replied, and when"]
+    return Finding("ok", "stays in the clear", ", ".join(parts))

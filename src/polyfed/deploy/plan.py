@@ -1,0 +1,49 @@
+"""What the people of a federation plan to run, as each site has it on paper: ``plan.yaml``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from polyfed.core.errors import ConfigError, PolyfedError
+from polyfed.core.settings import parse_settings
+from polyfed.deploy.files import SiteFolder
+from polyfed.deploy.host import require_allowed
+from polyfed.deploy.settings import SiteConfig
+from polyfed.engines.run_spec import RunSpec
+from polyfed.runs.experiment import read_config
+
+_NOT_AGREED = ("run", "public_order", "polyfed", "schema_version")
+"""What is known when a run begins; the rest is as planned, or it is another run."""
+
+
+def read_plan(site: SiteFolder, config: SiteConfig) -> RunSpec | None:
+    """The planned run; None: nobody wrote it down.
+
+    Raises:
+        ConfigError: the file is damaged, or the site does not allow what is planned.
+    """
+    if not site.plan.is_file():
+        return None
+    content = read_config(site.plan)
+    try:
+        require_allowed(json.dumps(content), config)
+        return parse_settings(RunSpec, content)
+    except (PolyfedError, TypeError) as error:
+        raise ConfigError(f"{site.plan}: {error}") from error
+
+
+def unlike(run: RunSpec, plan: RunSpec) -> list[str]:
+    """In what a run is not as planned; of single values with both."""
+    own, planned = (spec.model_dump(mode="json", exclude=set(_NOT_AGREED)) for spec in (run, plan))
+    return list(_differences("", own, planned))
+
+
+def _differences(path: str, one: Any, other: Any) -> Iterator[str]:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted(one.keys() | other.keys()):
+            yield from _differences(f"{path}.{key}" if path else key, one.get(key), other.get(key))
+    elif one != other:
+        whole = isinstance(one, Mapping | list) or isinstance(other, Mapping | list)
+        yield path if whole else f"{path} ({json.dumps(one)}, planned {json.dumps(other)})"

@@ -1,0 +1,165 @@
+"""Sites with masked sums, and with noise: processes that die in any phase change neither bits nor budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
+from fake_grid import Fault, Rule, dies_after, dies_before
+from federations_in_process import InProcess
+from outcomes import events, reasons, results
+
+from polyfed import Experiment
+from polyfed.aggregation.masking.party import Party, context_of
+from polyfed.core.errors import ExchangeError
+from polyfed.deploy.keys import create_keys, read_public
+from polyfed.deploy.roster import Roster
+from polyfed.deploy.settings import load_settings
+from polyfed.federation import secure_ask
+from polyfed.federation.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle
+from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.runs.runner import run_experiment
+from small_federations import topics
+
+CLIENTS = ("coast", "north", "south-0", "south-1")
+LOST = {"north": 1, "coast": 2}
+SITES = ("north", "south", "coast")
+FREE = {"update": None, "refuse": None, "size": None, "weight": None}
+
+
+def hospitals(**sections: Any) -> dict[str, Any]:
+    """Three sites of texts with one model; ``south`` has two clients."""
+    config = topics(name="fedavg")
+    text = config["clients"].pop("text")
+    config["server"] = {key: text[key] for key in ("source", "task", "model")}
+    config["clients"] = {name: {**text, "count": 2 if name == "south" else 1} for name in SITES}
+    config["data"]["sources"]["texts"] |= {"train": 60, "test": 40}
+    config["run"] |= {"rounds": 2, "bounds": FREE, "evaluate_clients": True} | sections.pop("run", {})
+    return config | sections
+
+
+MASKED: dict[str, Any] = {"aggregation": {"secure": "pairwise_masks"}}
+NOISY: dict[str, Any] = {
+    "privacy": {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "budget": {"epsilon": 3.0}},
+    "run": {"evaluate_clients": False},
+}
+
+
+def left(folder: Path) -> dict[str, bytes]:
+    """Without the ledger, in which the phases of keys are entered."""
+    content = {name: content for name, content in results(folder).items() if name != "ledger.jsonl"}
+    assert any(name.startswith("models") for name in content)
+    return content
+
+
+@pytest.fixture(scope="module")
+def in_the_clear(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
+    """What the same sums leave without masks, in one process."""
+    config = hospitals(aggregation={"secure": "unmasked"})
+    return left(run_experiment(Experiment.parse(config), tmp_path_factory.mktemp("clear") / "run").folder)
+
+
+@pytest.fixture
+def masked(tmp_path: Path, grid_messages: None) -> InProcess:
+    return InProcess.made(tmp_path / "federation", hospitals(**MASKED), absence=60.0)
+
+
+def test_masked_sites_end_in_the_bits_of_sums_in_the_clear(
+    masked: InProcess, in_the_clear: Mapping[str, bytes], tmp_path: Path
+) -> None:
+    run = masked.run(tmp_path / "run")
+    assert left(run.folder) == in_the_clear
+    assert events(run.folder) == []
+
+
+@pytest.mark.parametrize("fault", [dies_before, dies_after], ids=["before", "after"])
+@pytest.mark.parametrize("client", ["north", "south-0"])  # the other one of south is in the same message
+@pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
+def test_a_site_that_dies_in_a_phase_changes_nothing(
+    masked: InProcess, in_the_clear: Mapping[str, bytes], tmp_path: Path, step: str, client: str, fault: Fault
+) -> None:
+    masked.grid.rules = [Rule(fault, client=client, round=2, step=step)]
+    run = masked.run(tmp_path / "run")
+    assert masked.grid.steps(client).count((step, 2)) == 2
+    assert left(run.folder) == in_the_clear
+    assert reasons(run.folder) == {}
+
+
+def test_a_site_that_is_gone_for_good_stops_the_round_and_a_resume_ends_in_the_same_bits(
+    masked: InProcess, in_the_clear: Mapping[str, bytes], tmp_path: Path
+) -> None:
+    # of four clients three are needed: two that are lost are one too many
+    masked.grid.rules = [Rule(dies_before, client="south-0", round=2, step="fit", times=3)]
+    with pytest.raises(ExchangeError, match=r"'fit', type .*: 2 of 4 clients are left.*south-0.*south-1"):
+        masked.run(tmp_path / "run")
+    assert left(masked.resume(tmp_path / "run").folder) == in_the_clear
+
+
+# ---- rosters
+
+
+def test_a_site_with_another_key_than_the_rosters_stops_the_sum_by_name(masked: InProcess, tmp_path: Path) -> None:
+    path, stranger = masked.folder / "north" / "roster.yaml", create_keys(tmp_path / "stranger")
+    sites = load_settings(Roster, path).sites
+    forged = sites["coast"].model_copy(update={"key": read_public(stranger)})
+    Roster(sites=sites | {"coast": forged}).write(path)
+    masked.grid.rules = [Rule(dies_before, client="south-1", round=1, step=SHARES, times=9)]
+    with pytest.raises(ExchangeError, match=r"north: PayloadError: keys of 'coast' are not signed by its site"):
+        masked.run(tmp_path / "run")
+
+
+def test_a_server_that_sends_keys_of_its_own_is_found_out(
+    masked: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = secure_ask._told
+
+    def substituted(kind: Any) -> Any:
+        forged = Party("north", context_of("run", 1, 0))
+        return {**told(kind), KEYS: bytes_bundle(kind.public | {"north": forged.public})}
+
+    monkeypatch.setattr(secure_ask, "_told", substituted)
+    with pytest.raises(ExchangeError, match=r"coast: PayloadError: keys of 'north' are not signed by its site"):
+        masked.run(tmp_path / "run")
+    assert not any(step == "fit" for site in SITES for step, _ in masked.grid.steps(site))
+
+
+# ---- budgets
+
+
+def spent(federation: InProcess) -> dict[str, list[Any]]:
+    """Client -> what its ledger says it has given away."""
+    ledgers = {
+        path.stem: path for site in SITES for path in (federation.folder / site / "state" / PRIVATE).glob("*.jsonl")
+    }
+    return {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in ledgers.items()}
+
+
+def noisy(folder: Path, **sections: Any) -> InProcess:
+    """A federation with noise from the same secret wherever it is made."""
+    federation = InProcess.made(folder, hospitals(**NOISY, **sections), absence=60.0)
+    for site in SITES:
+        secret = folder / site / "secret"
+        secret.write_bytes(bytes(range(32)))
+        secret.chmod(0o600)
+        federation.edit(site, {"secret": "secret"})
+    return federation
+
+
+@pytest.mark.parametrize("fault", [dies_before, dies_after], ids=["before", "after"])
+@pytest.mark.parametrize("sections", [{}, MASKED], ids=["noise", "masks"])
+def test_a_site_that_dies_over_a_noisy_reply_spends_nothing_twice(
+    tmp_path: Path, grid_messages: None, sections: dict[str, Any], fault: Fault
+) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    quiet, struck = (noisy(tmp_path / name, **sections) for name in ("quiet", "struck"))
+    expected = left(quiet.run(tmp_path / "run").folder)
+    struck.grid.rules = [Rule(fault, client=name, round=number, step="fit") for name, number in LOST.items()]
+    assert left(struck.run(tmp_path / "again").folder) == expected
+    assert spent(struck) == spent(quiet)
+    assert {name: len(releases) for name, releases in spent(struck).items()} == dict.fromkeys(CLIENTS, 2)

@@ -1,0 +1,218 @@
+"""Masked sums of clients whose sites sign their keys: a server that sends keys of its own is found out by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from test_secure_runs import Faulty, federation
+
+from polyfed.aggregation.masking.fixed_point import Residues, total
+from polyfed.aggregation.masking.identity import Identity
+from polyfed.aggregation.masking.party import Party, context_of
+from polyfed.aggregation.masking.unmasking import Unmasking
+from polyfed.core.errors import ExchangeError, PayloadError
+from polyfed.engines.local import LocalEngine
+from polyfed.federation.mask_keeper import KEYS, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
+from polyfed.federation.summed import TOTAL, SummedReply
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Weights
+from sessions import first_cohort, prepared
+
+CLIENTS = [f"text-{number}" for number in range(4)]
+NEW = ec.generate_private_key(ec.SECP384R1())
+OWN = ec.generate_private_key(ec.SECP384R1())
+IDENTITY = Identity(OWN, dict.fromkeys(CLIENTS, OWN.public_key()))
+Tamper = Callable[[dict[str, bytes], dict[str, bytes], Request], tuple[dict[str, bytes], dict[str, bytes]]]
+
+
+def one_round(folder: Path, identity: Identity | None, tamper: Tamper | None = None) -> Any:
+    """A round of four clients of a site, whose server changes keys or signatures on their way to ``text-1``."""
+    session = prepared(federation(), folder)
+    assert isinstance(session.engine, LocalEngine)
+    session.engine.site.identity = identity
+
+    def changed(request: Request) -> Request:
+        if (request.step, request.client) != (SHARES, "text-1") or tamper is None:
+            return request
+        signed = bytes_in(request.payload, SIGNED) if SIGNED in request.payload.fields else {}
+        keys, signatures = tamper(bytes_in(request.payload, KEYS), signed, request)
+        payload = Payload({KEYS: bytes_bundle(keys), SIGNED: bytes_bundle(signatures)})
+        return Request(request.client, request.step, request.round, request.phase, request.after, payload)
+
+    engine = Faulty(session.engine, changes=changed)
+    session.engine = session.cohorts.engine = engine
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    return session, engine
+
+
+def errors_of(engine: Faulty, client: str) -> list[str]:
+    return [answer.error for request, answer in engine.seen if request.client == client and answer.error]
+
+
+def weights_of(session: Any) -> dict[str, torch.Tensor]:
+    (kind,) = session.server.weights
+    return dict(session.server.weights[kind])
+
+
+def test_signed_sums_are_those_of_unsigned_ones(tmp_path: Path) -> None:
+    signed, _ = one_round(tmp_path / "a", IDENTITY)
+    unsigned, _ = one_round(tmp_path / "b", None)
+    alone, _ = one_round(tmp_path / "c", Identity(OWN))  # signs for those who have a roster, and believes anybody
+    for other in (unsigned, alone):
+        assert all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(signed).items())
+
+
+def played_by_the_server(request: Request, name: str) -> tuple[Party, bytes]:
+    """A party that the server invents, and its signature with a key that the server has."""
+    context = context_of("run", request.round, request.phase)
+    forged = Party(name, context)
+    return forged, Identity(NEW).signature(name, context, forged.public)
+
+
+def substituted(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
+    forged, signature = played_by_the_server(request, "text-2")
+    return keys | {"text-2": forged.public}, signatures | {"text-2": signature}
+
+
+def substituted_under_the_old_signature(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
+    return keys | {"text-2": played_by_the_server(request, "text-2")[0].public}, signatures
+
+
+def unsigned(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
+    return keys, {name: value for name, value in signatures.items() if name != "text-2"}
+
+
+def swapped(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
+    """Another client's keys with that client's own signature, of the same site."""
+    return keys | {"text-2": keys["text-3"]}, signatures | {"text-2": signatures["text-3"]}
+
+
+def one_byte(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
+    """The commitment alone is another's: with it a false share would pass for a right one."""
+    return keys | {"text-2": keys["text-2"][:-1] + bytes([keys["text-2"][-1] ^ 1])}, signatures
+
+
+def invented(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
+    forged, signature = played_by_the_server(request, "text-9")
+    return keys | {"text-9": forged.public}, signatures | {"text-9": signature}
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (substituted, "keys of 'text-2' are not signed by its site for this round"),
+        (substituted_under_the_old_signature, "keys of 'text-2' are not signed by its site for this round"),
+        (unsigned, "keys of 'text-2' are not signed, and this site has a roster"),
+        (swapped, "keys of 'text-2' are not signed by its site for this round"),
+        (one_byte, "keys of 'text-2' are not signed by its site for this round"),
+        (invented, "keys of 'text-9', whose site has no key on this site's roster"),
+    ],
+)
+def test_keys_that_the_server_changes_are_found_out_by_name(tmp_path: Path, tamper: Tamper, reason: str) -> None:
+    _, engine = one_round(tmp_path, IDENTITY, tamper)
+    assert [reason in error for error in errors_of(engine, "text-1")] == [True]
+    assert not any(request.step == "fit" and request.client == "text-1" for request, _ in engine.seen), (
+        "it sends nothing"
+    )
+
+
+def read_by_a_server_that_plays_all_others(site: Any, weights: Weights, run: str) -> Residues:
+    """What ``text-1`` sends, without a mask."""
+    needed, context = site.spec.secure.required, context_of(run, 1, 0)
+
+    def asked(step: str, **fields: Any) -> Payload:
+        reply: Payload = site.handle(Request("text-1", step, 1, 0, None, Payload(fields)))
+        return reply
+
+    forged = {name: Party(name, context) for name in CLIENTS if name != "text-1"}
+    public = {name: party.public for name, party in forged.items()} | bytes_in(asked(KEYS), KEYS)
+    signed = {name: Identity(NEW).signature(name, context, public[name]) for name in CLIENTS}
+    fields = {KEYS: bytes_bundle(public), SIGNED: bytes_bundle(signed)}
+    sealed = {"text-1": bytes_in(asked(SHARES, **fields), SEALED)}
+    sealed |= {name: party.shares(public, needed) for name, party in forged.items()}
+    for_client = bytes_bundle({name: shares["text-1"] for name, shares in sealed.items() if name != "text-1"})
+    words = SummedReply.received(
+        asked("fit", weights=weights, **{TOTAL: 240, SEALED: for_client}), site.spec.secure.numbers
+    )
+    sent, shares = [words.words], {}
+    for name, party in forged.items():
+        party.receive({other: made[name] for other, made in sealed.items() if other != name}, needed)
+        sent.append(party.masked(words.words * 0))
+        shares[name] = party.opened(CLIENTS, needed)
+    return Unmasking(context, public, CLIENTS, needed(4)).sum(total(sent), CLIENTS, shares)
+
+
+def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(tmp_path: Path) -> None:
+    session = prepared(federation(), tmp_path)
+    assert isinstance(session.engine, LocalEngine)
+    site, run = session.engine.site, session.engine.site.spec.run
+    weights = session.server.weights_for(session.server.clients[1])
+    stolen = read_by_a_server_that_plays_all_others(site, weights, run)
+    plain = prepared(federation("unmasked"), tmp_path / "plain")
+    assert isinstance(plain.engine, LocalEngine)
+    request = Request("text-1", "fit", 1, 0, None, Payload({"weights": weights, TOTAL: 240}))
+    own = SummedReply.received(plain.engine.site.handle(request), site.spec.secure.numbers)
+    assert (stolen == own.words).all(), "this is what signatures are for"
+    vars(site).pop("_masks")
+    site.identity = IDENTITY
+    with pytest.raises(PayloadError, match=r"keys of 'text-0' are not signed by its site for this round"):
+        read_by_a_server_that_plays_all_others(site, weights, run)
+
+
+def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -> None:
+    session = prepared(federation(), tmp_path)
+    assert isinstance(session.engine, LocalEngine)
+    session.engine.site.identity = IDENTITY
+    recorded: dict[str, dict[str, bytes]] = {}
+    refused: list[str] = []
+
+    class Replaying(Faulty):
+        def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+            for answer in super().exchange(requests, deadline):
+                if answer.error:
+                    refused.append(answer.error)
+                yield answer
+
+    def changed(request: Request) -> Request:
+        if (request.step, request.client) != (SHARES, "text-1"):
+            return request
+        both = {field: bytes_in(request.payload, field) for field in (KEYS, SIGNED)}
+        if not recorded:
+            recorded.update(both)
+            return request
+        old = {field: both[field] | {"text-2": recorded[field]["text-2"]} for field in both}
+        payload = Payload({field: bytes_bundle(value) for field, value in old.items()})
+        return Request(request.client, request.step, request.round, request.phase, request.after, payload)
+
+    session.engine = session.cohorts.engine = Replaying(session.engine, changes=changed)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    assert not refused
+    for number in (2, 3):
+        session.server.begin(number)
+        session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+    assert len(refused) == 2
+    assert all("keys of 'text-2' are not signed by its site for this round" in reason for reason in refused)
+
+
+def test_a_site_that_nobody_knows_stops_the_sum_by_name(tmp_path: Path) -> None:
+    stranger = Identity(OWN, {name: key for name, key in (IDENTITY.roster or {}).items() if name != "text-3"})
+    with pytest.raises(ExchangeError, match=r"text-0: .*keys of 'text-3', whose site has no key on this site's roster"):
+        one_round(tmp_path, stranger)
+
+
+@pytest.mark.parametrize("other", [("run-2", 1, 0), ("run", 2, 0), ("run", 1, 1)], ids=["run", "round", "ask"])
+def test_a_signature_is_for_one_run_round_and_ask(other: tuple[str, int, int]) -> None:
+    public, context = b"p" * 96, context_of("run", 1, 0)
+    signature = IDENTITY.signature("text-1", context, public)
+    IDENTITY.require_signed({"text-1": public}, {"text-1": signature}, context)
+    with pytest.raises(PayloadError, match="keys of 'text-1' are not signed by its site for this round"):
+        IDENTITY.require_signed({"text-1": public}, {"text-1": signature}, context_of(*other))

@@ -1,0 +1,84 @@
+"""The page for people who sign: its table is what methods declare, its figures stand on the linked pages."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import protections
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.deploy.settings import ProtectionDemands
+from polyfed.wire.schema import steps_of
+
+PAGE = protections.PAGE.read_text(encoding="utf-8")
+ROWS = {cells[0].strip("`"): cells for cells in protections.rows()}
+
+
+def test_the_table_is_that_of_the_code() -> None:
+    assert protections.page() == PAGE, "python scripts/protections.py"
+
+
+@pytest.mark.parametrize("name", sorted(Algorithm.available()))
+def test_every_field_that_a_method_declares_is_in_its_line(name: str) -> None:
+    kind: Any = Algorithm.available()[name]
+    if not kind.asks_clients:
+        assert name not in ROWS
+        return
+    assert f"| `{name}` |" in PAGE
+    schemas = [schema for schema in steps_of(kind).values() if schema.kind == "step"]
+    words = {field: str(declared) for schema in schemas for field, declared in schema.returns.items()}
+    for field, declared in words.items():
+        shown = {"num_examples": "number of samples"}.get(field, f"`{field}`")
+        kinds = [word for kind, word in protections.WORDS.items() if kind.__name__ in declared]
+        assert all(word in ROWS[name][1] for word in kinds or [shown]), (field, ROWS[name])
+    assert ("losses" in ROWS[name][1]) == any(schema.others is not None for schema in schemas)
+    if not words and "losses" not in ROWS[name][1]:
+        assert ROWS[name][1:] == ("nothing", "", "", "", "")
+
+
+def test_answers_are_those_that_the_pages_on_each_protection_give() -> None:
+    answers = {name: dict(zip(protections.HEADS[2:], cells[2:], strict=True)) for name, cells in ROWS.items()}
+    in_training = {name for name, answer in answers.items() if answer["noise in training"] == "yes"}
+    assert in_training == {"fedavg", "fedet", "fedmkd"}
+    assert {name for name, answer in answers.items() if answer["masked sums"] == "yes"} == {
+        "fedavg",
+        "fedcola",
+        "fediot",
+        "fedprox",
+        "moon",
+    }
+    assert answers["creamfl"]["masked sums"] == answers["fedmd"]["masked sums"] == "with `aggregation: count`"
+    assert answers["fedproto"]["masked sums"] == "with `largest_norm: null`"
+    assert {answers[name]["noise on replies"] for name in ("scaffold", "fedaid", "feddra", "fedema", "fed_mae")} == {
+        "no"
+    }
+
+
+def test_figures_are_those_of_the_pages_that_are_linked() -> None:
+    lines = re.findall(r"^\| \[.+?\]\(([\w-]+\.md)\) \|.*\|.*\|.*\| (.+?) \|.*\|$", PAGE, re.M)
+    assert [target for target, _ in lines] == ["secure-aggregation.md", "privacy.md", "privacy.md", "robustness.md"]
+    for target, cost in lines:
+        page = (protections.PAGE.parent / target).read_text(encoding="utf-8")
+        figures = re.findall(r"\d+\.\d+", cost)
+        assert figures
+        assert [figure for figure in figures if figure not in page and f"{figure}0" not in page] == []
+
+
+def test_the_demands_on_the_page_are_valid_and_all_there_are() -> None:
+    import yaml
+
+    (block,) = re.findall(r"```yaml\n(    demands:.*?)    ```", PAGE, re.S)
+    demands = yaml.safe_load(block)["demands"]
+    ProtectionDemands.model_validate(demands)
+    assert set(ProtectionDemands.model_fields) - set(demands) == {"logits", "prototypes"}
+    assert all(f" {key}" in block for key in ProtectionDemands.model_fields)
+
+
+def test_it_stands_first_after_what_leaves_a_site() -> None:
+    menu = (protections.PAGE.parents[2] / "mkdocs.yml").read_text(encoding="utf-8").splitlines()
+    assert ("explanation/what-leaves-a-site.md", "explanation/before-you-sign.md") in pairwise(
+        line.strip().removeprefix("- ") for line in menu
+    )
