@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import KEYS, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
 from polyfed.federation.summed import TOTAL, SummedReply
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared
 
@@ -168,19 +168,12 @@ def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(t
         read_by_a_server_that_plays_all_others(site, weights, run)
 
 
-def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -> None:
-    session = prepared(federation(), tmp_path)
+def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
+    """What ``text-1`` refuses when it gets keys and signature of ``text-2`` as they were in the first round."""
+    session = prepared(federation(), folder)
     assert isinstance(session.engine, LocalEngine)
     session.engine.site.identity = IDENTITY
     recorded: dict[str, dict[str, bytes]] = {}
-    refused: list[str] = []
-
-    class Replaying(Faulty):
-        def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-            for answer in super().exchange(requests, deadline):
-                if answer.error:
-                    refused.append(answer.error)
-                yield answer
 
     def changed(request: Request) -> Request:
         if (request.step, request.client) != (SHARES, "text-1"):
@@ -193,14 +186,26 @@ def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -
         payload = Payload({field: bytes_bundle(value) for field, value in old.items()})
         return Request(request.client, request.step, request.round, request.phase, request.after, payload)
 
-    session.engine = session.cohorts.engine = Replaying(session.engine, changes=changed)
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    assert not refused
-    for number in (2, 3):
+    engine = Faulty(session.engine, changes=changed)
+    session.engine = session.cohorts.engine = engine
+    for place, number in enumerate(rounds):
         session.server.begin(number)
         session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+        assert place or not errors_of(engine, "text-1"), "the first is as it should be"
+    return errors_of(engine, "text-1")
+
+
+def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -> None:
+    refused = replayed(tmp_path, [1, 2, 3])
     assert len(refused) == 2
     assert all("keys of 'text-2' are not signed by its site for this round" in reason for reason in refused)
+
+
+def test_keys_and_signatures_of_the_same_round_before_it_was_cut_short_open_nothing(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExchangeError, match=r"text-1: PayloadError: 'text-2': shares that were not made for this client"
+    ):
+        replayed(tmp_path, [1, 1])
 
 
 def test_a_site_that_nobody_knows_stops_the_sum_by_name(tmp_path: Path) -> None:
