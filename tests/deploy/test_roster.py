@@ -20,7 +20,7 @@ from polyfed.deploy.findings import Finding
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.keys import create_keys, read_public
-from polyfed.deploy.roster import Roster, identity_of, trust
+from polyfed.deploy.roster import SiteRoster, identity_of, trust_key
 from polyfed.deploy.settings import SiteConfig, load_settings
 from polyfed.engines.node_keys import fingerprint
 from polyfed.runs.experiment import Experiment
@@ -57,7 +57,7 @@ def change(site: SiteFolder, name: str, **values: Any) -> None:
 
 def test_init_writes_sites_and_their_clients(tmp_path: Path) -> None:
     site = make(tmp_path / "f")
-    sites = load_settings(Roster, site.roster).sites
+    sites = load_settings(SiteRoster, site.roster).sites
     assert {name: entry.clients for name, entry in sites.items()} == {
         "archive": ["archive"],
         "hospital": ["hospital-0", "hospital-1"],
@@ -143,9 +143,9 @@ def test_a_site_opens_a_masked_run_with_its_key_and_roster(tmp_path: Path) -> No
 def test_another_key_for_a_site_is_not_taken_without_a_persons_hand(tmp_path: Path) -> None:
     site, new = make(tmp_path / "f"), create_keys(tmp_path / "new")
     with pytest.raises(ConfigError, match=r"site 'archive' has another key on .*roster.yaml, SHA256:.*to null first"):
-        trust(site.path, "archive", new, [])
+        trust_key(site.path, "archive", new, [])
     change(site, "archive", key=None)
-    assert trust(site.path, "archive", new, []) == fingerprint(read_public(new))
+    assert trust_key(site.path, "archive", new, []) == fingerprint(read_public(new))
 
 
 def test_a_site_that_is_new_brings_its_clients(tmp_path: Path) -> None:
@@ -153,6 +153,6 @@ def test_a_site_that_is_new_brings_its_clients(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"site 'clinic' is not on .*\(archive, hospital\); to add it, give its clients"
     ):
-        trust(site.path, "clinic", new, [])
-    trust(site.path, "clinic", new, ["clinic-0", "clinic-1"])
-    assert load_settings(Roster, site.roster).sites["clinic"].clients == ["clinic-0", "clinic-1"]
+        trust_key(site.path, "clinic", new, [])
+    trust_key(site.path, "clinic", new, ["clinic-0", "clinic-1"])
+    assert load_settings(SiteRoster, site.roster).sites["clinic"].clients == ["clinic-0", "clinic-1"]

@@ -19,7 +19,7 @@ from polyfed import Experiment
 from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.core.errors import ExchangeError
 from polyfed.deploy.keys import create_keys, read_public
-from polyfed.deploy.roster import Roster
+from polyfed.deploy.roster import SiteRoster
 from polyfed.deploy.settings import load_settings
 from polyfed.federation import secure_ask
 from polyfed.federation.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle
@@ -106,9 +106,9 @@ def test_a_site_that_is_gone_for_good_stops_the_round_and_a_resume_ends_in_the_s
 
 def test_a_site_with_another_key_than_the_rosters_stops_the_sum_by_name(masked: InProcess, tmp_path: Path) -> None:
     path, stranger = masked.folder / "north" / "roster.yaml", create_keys(tmp_path / "stranger")
-    sites = load_settings(Roster, path).sites
+    sites = load_settings(SiteRoster, path).sites
     forged = sites["coast"].model_copy(update={"key": read_public(stranger)})
-    Roster(sites=sites | {"coast": forged}).write(path)
+    SiteRoster(sites=sites | {"coast": forged}).write(path)
     masked.grid.rules = [Rule(dies_before, client="south-1", round=1, step=SHARES, times=9)]
     with pytest.raises(ExchangeError, match=r"north: PayloadError: keys of 'coast' are not signed by its site"):
         masked.run(tmp_path / "run")

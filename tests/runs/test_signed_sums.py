@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_secure_runs import Faulty, federation
 
 from polyfed.aggregation.masking.fixed_point import Residues, total
-from polyfed.aggregation.masking.identity import Identity
+from polyfed.aggregation.masking.identity import SiteIdentity
 from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.aggregation.masking.unmasking import Unmasking
 from polyfed.core.errors import ExchangeError, PayloadError
@@ -23,18 +23,18 @@ from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import KEYS, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
 from polyfed.federation.summed import TOTAL, SummedReply
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared
 
 CLIENTS = [f"text-{number}" for number in range(4)]
 NEW = ec.generate_private_key(ec.SECP384R1())
 OWN = ec.generate_private_key(ec.SECP384R1())
-IDENTITY = Identity(OWN, dict.fromkeys(CLIENTS, OWN.public_key()))
+IDENTITY = SiteIdentity(OWN, dict.fromkeys(CLIENTS, OWN.public_key()))
 Tamper = Callable[[dict[str, bytes], dict[str, bytes], Request], tuple[dict[str, bytes], dict[str, bytes]]]
 
 
-def one_round(folder: Path, identity: Identity | None, tamper: Tamper | None = None) -> Any:
+def one_round(folder: Path, identity: SiteIdentity | None, tamper: Tamper | None = None) -> Any:
     """A round of four clients of a site, whose server changes keys or signatures on their way to ``text-1``."""
     session = prepared(federation(), folder)
     assert isinstance(session.engine, LocalEngine)
@@ -66,7 +66,7 @@ def weights_of(session: Any) -> dict[str, torch.Tensor]:
 def test_signed_sums_are_those_of_unsigned_ones(tmp_path: Path) -> None:
     signed, _ = one_round(tmp_path / "a", IDENTITY)
     unsigned, _ = one_round(tmp_path / "b", None)
-    alone, _ = one_round(tmp_path / "c", Identity(OWN))  # signs for those who have a roster, and believes anybody
+    alone, _ = one_round(tmp_path / "c", SiteIdentity(OWN))  # signs for those who have a roster, and believes anybody
     for other in (unsigned, alone):
         assert all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(signed).items())
 
@@ -75,7 +75,7 @@ def played_by_the_server(request: Request, name: str) -> tuple[Party, bytes]:
     """A party that the server invents, and its signature with a key that the server has."""
     context = context_of("run", request.round, request.phase)
     forged = Party(name, context)
-    return forged, Identity(NEW).signature(name, context, forged.public)
+    return forged, SiteIdentity(NEW).signature(name, context, forged.public)
 
 
 def substituted(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
@@ -135,7 +135,7 @@ def read_by_a_server_that_plays_all_others(site: Any, weights: Weights, run: str
 
     forged = {name: Party(name, context) for name in CLIENTS if name != "text-1"}
     public = {name: party.public for name, party in forged.items()} | bytes_in(asked(KEYS), KEYS)
-    signed = {name: Identity(NEW).signature(name, context, public[name]) for name in CLIENTS}
+    signed = {name: SiteIdentity(NEW).signature(name, context, public[name]) for name in CLIENTS}
     fields = {KEYS: bytes_bundle(public), SIGNED: bytes_bundle(signed)}
     sealed = {"text-1": bytes_in(asked(SHARES, **fields), SEALED)}
     sealed |= {name: party.shares(public, needed) for name, party in forged.items()}
@@ -168,19 +168,12 @@ def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(t
         read_by_a_server_that_plays_all_others(site, weights, run)
 
 
-def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -> None:
-    session = prepared(federation(), tmp_path)
+def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
+    """What ``text-1`` refuses when it gets keys and signature of ``text-2`` as they were in the first round."""
+    session = prepared(federation(), folder)
     assert isinstance(session.engine, LocalEngine)
     session.engine.site.identity = IDENTITY
     recorded: dict[str, dict[str, bytes]] = {}
-    refused: list[str] = []
-
-    class Replaying(Faulty):
-        def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-            for answer in super().exchange(requests, deadline):
-                if answer.error:
-                    refused.append(answer.error)
-                yield answer
 
     def changed(request: Request) -> Request:
         if (request.step, request.client) != (SHARES, "text-1"):
@@ -193,18 +186,30 @@ def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -
         payload = Payload({field: bytes_bundle(value) for field, value in old.items()})
         return Request(request.client, request.step, request.round, request.phase, request.after, payload)
 
-    session.engine = session.cohorts.engine = Replaying(session.engine, changes=changed)
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    assert not refused
-    for number in (2, 3):
+    engine = Faulty(session.engine, changes=changed)
+    session.engine = session.cohorts.engine = engine
+    for place, number in enumerate(rounds):
         session.server.begin(number)
         session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+        assert place or not errors_of(engine, "text-1"), "the first is as it should be"
+    return errors_of(engine, "text-1")
+
+
+def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -> None:
+    refused = replayed(tmp_path, [1, 2, 3])
     assert len(refused) == 2
     assert all("keys of 'text-2' are not signed by its site for this round" in reason for reason in refused)
 
 
+def test_keys_and_signatures_of_the_same_round_before_it_was_cut_short_open_nothing(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExchangeError, match=r"text-1: PayloadError: 'text-2': shares that were not made for this client"
+    ):
+        replayed(tmp_path, [1, 1])
+
+
 def test_a_site_that_nobody_knows_stops_the_sum_by_name(tmp_path: Path) -> None:
-    stranger = Identity(OWN, {name: key for name, key in (IDENTITY.roster or {}).items() if name != "text-3"})
+    stranger = SiteIdentity(OWN, {name: key for name, key in (IDENTITY.roster or {}).items() if name != "text-3"})
     with pytest.raises(ExchangeError, match=r"text-0: .*keys of 'text-3', whose site has no key on this site's roster"):
         one_round(tmp_path, stranger)
 

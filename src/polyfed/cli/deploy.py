@@ -88,9 +88,9 @@ def trust(
     ] = None,
 ) -> None:
     """Believe another site's key in masked sums; compare the fingerprint with the site first, not with the server."""
-    from polyfed.deploy.roster import trust as believe
+    from polyfed.deploy.roster import trust_key
 
-    typer.echo(f"trusted: {name} ({believe(folder, name, public_key, client or [])})")
+    typer.echo(f"trusted: {name} ({trust_key(folder, name, public_key, client or [])})")
 
 
 @deploy_app.command()

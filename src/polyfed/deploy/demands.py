@@ -59,12 +59,13 @@ def _missing_of(sent: SentField, spec: RunSpec, demands: ProtectionDemands) -> I
     if demands.sums == "only" and not sent.masked:
         what = f"'{sent.field}'" if sent.field else "numbers such as losses"
         yield f"that replies leave in masked sums only (demands.sums: only), and {where} sends {what} alone; {_MASKED}"
-    for kind in sent.tensors:
-        wanted = getattr(demands, KIND_KEYS[kind]) if kind in KIND_KEYS else "allowed"
-        key = f"demands.{KIND_KEYS.get(kind, kind.kind)}: {wanted}"
-        if wanted == "never":
-            yield f"that no {KIND_KEYS[kind]} leave it ({key}), and {where} sends them; choose another method"
-        elif wanted == "protected" and not sent.noisy:
-            yield f"that {KIND_KEYS[kind]} leave with differential privacy only ({key}), from {where}; add 'privacy'"
-        elif wanted == "summed" and not sent.masked:
-            yield f"that {KIND_KEYS[kind]} leave in masked sums only ({key}), from {where} too; {_MASKED}"
+    unmet = {
+        "never": (True, "that no {} leave it ({}), and {} sends them; choose another method"),
+        "protected": (not sent.noisy, "that {} leave with differential privacy only ({}), from {}; add 'privacy'"),
+        "summed": (not sent.masked, f"that {{}} leave in masked sums only ({{}}), from {{}} too; {_MASKED}"),
+    }
+    for key in (KIND_KEYS[kind] for kind in sent.tensors if kind in KIND_KEYS):
+        wanted = getattr(demands, key)
+        lacks, message = unmet.get(wanted, (False, ""))
+        if lacks:
+            yield message.format(key, f"demands.{key}: {wanted}", where)

@@ -24,7 +24,7 @@ from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE
 
 if TYPE_CHECKING:  # takes cryptography, which most runs do without
-    from polyfed.aggregation.masking.identity import Identity
+    from polyfed.aggregation.masking.identity import SiteIdentity
 
 _log = logging.getLogger(__name__)
 _WITH_COMPONENTS = ("algorithm", "server_model", "transport", "privacy", "secure")
@@ -74,7 +74,7 @@ def _opened(site_file: Path, text: str) -> Host:
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
 
 
-def _identity(folder: SiteFolder, config: SiteConfig, spec: RunSpec) -> Identity | None:
+def _identity(folder: SiteFolder, config: SiteConfig, spec: RunSpec) -> SiteIdentity | None:
     """What signs keys of masked sums; other runs need none."""
     if spec.secure is None or not spec.secure.masks:
         return None

@@ -245,7 +245,7 @@ def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None
     """Of masked sums: whose keys each site believes, of which it fills in the others' itself, past the server."""
     if not uses_rosters(experiment):
         return
-    from polyfed.deploy.roster import Roster, RosterEntry
+    from polyfed.deploy.roster import RosterEntry, SiteRoster
 
     entries = {
         name: RosterEntry(
@@ -255,7 +255,7 @@ def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None
         for name, group in experiment.clients.items()
     }
     for name in experiment.clients:
-        Roster(sites=entries).write(SiteFolder(folder / name).roster)
+        SiteRoster(sites=entries).write(SiteFolder(folder / name).roster)
 
 
 def uses_rosters(experiment: Experiment) -> bool:

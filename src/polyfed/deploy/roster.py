@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import Field, field_validator, model_validator
 
-from polyfed.aggregation.masking.identity import Identity
+from polyfed.aggregation.masking.identity import SiteIdentity
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
@@ -43,7 +43,7 @@ class RosterEntry(Settings):
         return line
 
 
-class Roster(Settings):
+class SiteRoster(Settings):
     """All sites of a federation, the own one among them."""
 
     sites: dict[str, RosterEntry]
@@ -80,7 +80,7 @@ def public_key(line: str) -> EllipticCurvePublicKey:
     return key
 
 
-def identity_of(site: SiteFolder, config: SiteConfig) -> Identity | None:
+def identity_of(site: SiteFolder, config: SiteConfig) -> SiteIdentity | None:
     """What the clients of a site sign their keys with, and whose they believe; None: it has neither key nor roster.
 
     Raises:
@@ -88,7 +88,7 @@ def identity_of(site: SiteFolder, config: SiteConfig) -> Identity | None:
         ConfigError: the roster is damaged, or lacks the site or one of its clients.
     """
     if config.roster is None:
-        return Identity(private_key(site.key)) if site.key.is_file() else None
+        return SiteIdentity(private_key(site.key)) if site.key.is_file() else None
     roster = own_roster(site, config)
     believed = {
         client: public_key(entry.key)
@@ -96,10 +96,10 @@ def identity_of(site: SiteFolder, config: SiteConfig) -> Identity | None:
         for client in entry.clients
         if entry.key is not None
     }
-    return Identity(private_key(site.key), believed)
+    return SiteIdentity(private_key(site.key), believed)
 
 
-def own_roster(site: SiteFolder, config: SiteConfig) -> Roster:
+def own_roster(site: SiteFolder, config: SiteConfig) -> SiteRoster:
     """The roster of a site, with its own key.
 
     Raises:
@@ -107,7 +107,7 @@ def own_roster(site: SiteFolder, config: SiteConfig) -> Roster:
         ConfigError: the roster is damaged, or lacks the site or one of its clients.
     """
     assert config.roster is not None
-    roster, own = load_settings(Roster, config.roster), public_half(site.key)
+    roster, own = load_settings(SiteRoster, config.roster), public_half(site.key)
     entry = roster.sites.get(config.name)
     own_clients = {client for group, settings in config.clients.items() for client in member_ids(group, settings.count)}
     missing = sorted(own_clients - set(entry.clients if entry else ()))
@@ -118,7 +118,7 @@ def own_roster(site: SiteFolder, config: SiteConfig) -> Roster:
     return roster.model_copy(update={"sites": roster.sites | {config.name: entry.model_copy(update={"key": own})}})
 
 
-def trust(folder: Path, name: str, public: Path, clients: list[str]) -> str:
+def trust_key(folder: Path, name: str, public: Path, clients: list[str]) -> str:
     """Write the key of another site into a site's roster; its fingerprint.
 
     Args:
@@ -136,7 +136,7 @@ def trust(folder: Path, name: str, public: Path, clients: list[str]) -> str:
         raise ConfigError(
             f"site '{config.name}' has no roster; set 'roster: roster.yaml' in its site.yaml, and make it"
         )
-    line, sites = read_public(public), load_settings(Roster, config.roster).sites
+    line, sites = read_public(public), load_settings(SiteRoster, config.roster).sites
     if name not in sites and not clients:
         valid = ", ".join(sites)
         raise ConfigError(f"site '{name}' is not on {config.roster} ({valid}); to add it, give its clients (--client)")
@@ -147,7 +147,7 @@ def trust(folder: Path, name: str, public: Path, clients: list[str]) -> str:
             "that one to null first"
         )
     changed = sites | {name: entry.model_copy(update={"key": line})}
-    Roster.model_validate({"sites": {site: one.model_dump() for site, one in changed.items()}}).write(config.roster)
+    SiteRoster.model_validate({"sites": {site: one.model_dump() for site, one in changed.items()}}).write(config.roster)
     return fingerprint(line)
 
 

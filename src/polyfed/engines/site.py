@@ -38,7 +38,7 @@ from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema, steps_of
 
 if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
-    from polyfed.aggregation.masking.identity import Identity
+    from polyfed.aggregation.masking.identity import SiteIdentity
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Site:
     limits: Limits = field(default_factory=Limits)
     guard: PrivacyGuard | None = None
     measures: bool = True
-    identity: Identity | None = None
+    identity: SiteIdentity | None = None
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Site:
         private: Path | None = None,
         budget: Budget | None = None,
         measures: bool = True,
-        identity: Identity | None = None,
+        identity: SiteIdentity | None = None,
     ) -> Site:
         """A site on this machine.
 

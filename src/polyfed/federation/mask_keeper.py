@@ -19,7 +19,7 @@ from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle
 
 if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
-    from polyfed.aggregation.masking.identity import Identity
+    from polyfed.aggregation.masking.identity import SiteIdentity
     from polyfed.aggregation.masking.party import Party
 
 KEYS, SHARES, OPENING = "mask_keys", "mask_shares", "mask_opening"
@@ -84,7 +84,7 @@ class MaskKeeper:
     rule: SecureSum
     run: str
     folder: Path
-    identity: Identity | None = None
+    identity: SiteIdentity | None = None
 
     def answer(self, request: Request, received: Payload) -> Payload:
         """What a client answers in a phase that is not the method's.

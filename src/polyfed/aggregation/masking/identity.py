@@ -21,7 +21,7 @@ def _statement(client: str, context: bytes, public: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Identity:
+class SiteIdentity:
     """What a site shows that keys are its clients' with, and whose it believes.
 
     Attributes:
