@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
+# workers, and the processes that tests start, compile nothing a second time
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-methods test-engines test-deploy test-browser test-others test-studies test-all bench lint house docs dist clean

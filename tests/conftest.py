@@ -33,6 +33,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A run leaves its process with as many threads as it is set to; the next test would wait for them."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
     """What has been written can be read without it; tests of what a loss of power leaves put their own in its place."""

@@ -17,7 +17,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import STARTERS, starter_text
 
 Cli = Callable[..., tuple[int, str, str]]
-QUICK = ("--set", "run.rounds=1", "--set", "run.plots=false")
+QUICK = ("--set", "run.rounds=1", "--set", "run.plots=false", "--set", "run.threads=1")
 
 
 def picture(path: Path, seed: int) -> None:

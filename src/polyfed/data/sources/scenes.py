@@ -60,7 +60,7 @@ class Scenes(TableSource):
         recipe = self.recipe(split, name)
         stamp = fingerprint_of("scenes", VERSION, recipe)
         return SplitTable(
-            read=lambda column: _generated(recipe, column),
+            read=lambda column: (_kept if _is_light(recipe, column) else _generated)(recipe, column),
             count=lambda: recipe.count,
             schema=scenes_schema(),
             where="scenes",
@@ -97,6 +97,16 @@ def _generated(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
     what = f"generating scenes: {column} ({recipe.split})"
     numbers = prepared(what, range(recipe.count), recipe.count)
     return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), kind)])
+
+
+def _is_light(recipe: SceneRecipe, column: str) -> bool:
+    return recipe.count <= 1000 and column not in ("image", "mask")
+
+
+# texts and labels of a split are read again for each view of it, and by every experiment that has the split
+@lru_cache(maxsize=256)
+def _kept(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
+    return _generated(recipe, column)
 
 
 # all columns of a split are made of the same scenes; four splits at a time bound memory
