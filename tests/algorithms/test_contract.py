@@ -42,8 +42,8 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
-"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl`` and ``fedcola`` do; another loss, weight or optimizer
-of the server changes the numbers alone, and ``test_server_optimizers`` restores each."""
+"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl`` and ``fedcola`` do; another loss, weight or
+optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each."""
 
 
 def method_of(form: str) -> type[Algorithm]:
