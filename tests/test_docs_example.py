@@ -31,7 +31,7 @@ from polyfed.federation.settings import (
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
 from polyfed.runs.experiment import PhaseSettings, RunSettings
-from polyfed.runs.presets import presets
+from polyfed.runs.presets import preset_names
 from polyfed.runs.session import Session
 from polyfed.runs.twins import TwinSettings
 from polyfed.wire.limits import Limits
@@ -60,10 +60,15 @@ def session(experiment: dict[str, Any], tmp_path: Path) -> Session:
 
 
 @pytest.fixture(scope="module")
-def reference_pages() -> str:
+def generated() -> dict[str, str]:
+    return reference.pages()
+
+
+@pytest.fixture(scope="module")
+def reference_pages(generated: dict[str, str]) -> str:
     """What is made from the code, and the pages with the settings that are in no section of it."""
     by_hand = (DOCS / "reference" / "configuration.md", DOCS / "how-to" / "compare-with-the-server-alone.md")
-    return "".join([*reference.pages().values(), *(page.read_text(encoding="utf-8") for page in by_hand)])
+    return "".join([*generated.values(), *(page.read_text(encoding="utf-8") for page in by_hand)])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -208,15 +213,15 @@ def test_every_switch_of_creamfl_is_described_with_its_default() -> None:
         assert yaml.safe_load(found[1]) == default, name
 
 
-def test_tests_links_and_presets_that_pages_name_exist() -> None:
-    root = DOCS.parent
+def test_tests_links_and_presets_that_pages_name_exist(generated: dict[str, str]) -> None:
+    root, known = DOCS.parent, set(preset_names())
     for page in (root / "README.md", *DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text):
             assert f"def {name}" in (root / file).read_text(encoding="utf-8"), f"{page.name}: {file}::{name}"
         for target in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", text):
             path = (page.parent / target).resolve()
-            made = path.parent == DOCS / "reference" and path.name in reference.pages()
+            made = path.parent == DOCS / "reference" and path.name in generated
             assert made or path.exists(), f"{page.name}: {target}"
         named = re.findall(r"(?:polyfed run|extends:) ([a-z][\w-]+)(?=[\s`])", text)
-        assert set(named) <= set(presets()), page.name
+        assert set(named) <= known, page.name

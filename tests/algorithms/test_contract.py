@@ -41,6 +41,9 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
+ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
+"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl`` and ``fedcola`` do; another loss, weight or
+optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each."""
 
 
 def method_of(form: str) -> type[Algorithm]:
@@ -55,7 +58,7 @@ def config_of(form: str) -> Config:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(form, marks=pytest.mark.slow) if form in FEWER else form for form in FORMS],
+    params=[pytest.param(form, marks=pytest.mark.slow) if form in FEWER | ALIKE else form for form in FORMS],
 )
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)

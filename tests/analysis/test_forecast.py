@@ -18,7 +18,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.mark.parametrize("algorithm", ["creamfl", "fedmd", "fedavg"])
 def test_bytes_and_clients_are_those_of_the_run(tiny: dict[str, Any], tmp_path: Path, algorithm: str) -> None:
-    experiment = Experiment.parse(tiny | {"algorithm": algorithm})
+    experiment = Experiment.parse(tiny | {"algorithm": {"name": algorithm, "local_epochs": 1}})
     forecast = Forecast.of(experiment)
     finished = run(experiment, tmp_path / "run")
     records = finished.records

@@ -44,9 +44,13 @@ def represented_by(session: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
 
 
-def test_pictures_and_texts_get_the_same_vectors(tiny_run: Path, tmp_path: Path) -> None:
+def test_the_command_writes_what_gives_pictures_and_texts_the_same_vectors(
+    tiny_run: Path, tmp_path: Path, cli: Any
+) -> None:
     ort = pytest.importorskip("onnxruntime")
-    folder = export_model(tiny_run, tmp_path / "export", which="last", onnx=True)
+    folder = tmp_path / "export"
+    code, said, _ = cli("export", tiny_run, "--out", folder, "--model", "last", "--format", "onnx")
+    assert (code, said) == (0, f"exported and checked: {folder}\n")
     model = load_model(folder)
     pictures = np.random.default_rng(0).integers(0, 255, (5, 20, 30, 3), dtype=np.uint8)
     texts = ["a red square", "", "a blue circle above a green one", "?"]

@@ -67,8 +67,17 @@ def finished(config: Config, folder: Path, **run_settings: Any) -> Run:
 # ---- the same bits
 
 
-@pytest.mark.parametrize("engine", ["serialized", "ray", pytest.param("flower", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", ["fedavg", "creamfl"])
+@pytest.mark.parametrize(
+    ("engine", "method"),
+    [
+        ("serialized", "fedavg"),
+        ("serialized", "creamfl"),
+        ("ray", "fedavg"),
+        pytest.param("ray", "creamfl", marks=pytest.mark.slow),
+        pytest.param("flower", "fedavg", marks=pytest.mark.slow),
+        pytest.param("flower", "creamfl", marks=pytest.mark.slow),
+    ],
+)
 def test_noise_is_the_same_on_every_engine(tmp_path: Path, secret: Path, engine: str, method: str) -> None:
     config = federation(secret)
     if method == "creamfl":

@@ -155,7 +155,7 @@ def test_rules_hold_for_representations_of_each_type(tmp_path: Path) -> None:
             assert len(rows.unique(dim=0)) > 1
 
 
-QUICK = ("fedproto", "scaffold", "fedmd")
+QUICK = ("fedproto", "fedmd")  # the runs above send weights
 SILENT = ("centralised", "local", "server_only")  # whose clients send nothing, or are alone
 
 
@@ -175,7 +175,7 @@ def test_every_method_that_sends_tensors_has_robust_rules(tmp_path: Path, method
         group.pop("items", None)
     config["aggregation"] = {"robust": {"name": name, "tolerated": 1}}
     config["run"] |= {"rounds": 2, "attackers": {"name": "sign_flip", "clients": 1}, "sampling": {}}
-    result = run_experiment(Experiment.parse(sized(config, 96)), tmp_path / "run")
+    result = run_experiment(Experiment.parse(sized(config, 48)), tmp_path / "run")
     assert result.records.rounds == 2
     assert {event for _, _, event in happened(result)} <= {"attacker", "update_shortened"}
 

@@ -40,6 +40,7 @@ def components(home: str, family: ClassPlace) -> dict[str, ClassDeclaration]:
     return {name: declared for name, declared in by_name.items() if declared is not None}
 
 
+@cache  # asked for every component of every experiment that is read
 def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclaration | None:
     """The public, concrete class of ``family`` in a module of the family's home, or None if there is none."""
     module = f"{home}.{name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,17 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "device": str(resolve_device(experiment.run.device)),
         "threads": experiment.run.threads,
         "seed": experiment.run.seed,
-        "versions": {name: version(name) for name in PACKAGES} | {"torch": torch.__version__},  # with its build
+        "versions": _versions(),
         "git": _git_state(),
     }
 
 
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES} | {"torch": torch.__version__}  # with its build
+
+
+@cache  # of the code that this process has loaded, whatever happens to the files
 def _git_state() -> str | None:
     here = Path(__file__).parent
     try:
