@@ -15,6 +15,8 @@ from torch import Tensor
 
 from polyfed.aggregation.prototypes import ClassMeans, by_space
 from polyfed.algorithms.algorithm import LocalTraining
+from polyfed.algorithms.shared.digest import fit_by_gradient
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.analysis.leakage.candidates import Candidates
 from polyfed.analysis.leakage.membership import sample_scores
 from polyfed.analysis.leakage.seen import SeenReply
@@ -27,8 +29,10 @@ from polyfed.federation.server import loaded
 from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
-from polyfed.wire.payload import Prototypes, TensorBundle
+from polyfed.wire.payload import Prototypes, PublicRows, TensorBundle
 from polyfed.wire.schema import steps_of
+
+_SURROGATE_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,21 @@ class ShadowSite(Site):
             return flat(self._performed(request, seen.received, schema, member).bundles[field])
 
         return outputs
+
+    def surrogate(self, seen: SeenReply, client: str, rows: PublicRows, passes: int) -> Model:
+        """The client's model trained from its initial weights to give the rows that crossed (Yang et al. 2022).
+
+        Raises:
+            TypeError: the method does not say of which public samples the rows are.
+        """
+        method, member = self.spec.algorithm, self.federation.members[client]
+        if not isinstance(method, PublicExchange):
+            raise TypeError(f"'{method.component_name()}' exchanges no rows of public samples")
+        self.weights = self.samples = None
+        with isolated(self.spec.seed, "surrogate", client):
+            who = self._wake(member, (seen.request.round, seen.request.phase))
+            fit_by_gradient(method, who, method.from_wire(who, rows), passes, _SURROGATE_BATCH, "l2")
+        return who.model.eval()
 
     def _data_of(self, member: Member) -> Any:
         data = super()._data_of(member)
