@@ -83,9 +83,7 @@ def threshold(others: Scores) -> float:
 def _bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
     """Percentiles of the area over draws of each kind with replacement."""
     draws = np.random.default_rng(seed)
-    areas = [
-        area(draws.choice(members, len(members)), draws.choice(others, len(others))) for _ in range(_DRAWS)
-    ]
+    areas = [area(draws.choice(members, len(members)), draws.choice(others, len(others))) for _ in range(_DRAWS)]
     low, high = np.quantile(areas, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 

@@ -19,6 +19,11 @@ def has_scores(task: Task) -> bool:
     return isinstance(task, Classification | PairTask) or task.is_per_sample
 
 
+def head_of(model: Model, name: str) -> nn.Module | None:
+    """The head of that name, if the model has it."""
+    return model.heads[name] if name in model.heads else None
+
+
 def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Samples) -> Float[Tensor, " n"]:
     """How well a model knows each sample; higher is better known.
 

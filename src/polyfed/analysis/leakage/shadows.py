@@ -18,7 +18,7 @@ from polyfed.algorithms.algorithm import LocalTraining
 from polyfed.algorithms.shared.digest import fit_by_gradient
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.analysis.leakage.candidates import Candidates
-from polyfed.analysis.leakage.membership import sample_scores
+from polyfed.analysis.leakage.membership import head_of, sample_scores
 from polyfed.analysis.leakage.seen import SeenReply
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
@@ -79,17 +79,17 @@ class ShadowTraining:
     seed: int
 
     def models(
-        self, fresh: Callable[[], Model], member: Member, samples: Samples, inside: Bool[Tensor, "k n"]
+        self, fresh: Callable[[], Model], member: Member, head: str, samples: Samples, inside: Bool[Tensor, "k n"]
     ) -> Iterator[Model]:
         """One trained model after the other, from the initial weights."""
         initial = fresh()
         start = {name: value.clone() for name, value in initial.state_dict().items()}
         for place, chosen in enumerate(inside):
             initial.load_state_dict(start)
-            self._train(initial, member, samples.subset(chosen.nonzero().flatten()), place)
+            self._train(initial, member, head, samples.subset(chosen.nonzero().flatten()), place)
             yield initial.eval()
 
-    def _train(self, model: Model, member: Member, samples: Samples, place: int) -> None:
+    def _train(self, model: Model, member: Member, head: str, samples: Samples, place: int) -> None:
         local = self.experiment.algorithm.local_training or LocalTraining()
         state: dict[str, dict[str, Tensor]] = {}
         for number in range(1, self.rounds + 1):
@@ -98,7 +98,7 @@ class ShadowTraining:
                 load_model=lambda weights: loaded(model, weights),
                 clock=Clock(self.seed, number, self.rounds, self.experiment.algorithm.epochs_a_round),
                 objective=member.settings.task,
-                head_name=member.head,
+                head_name=head,
                 training=member.settings.training,
                 precision=self.experiment.run.precision,
                 optimizer_state=state,
@@ -112,6 +112,7 @@ class ShadowTraining:
         self,
         fresh: Callable[[], Model],
         member: Member,
+        head: str,
         candidates: Candidates,
         sent: Callable[[Mapping[str, Tensor], Samples], Tensor] | None = None,
     ) -> Shadows:
@@ -120,14 +121,14 @@ class ShadowTraining:
         Args:
             fresh: gives the model with initial weights, on the device.
             member: whose training they copy.
+            head: name of the task's head in the model.
             candidates: to train on, and to judge.
             sent: what the client would send with weights and samples; None: not asked.
         """
         inside = halves(candidates.samples, self.number, self.seed)
         scores, outputs = [], []
-        for chosen, model in zip(inside, self.models(fresh, member, candidates.samples, inside), strict=True):
-            head = model.heads[member.head] if member.head in model.heads else None
-            scores.append(sample_scores(model, member.settings.task, head, candidates.samples))
+        for chosen, model in zip(inside, self.models(fresh, member, head, candidates.samples, inside), strict=True):
+            scores.append(sample_scores(model, member.settings.task, head_of(model, head), candidates.samples))
             if sent is not None:
                 weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
                 outputs.append(sent(weights, candidates.samples.subset(chosen.nonzero().flatten())))
