@@ -9,6 +9,7 @@ from statistics import fmean
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyfed.analysis.leakage.classes import class_shares, evidence, told_apart
 from polyfed.analysis.leakage.figures import Finding, NoAttack, Separation, verdict
@@ -59,7 +60,7 @@ def _words(situation: Situation, seen: SeenReply, name: str, bundle: TensorBundl
         return
     if not known:
         yield NoAttack(on, WORDS, "the client has no texts")
-    start = seen.received.bundles.get(name, {})
+    start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
     for modality, vocabulary in known.items():
         table = word_table(situation.fresh(member), modality, len(vocabulary.tokens), bundle)
         if table is None or table not in start:
@@ -93,7 +94,7 @@ def picture_findings(situation: Situation) -> Found:
             on, member = f"{shown_kind(bundle)} of {seen.who}", situation.member(seen.clients[0])
             samples = situation.opened.federation.train(member)
             modality = _picture_modality(samples)
-            start = seen.received.bundles.get(name, {})
+            start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
             model = situation.fresh(member)
             if not isinstance(bundle, Weights):
                 yield NoAttack(on, PICTURES, "no gradient crosses, nor weights from which one follows")
@@ -157,7 +158,7 @@ def _reconstructed(
     start = torch.randn(truth.shape, generator=draws).to(model.device).clamp(*limits)
 
     def own(pictures: Tensor) -> Gradient:
-        parts = pictures.split([len(batch) for batch in batches])
+        parts = torch.split(pictures, [len(batch) for batch in batches])
         return victim.gradient(
             [
                 replace(batch, inputs={**batch.inputs, modality: part})
@@ -166,8 +167,8 @@ def _reconstructed(
             graph=True,
         )
 
-    # what the model does to weights in a graph of a graph is the same in evaluation mode, without batch statistics
-    with evaluating(model, inference=False), torch.enable_grad():
+    # fused attention has no second derivative
+    with evaluating(model, inference=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         pictures = inverted(gradient, own, start, limits, situation.plan.steps)
     span = limits[1] - limits[0]
     noise = limits[0] + span * torch.rand(truth.shape, generator=draws).to(model.device)

@@ -71,4 +71,4 @@ def _pair_scores(model: Model, task: PairTask, samples: Samples) -> Float[Tensor
 
 
 def _parts(samples: Samples, size: int) -> list[Samples]:
-    return [samples.subset(index) for index in torch.arange(len(samples)).split(size)]
+    return [samples.subset(index) for index in torch.split(torch.arange(len(samples)), size)]

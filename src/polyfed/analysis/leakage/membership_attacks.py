@@ -27,7 +27,7 @@ from polyfed.analysis.simulated import TrainedModel
 from polyfed.federation.membership import Member
 from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification
-from polyfed.wire.payload import Prototypes, PublicRows, Representations, TensorBundle, Weights
+from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 
 MEMBERSHIP = "membership"
 COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "members", "others", "gave away")
@@ -69,7 +69,7 @@ class MembershipAttacks:
             model = self.situation.fresh(member)
             model.load_state_dict(dict(bundle))
             yield from self._on_model(on, model, member, seen.clients, candidates)
-        elif isinstance(bundle, PublicRows):
+        elif isinstance(bundle, Representations | Logits):
             site = ShadowSite.like(self.situation.seen.site)
             model = site.surrogate(seen, member.id, bundle, self.situation.plan.passes)
             scores = sample_scores(model, member.settings.task, head_of(model, member.head), candidates.samples)
@@ -99,7 +99,7 @@ class MembershipAttacks:
             return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
         if isinstance(bundle, Representations) and isinstance(task, Classification):
             return "the classifier does not cross, and representations alone do not say how well a sample is known"
-        if isinstance(bundle, PublicRows):
+        if isinstance(bundle, Representations | Logits):
             exchanges = isinstance(self.situation.opened.experiment.algorithm, PublicExchange)
             return "" if exchanges else "the method does not say of which public samples rows are"
         return "" if isinstance(bundle, Prototypes) else f"no attack on {shown_kind(bundle)} is known to us"

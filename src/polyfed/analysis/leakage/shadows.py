@@ -25,11 +25,12 @@ from polyfed.data.samples import Samples
 from polyfed.engines.site import Site
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import loaded
 from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
-from polyfed.wire.payload import Prototypes, PublicRows, TensorBundle
+from polyfed.wire.payload import Prototypes, TensorBundle
 from polyfed.wire.schema import steps_of
 
 _SURROGATE_BATCH = 32
@@ -163,7 +164,7 @@ class ShadowSite(Site):
 
         return outputs
 
-    def surrogate(self, seen: SeenReply, client: str, rows: PublicRows, passes: int) -> Model:
+    def surrogate(self, seen: SeenReply, client: str, rows: PublicOutputs, passes: int) -> Model:
         """The client's model trained from its initial weights to give the rows that crossed (Yang et al. 2022).
 
         Raises:
@@ -237,7 +238,8 @@ def pull(
     place = (target[used] - outputs[:, used].mean(0)) / spread[used]
     weights = inside.double() / inside.sum(0) - (~inside).double() / (~inside).sum(0)
     directions = weights.T @ scaled
-    return directions @ place / directions.norm(dim=1).clamp_min(1e-12)
+    pulls: Tensor = directions @ place / directions.norm(dim=1).clamp_min(1e-12)
+    return pulls
 
 
 def _normal(shadows: Float[Tensor, "k n"], chosen: Bool[Tensor, "k n"]) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,8 @@ def moves(before: Float[Tensor, "v d"], after: Float[Tensor, "v d"]) -> Float[Te
     before, after = before.double().cpu(), after.double().cpu()
     squares = before.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
     along = ((before * after).sum(1) / squares)[:, None] * before
-    return (after - along).norm(dim=1)
+    moved: Tensor = (after - along).norm(dim=1)
+    return moved
 
 
 def recovered(moved: Float[Tensor, " v"]) -> Bool[Tensor, " v"]:
