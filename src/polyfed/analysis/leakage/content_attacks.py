@@ -37,7 +37,7 @@ from polyfed.wire.payload import TensorBundle, Weights
 
 WORDS, PICTURES, CLASSES = "words", "pictures", "classes"
 WORD_COLUMNS = ("attacked", "by", "AUC", "precision", "recall", "guess: precision", "recall ", "words", "gave away")
-PICTURE_COLUMNS = ("attacked", "by", "PSNR", "lowest", "highest", "mean picture", "noise", "pictures", "gave away")
+PICTURE_COLUMNS = ("attacked", "by", "PSNR", "lowest", "highest", "guess", "noise", "pictures", "gave away")
 CLASS_COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "more than others", "less", "gave away")
 
 
@@ -113,24 +113,24 @@ def _pictures(situation: Situation, on: str, seen: SeenReply, model: Model, moda
         if isinstance(member.settings.task, PairTask) and size * len(seen.clients) < 2:
             yield NoAttack(f"{on}, batch 1", PICTURES, "one pair has nothing to be compared with, so its gradient is 0")
             continue
-        reached, means, noises = list[float](), list[float](), list[float]()
+        reached, guesses, noises = list[float](), list[float](), list[float]()
         for trial in range(plan.trials):
             draws = generator(plan.seed, PICTURES, seen.clients[0], size, trial)
             got = _reconstructed(situation, seen, model, modality, size, draws)
-            for values, more in zip((reached, means, noises), got, strict=True):
+            for values, more in zip((reached, guesses, noises), got, strict=True):
                 values += more
-        gain = fmean(reached) - fmean(means)
+        gain = fmean(reached) - fmean(guesses)
         says = _picture_verdict(gain, situation.is_protected)
         figures = {
             "psnr": fmean(reached),
             "lowest": min(reached),
             "highest": max(reached),
-            "mean_picture": fmean(means),
+            "guess": fmean(guesses),
             "noise": fmean(noises),
             "batch": size,
             "pictures": len(reached),
         }
-        shown = (fmean(reached), min(reached), max(reached), fmean(means), fmean(noises))
+        shown = (fmean(reached), min(reached), max(reached), fmean(guesses), fmean(noises))
         cells = (
             f"{on}, batch {size}",
             "inverted gradient",
@@ -144,18 +144,24 @@ def _pictures(situation: Situation, on: str, seen: SeenReply, model: Model, moda
 def _reconstructed(
     situation: Situation, seen: SeenReply, model: Model, modality: str, size: int, draws: torch.Generator
 ) -> tuple[list[float], list[float], list[float]]:
-    """PSNR of each true picture to the nearest reconstruction, to the mean of other pictures, and to noise."""
+    """PSNR of each true picture to the nearest of the reconstructions, of guesses, and of noise.
+
+    Guesses are the mean of test pictures, and as many of these as there are reconstructions.
+    """
     member, federation = situation.member(seen.clients[0]), situation.opened.federation
     samples = [federation.train(situation.member(client)) for client in seen.clients]
-    batches = [own.batch(torch.randperm(len(own), generator=draws)[:size]).to(model.device) for own in samples]
+    # in double precision: gradients of different pictures may differ in the last bits of single precision
+    model = model.double()
+    batches = [_exact(own.batch(torch.randperm(len(own), generator=draws)[:size]).to(model.device)) for own in samples]
     weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
     victim = _Victim(model, member, modality, list(weights.values()))
     truth = torch.cat([batch.inputs[modality] for batch in batches])
     others = federation.test(member) or samples[0]
-    known = others.batch(torch.arange(min(len(others), 100))).inputs[modality].to(model.device)
+    known = others.batch(torch.arange(min(len(others), 100))).inputs[modality].to(model.device).double()
     limits = (float(known.min()), float(known.max()))
     gradient = victim.crossing(batches, _protection(situation, member), draws)
-    start = torch.randn(truth.shape, generator=draws).to(model.device).clamp(*limits)
+    mean, span = known.mean(0, keepdim=True), limits[1] - limits[0]
+    start = (mean + 0.05 * span * torch.randn(truth.shape, generator=draws).to(model.device)).clamp(*limits)
 
     def own(pictures: Tensor) -> Gradient:
         parts = torch.split(pictures, [len(batch) for batch in batches])
@@ -170,9 +176,9 @@ def _reconstructed(
     # fused attention has no second derivative
     with evaluating(model, inference=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         pictures = inverted(gradient, own, start, limits, situation.plan.steps)
-    span = limits[1] - limits[0]
     noise = limits[0] + span * torch.rand(truth.shape, generator=draws).to(model.device)
-    return psnr(pictures, truth, span), psnr(known.mean(0, keepdim=True), truth, span), psnr(noise, truth, span)
+    guess = torch.cat([mean, known[: len(truth)]])
+    return psnr(pictures, truth, span), psnr(guess, truth, span), psnr(noise, truth, span)
 
 
 class _Victim:
@@ -195,6 +201,11 @@ class _Victim:
         with evaluating(self._model, inference=False), torch.enable_grad():
             sums = [self.gradient([part], graph=False) for part in (parts if protection.by_sample else batches)]
         return protection.crossing([[value.detach() for value in own] for own in sums], draws)
+
+
+def _exact(batch: Batch) -> Batch:
+    inputs = {name: value.double() if value.is_floating_point() else value for name, value in batch.inputs.items()}
+    return replace(batch, inputs=inputs)
 
 
 def _single(batch: Batch, place: int) -> Batch:
@@ -229,7 +240,7 @@ def _picture_modality(samples: Samples) -> str | None:
 
 
 def _picture_verdict(gain: float, is_protected: bool) -> str:
-    """By how many dB a reconstruction is nearer than the mean picture."""
+    """By how many dB a reconstruction is nearer than the best guess."""
     if gain >= 1:
         return "much" if gain >= 6 else "some" if gain >= 3 else "little"
     return "nothing found" if is_protected else "attack too weak"

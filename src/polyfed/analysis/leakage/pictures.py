@@ -16,7 +16,7 @@ from torch import Tensor
 Gradient = Sequence[Tensor]
 Pictures = Float[Tensor, "b 3 h w"]
 
-_RATE, _SMOOTHNESS = 0.1, 1e-2
+_RATE, _SMOOTHNESS = 0.05, 1e-4
 _DROPS = (3 / 8, 5 / 8, 7 / 8)  # of all steps, after which the rate is a tenth
 
 
@@ -56,10 +56,13 @@ def total_variation(pictures: Pictures) -> Float[Tensor, ""]:
 
 
 def cosine_distance(first: Gradient, second: Gradient) -> Float[Tensor, ""]:
-    """1 - cosine of two gradients as one vector each."""
-    product = torch.stack([(a * b).sum() for a, b in zip(first, second, strict=True)]).sum()
-    norms = [torch.stack([part.square().sum() for part in side]).sum() for side in (first, second)]
-    return 1 - product / (norms[0] * norms[1]).clamp_min(1e-30).sqrt()
+    """1 - cosine of two gradients, mean over tensors that the second is not 0 in.
+
+    Of each tensor by itself: as one vector, the few large entries of last layers would hide all others.
+    """
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if bool(b.any())]
+    cosines = [(a * b).sum() / (a.square().sum() * b.square().sum()).clamp_min(1e-30).sqrt() for a, b in pairs]
+    return 1 - torch.stack(cosines).mean()
 
 
 def inverted(
