@@ -30,7 +30,7 @@ from polyfed.federation.server import loaded
 from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
-from polyfed.wire.payload import Prototypes, TensorBundle
+from polyfed.wire.payload import Payload, Prototypes, TensorBundle
 from polyfed.wire.schema import steps_of
 
 _SURROGATE_BATCH = 32
@@ -157,10 +157,12 @@ class ShadowSite(Site):
         """What the client would have sent in ``field`` to the request that was seen, as one vector."""
         request, member = replace(seen.request, client=client), self.federation.members[client]
         schema = steps_of(self.spec.algorithm)[request.step]
+        # of a sum more was sent: what masks need
+        received = Payload({name: value for name, value in seen.received.fields.items() if name in schema.receives})
 
         def outputs(weights: Mapping[str, Tensor], samples: Samples) -> Tensor:
             self.weights, self.samples = weights, samples
-            return flat(self._performed(request, seen.received, schema, member).bundles[field])
+            return flat(self._performed(request, received, schema, member).bundles[field])
 
         return outputs
 
