@@ -60,11 +60,13 @@ class MembershipAttacks:
 
     def _on_bundle(self, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
         on = f"{shown_kind(bundle)} of {seen.who}"
-        candidates = self.situation.candidates(seen.clients)
         member = self.situation.member(seen.clients[0])
-        reason = candidates if isinstance(candidates, str) else self._obstacle(member, bundle)
-        if reason or isinstance(candidates, str):
-            yield NoAttack(on, MEMBERSHIP, str(reason))
+        if reason := self._obstacle(member, bundle):
+            yield NoAttack(on, MEMBERSHIP, reason)
+            return
+        candidates = self.situation.candidates(seen.clients)
+        if isinstance(candidates, str):
+            yield NoAttack(on, MEMBERSHIP, candidates)
         elif isinstance(bundle, Weights):
             model = self.situation.fresh(member)
             model.load_state_dict(dict(bundle))

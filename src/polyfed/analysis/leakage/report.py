@@ -42,8 +42,9 @@ _TITLES: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "pictures": (
         "pictures from the gradient of one batch",
         PICTURE_COLUMNS,
-        "dB, to the nearest reconstruction; guess: to the nearest of as many test pictures and their mean. The attacker gets one step's "
-        "gradient and all of the batch but its pictures, which is more than crosses after several steps.",
+        "dB, to the nearest reconstruction; guess: to the nearest of as many test pictures and their mean. The "
+        "attacker gets one step's gradient and all of the batch but its pictures, which is more than crosses after "
+        "several steps.",
     ),
     "classes": ("classes that a client has more of", CLASS_COLUMNS, "AUC over clients and classes: chance is 0.5."),
 }
