@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from polyfed import open_run
-from polyfed.analysis.leakage.figures import Finding
+from polyfed.analysis.leakage.figures import AttackResult
 from polyfed.analysis.leakage.report import Leakage, run_leakage
 from polyfed.analysis.leakage.situation import AttackPlan
 from polyfed.analysis.simulated import Simulated
@@ -152,7 +152,7 @@ def row(leakage: Leakage) -> dict[str, float]:
     return {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
 
 
-def _mean(findings: Sequence[Finding], name: str) -> float | None:
+def _mean(findings: Sequence[AttackResult], name: str) -> float | None:
     figures: list[Any] = [one.figures[name] for one in findings]
     values = [figure["value"] if isinstance(figure, dict) else figure for figure in figures]
     return fmean(values) if values else None

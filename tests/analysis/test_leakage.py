@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polyfed import Experiment, open_run
-from polyfed.analysis.leakage.figures import Finding, Separation
+from polyfed.analysis.leakage.figures import AttackResult, Discrimination
 from polyfed.analysis.leakage.membership import head_of, sample_scores
 from polyfed.analysis.leakage.report import Leakage, run_leakage
 from polyfed.analysis.leakage.seen import seen_round
@@ -49,12 +49,12 @@ def simulated(config: Config, folder: Path) -> Simulated:
     return Simulated(open_run(run_experiment(Experiment.parse(config), folder).folder))
 
 
-def auc(finding: Finding) -> dict[str, float]:
+def auc(finding: AttackResult) -> dict[str, float]:
     value: Any = finding.figures["auc"]
     return dict(value)
 
 
-def by_name(leakage: Leakage, attack: str) -> dict[tuple[str, str], Finding]:
+def by_name(leakage: Leakage, attack: str) -> dict[tuple[str, str], AttackResult]:
     return {(one.on, one.attack): one for one in leakage.findings[attack]}
 
 
@@ -107,7 +107,7 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(ove
         model = situation.fresh(member)
         scores = sample_scores(model, member.settings.task, head_of(model, member.head), candidates.samples).numpy()
         inside = candidates.is_member.numpy()
-        fresh = Separation.of(scores[inside], scores[~inside], 0).auc
+        fresh = Discrimination.of(scores[inside], scores[~inside], 0).auc
         assert fresh.low < 0.5 < fresh.high
         labels = candidates.samples.targets["topic"]
         # as many of each class on both sides, or classes would be told in place of samples

@@ -13,11 +13,11 @@ from torch import nn
 
 from polyfed.aggregation.prototypes import ClassMeans, prototype_tensors
 from polyfed.analysis.leakage.classes import class_shares, evidence, told_apart
-from polyfed.analysis.leakage.figures import Interval, Separation, area, threshold, verdict
+from polyfed.analysis.leakage.figures import Discrimination, Interval, area, leak_verdict, threshold
 from polyfed.analysis.leakage.membership import confidence, pair_margin
 from polyfed.analysis.leakage.pictures import Protection, cosine_distance, inverted, psnr, total_variation
 from polyfed.analysis.leakage.shadows import likelihood_ratio, outlyingness, pull
-from polyfed.analysis.leakage.words import moves, recovered, word_recovery
+from polyfed.analysis.leakage.words import moves, touched_rows, word_recovery
 from polyfed.wire.payload import Logits, Prototypes, Representations, Weights
 
 _SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12).map(np.array)
@@ -33,12 +33,12 @@ def test_one_in_a_hundred_others_may_be_above_the_threshold() -> None:
     others = np.arange(200.0)
     assert threshold(others) == 197.0  # two of 200 are above
     assert threshold(np.arange(50.0)) == 49.0  # no other may be
-    told = Separation.of(np.array([196.5, 197.5, 300.0, 0.0]), others, seed=0)
+    told = Discrimination.of(np.array([196.5, 197.5, 300.0, 0.0]), others, seed=0)
     assert told.rate.value == 0.5
     # Clopper and Pearson, 2 of 4
     assert (told.rate.low, told.rate.high) == pytest.approx((0.0676, 0.9324), abs=1e-4)
     assert told.auc.low <= told.auc.value <= told.auc.high
-    assert Separation.of(np.array([1.0, 2.0]), others, 0) == Separation.of(np.array([1.0, 2.0]), others, 0)
+    assert Discrimination.of(np.array([1.0, 2.0]), others, 0) == Discrimination.of(np.array([1.0, 2.0]), others, 0)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_one_in_a_hundred_others_may_be_above_the_threshold() -> None:
     ],
 )
 def test_verdicts(interval: Interval, is_protected: bool, says: str) -> None:
-    assert verdict(interval, is_protected=is_protected) == says
+    assert leak_verdict(interval, is_protected=is_protected) == says
 
 
 def test_scores_of_a_sample() -> None:
@@ -100,12 +100,12 @@ def test_words_of_a_hand_made_update_are_recovered_exactly() -> None:
     after = 0.99 * before  # weight decay moves all rows along themselves
     after[1] += torch.tensor([0.01, 0.0])
     after[3] += torch.tensor([0.0, 0.02])
-    assert recovered(moves(before, after)).tolist() == [False, True, False, True, False]
+    assert touched_rows(moves(before, after)).tolist() == [False, True, False, True, False]
     quality = word_recovery(moves(before, after), private={1, 3}, spared={0}, order=[4, 1, 2, 3])
     assert (quality.precision, quality.recall) == (1.0, 1.0)
     assert (quality.guessed_precision, quality.guessed_recall) == (0.5, 0.5)  # entries 4 and 1
     assert (quality.private, quality.vocabulary) == (2, 4)
-    assert not recovered(moves(before, before)).any()
+    assert not touched_rows(moves(before, before)).any()
 
 
 def test_an_inverted_gradient_of_one_picture_is_nearer_than_the_mean_picture() -> None:

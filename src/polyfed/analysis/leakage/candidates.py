@@ -16,7 +16,7 @@ from polyfed.federation.membership import Member
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.task import Task
 
-FEWEST = 10  # of each kind: below, no interval says anything
+FEWEST_CANDIDATES = 10  # of each kind: below, no interval says anything
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def candidates_of(
     inside, outside = (_shuffled(part, seed, name) for part in (inside, outside))
     inside, outside = _alike(inside, outside, members[0].settings.task)
     size = min(len(inside), len(outside), most)
-    if size < FEWEST:
-        return f"{size} training and test samples of like classes, an attack needs {FEWEST} of each"
+    if size < FEWEST_CANDIDATES:
+        return f"{size} training and test samples of like classes, an attack needs {FEWEST_CANDIDATES} of each"
     both = union([inside.subset(torch.arange(size)), outside.subset(torch.arange(size))])
     return Candidates(both, torch.arange(2 * size) < size)
 

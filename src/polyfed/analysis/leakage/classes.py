@@ -11,15 +11,15 @@ from torch import Tensor
 from polyfed.aggregation.prototypes import ClassMeans, by_space
 from polyfed.wire.payload import Logits, Prototypes, TensorBundle, Weights
 
-Evidence = Float[Tensor, " classes"]
+ClassEvidence = Float[Tensor, " classes"]
 
 
-def class_shares(labels: Tensor, classes: int) -> Evidence:
+def class_shares(labels: Tensor, classes: int) -> ClassEvidence:
     """Share of each class among labels."""
     return torch.bincount(labels.long().cpu(), minlength=classes).double() / max(1, len(labels))
 
 
-def evidence(sent: TensorBundle, received: Mapping[str, Tensor], head: str, target: str) -> Evidence | str:
+def evidence(sent: TensorBundle, received: Mapping[str, Tensor], head: str, target: str) -> ClassEvidence | str:
     """How much speaks for each class in what a client sent, or why nothing does.
 
     Weights: how far the bias of the class rose in the classifier, which is minus the sum of p - y over the client's
@@ -39,7 +39,7 @@ def evidence(sent: TensorBundle, received: Mapping[str, Tensor], head: str, targ
     return "representations of public samples name no classes"
 
 
-def _of_prototypes(own: ClassMeans) -> Evidence:
+def _of_prototypes(own: ClassMeans) -> ClassEvidence:
     counts = own.counts.double().cpu()
     told = (
         counts
@@ -54,7 +54,7 @@ def _of_prototypes(own: ClassMeans) -> Evidence:
 def told_apart(
     by_client: Float[Tensor, "k classes"], shares: Float[Tensor, "k classes"]
 ) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"]]:
-    """Evidence of each client and class less the mean over clients, and whether the client has more than that mean."""
+    """Evidence of each client and class less the mean over clients, and whether the client has more of it."""
     above = shares - shares.mean(0)
     differs = above.abs() > 1e-9
     return (by_client - by_client.mean(0))[differs], (above > 0)[differs]

@@ -12,22 +12,24 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyfed.analysis.leakage.classes import class_shares, evidence, told_apart
-from polyfed.analysis.leakage.figures import Finding, NoAttack, Separation, verdict
+from polyfed.analysis.leakage.figures import AttackResult, Discrimination, NoAttack, leak_verdict
 from polyfed.analysis.leakage.membership import head_of
 from polyfed.analysis.leakage.membership_attacks import Found, shown_kind
 from polyfed.analysis.leakage.pictures import Gradient, Protection, inverted, psnr
 from polyfed.analysis.leakage.seen import SeenReply
 from polyfed.analysis.leakage.situation import Situation
 from polyfed.analysis.leakage.words import (
-    entries,
+    WordRecovery,
     moves,
     no_words,
+    token_counts,
     vocabularies,
     word_recovery,
     word_table,
 )
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
+from polyfed.data.tokenization import Vocabulary
 from polyfed.federation.membership import Member
 from polyfed.models.model import Model
 from polyfed.tasks import evaluating
@@ -53,35 +55,48 @@ def word_findings(situation: Situation) -> Found:
 
 def _words(situation: Situation, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
     on, member = f"{shown_kind(bundle)} of {seen.who}", situation.member(seen.clients[0])
-    train = situation.opened.federation.train
-    known = vocabularies(train(member))
+    known = vocabularies(situation.opened.federation.train(member))
     if not isinstance(bundle, Weights):
         yield NoAttack(on, WORDS, "no rows of word embeddings cross")
-        return
-    if not known:
+    elif not known:
         yield NoAttack(on, WORDS, "the client has no texts")
+    else:
+        for modality, vocabulary in known.items():
+            yield _words_of(situation, on, seen, name, modality, vocabulary)
+
+
+def _words_of(
+    situation: Situation, on: str, seen: SeenReply, name: str, modality: str, vocabulary: Vocabulary
+) -> AttackResult | NoAttack:
+    sent: Mapping[str, Tensor] = seen.bundles[name]
     start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
-    for modality, vocabulary in known.items():
-        table = word_table(situation.fresh(member), modality, len(vocabulary.tokens), bundle)
-        if table is None or table not in start:
-            yield NoAttack(on, WORDS, f"word embeddings of '{modality}' do not cross, or nobody sent what they were")
-            continue
-        spared, owners = no_words(vocabulary), [situation.member(client) for client in seen.clients]
-        private = set().union(*(entries(train(owner), modality) for owner in owners)) - spared
-        test = situation.opened.federation.test(member)
-        common = [entry for entry, _ in entries(test, modality).most_common()] if test is not None else []
-        order = [*common, *(entry for entry in range(len(vocabulary.tokens)) if entry not in set(common))]
-        quality = word_recovery(moves(start[table], bundle[table]), private, spared, order)
-        if not len(quality.held) or not len(quality.others):
-            yield NoAttack(on, WORDS, "the client's texts have all words of the vocabulary, or none")
-            continue
-        told = Separation.of(quality.held, quality.others, situation.plan.seed)
-        figures = {key: value for key, value in vars(quality).items() if isinstance(value, int | float)}
-        says = verdict(told.auc, is_protected=situation.is_protected)
-        shares = (quality.precision, quality.recall, quality.guessed_precision, quality.guessed_recall)
-        words = f"{quality.private} of {quality.vocabulary}"
-        cells = (on, "moved rows", str(told.auc), *(f"{share:.2f}" for share in shares), words, says)
-        yield Finding(on, "moved rows", True, {**told.to_json(), **figures}, cells, says)
+    model = situation.fresh(situation.member(seen.clients[0]))
+    table = word_table(model, modality, len(vocabulary.tokens), sent)
+    if table is None or table not in start:
+        return NoAttack(on, WORDS, f"word embeddings of '{modality}' do not cross, or nobody sent what they were")
+    quality = _word_quality(situation, seen.clients, moves(start[table], sent[table]), modality, vocabulary)
+    if not len(quality.held) or not len(quality.others):
+        return NoAttack(on, WORDS, "the client's texts have all words of the vocabulary, or none")
+    told = Discrimination.of(quality.held, quality.others, situation.plan.seed)
+    figures = {key: value for key, value in vars(quality).items() if isinstance(value, int | float)}
+    says = leak_verdict(told.auc, is_protected=situation.is_protected)
+    shares = (quality.precision, quality.recall, quality.guessed_precision, quality.guessed_recall)
+    words = f"{quality.private} of {quality.vocabulary}"
+    cells = (on, "moved rows", str(told.auc), *(f"{share:.2f}" for share in shares), words, says)
+    return AttackResult(on, "moved rows", True, {**told.to_json(), **figures}, cells, says)
+
+
+def _word_quality(
+    situation: Situation, clients: Sequence[str], moved: Tensor, modality: str, vocabulary: Vocabulary
+) -> WordRecovery:
+    """Against all words of these clients' texts; the guess goes by the first client's test texts."""
+    federation, spared = situation.opened.federation, no_words(vocabulary)
+    owners = [situation.member(client) for client in clients]
+    private = set[int]().union(*(token_counts(federation.train(owner), modality) for owner in owners)) - spared
+    test = federation.test(owners[0])
+    common = [] if test is None else [entry for entry, _ in token_counts(test, modality).most_common()]
+    order = list(dict.fromkeys([*common, *range(len(vocabulary.tokens))]))
+    return word_recovery(moved, private, spared, order)
 
 
 # ---- pictures
@@ -138,7 +153,7 @@ def _pictures(situation: Situation, on: str, seen: SeenReply, model: Model, moda
             str(len(reached)),
             says,
         )
-        yield Finding(f"{on}, batch {size}", "inverted gradient", True, figures, cells, says)
+        yield AttackResult(f"{on}, batch {size}", "inverted gradient", True, figures, cells, says)
 
 
 def _reconstructed(
@@ -249,7 +264,7 @@ def _picture_verdict(gain: float, is_protected: bool) -> str:
 # ---- classes
 
 
-def class_findings(situation: Situation) -> Iterator[Finding | NoAttack]:
+def class_findings(situation: Situation) -> Iterator[AttackResult | NoAttack]:
     """Which classes a client has more of than others, from what all of a class space sent."""
     spaces: dict[tuple[str, str], list[tuple[SeenReply, TensorBundle, str]]] = defaultdict(list)
     for seen in situation.seen.replies:
@@ -257,13 +272,15 @@ def class_findings(situation: Situation) -> Iterator[Finding | NoAttack]:
         for name, bundle in seen.bundles.items():
             spaces[shown_kind(bundle), member.head].append((seen, bundle, name))
     for (kind, head), sent in spaces.items():
-        task = situation.member(sent[0][0].clients[0]).settings.task
-        on = f"{kind} of {len(sent)} clients" if not sent[0][0].is_sum else f"{kind} of {sent[0][0].who}"
-        reason = "" if isinstance(task, Classification) else "their task has no classes"
-        reason = reason or ("a sum says nothing of one client" if any(seen.is_sum for seen, _, _ in sent) else "")
-        reason = reason or ("one client has nobody to be told from" if len(sent) < 2 else "")
-        if reason or not isinstance(task, Classification):
-            yield NoAttack(on, CLASSES, reason)
+        first = sent[0][0]
+        task = situation.member(first.clients[0]).settings.task
+        on = f"{kind} of {first.who if first.is_sum or len(sent) == 1 else f'{len(sent)} clients'}"
+        if not isinstance(task, Classification):
+            yield NoAttack(on, CLASSES, "their task has no classes")
+        elif any(seen.is_sum for seen, _, _ in sent):
+            yield NoAttack(on, CLASSES, "a sum says nothing of one client")
+        elif len(sent) < 2:
+            yield NoAttack(on, CLASSES, "one client has nobody to be told from")
         else:
             yield _classes(situation, on, task, head, sent)
 
@@ -274,7 +291,7 @@ def _classes(
     task: Classification,
     head: str,
     sent: Sequence[tuple[SeenReply, TensorBundle, str]],
-) -> Finding | NoAttack:
+) -> AttackResult | NoAttack:
     signs, shares = list[Tensor](), list[Tensor]()
     for seen, bundle, name in sent:
         start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
@@ -287,7 +304,7 @@ def _classes(
     values, more = told_apart(torch.stack(signs), torch.stack(shares))
     if not bool(more.any()) or bool(more.all()):
         return NoAttack(on, CLASSES, "all clients have equal shares of all classes")
-    told = Separation.of(values[more].numpy(), values[~more].numpy(), situation.plan.seed)
-    says = verdict(told.auc, is_protected=situation.is_protected)
+    told = Discrimination.of(values[more].numpy(), values[~more].numpy(), situation.plan.seed)
+    says = leak_verdict(told.auc, is_protected=situation.is_protected)
     cells = (on, "evidence by class", str(told.auc), str(told.rate), str(told.members), str(told.others), says)
-    return Finding(on, "evidence by class", True, told.to_json(), cells, says)
+    return AttackResult(on, "evidence by class", True, told.to_json(), cells, says)

@@ -34,7 +34,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Separation:
+class Discrimination:
     """How well scores tell members from others; chance has an AUC of 0.5 and a rate of 0.01.
 
     Attributes:
@@ -49,7 +49,7 @@ class Separation:
     others: int
 
     @classmethod
-    def of(cls, members: Scores, others: Scores, seed: int) -> Separation:
+    def of(cls, members: Scores, others: Scores, seed: int) -> Discrimination:
         """By scores that are higher for members."""
         auc = Interval(area(members, others), *_bootstrapped(members, others, seed))
         told = int((members > threshold(others)).sum())
@@ -88,7 +88,7 @@ def _bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, fl
     return float(low), float(high)
 
 
-def verdict(auc: Interval, *, is_protected: bool) -> str:
+def leak_verdict(auc: Interval, *, is_protected: bool) -> str:
     """What an area says; an attack that fails where nothing protects is no measurement."""
     if auc.low > 0.5:
         return "much" if auc.value >= 0.75 else "some" if auc.value >= 0.6 else "little"
@@ -96,7 +96,7 @@ def verdict(auc: Interval, *, is_protected: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AttackResult:
     """What one attack found on one thing.
 
     Attributes:

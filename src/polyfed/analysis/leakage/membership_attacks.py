@@ -10,14 +10,14 @@ from torch import Tensor
 
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.analysis.leakage.candidates import Candidates, candidates_of
-from polyfed.analysis.leakage.figures import Finding, NoAttack, Separation, verdict
+from polyfed.analysis.leakage.figures import AttackResult, Discrimination, NoAttack, leak_verdict
 from polyfed.analysis.leakage.membership import has_scores, head_of, sample_scores
 from polyfed.analysis.leakage.seen import SeenReply
 from polyfed.analysis.leakage.shadows import (
     Shadows,
     ShadowSite,
     ShadowTraining,
-    flat,
+    flat_outputs,
     likelihood_ratio,
     outlyingness,
     pull,
@@ -32,7 +32,7 @@ from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBund
 MEMBERSHIP = "membership"
 COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "members", "others", "gave away")
 
-Found = Iterator[Finding | NoAttack]
+Found = Iterator[AttackResult | NoAttack]
 
 
 @dataclass
@@ -89,7 +89,9 @@ class MembershipAttacks:
         sent = ShadowSite.like(self.situation.seen.site).sent(seen, member.id, name)
         shadows = self._shadows_of(seen.clients, partial(self.situation.fresh, member), member, candidates, sent)
         assert shadows.outputs is not None
-        yield self._finding(on, "shadows, pull", pull(flat(bundle), shadows.outputs, shadows.inside), candidates, True)
+        yield self._finding(
+            on, "shadows, pull", pull(flat_outputs(bundle), shadows.outputs, shadows.inside), candidates, True
+        )
 
     def _obstacle(self, member: Member, bundle: TensorBundle) -> str:
         """Why what crossed cannot be attacked; empty if it can."""
@@ -192,16 +194,16 @@ class MembershipAttacks:
             self._shadows[clients] = training.shadows(fresh, member, head or member.head, candidates, sent)
         return self._shadows[clients]
 
-    def _finding(self, on: str, attack: str, scores: Tensor, candidates: Candidates, crosses: bool) -> Finding:
+    def _finding(self, on: str, attack: str, scores: Tensor, candidates: Candidates, crosses: bool) -> AttackResult:
         member, values = candidates.is_member, scores.double().cpu()
-        told = Separation.of(values[member].numpy(), values[~member].numpy(), self.situation.plan.seed)
+        told = Discrimination.of(values[member].numpy(), values[~member].numpy(), self.situation.plan.seed)
         privacy = self.situation.privacy
         # noise on a reply does not touch what stays
         in_training = privacy is not None and privacy.samples is not None
         is_protected = self.situation.is_protected if crosses else in_training
-        says = verdict(told.auc, is_protected=is_protected)
+        says = leak_verdict(told.auc, is_protected=is_protected)
         cells = (on, attack, str(told.auc), str(told.rate), str(told.members), str(told.others), says)
-        return Finding(on, attack, crosses, told.to_json(), cells, says)
+        return AttackResult(on, attack, crosses, told.to_json(), cells, says)
 
 
 def shown_kind(bundle: TensorBundle) -> str:

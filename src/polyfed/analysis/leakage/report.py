@@ -14,7 +14,7 @@ from polyfed.analysis.leakage.content_attacks import (
     picture_findings,
     word_findings,
 )
-from polyfed.analysis.leakage.figures import Finding, NoAttack
+from polyfed.analysis.leakage.figures import AttackResult, NoAttack
 from polyfed.analysis.leakage.membership_attacks import COLUMNS, MembershipAttacks
 from polyfed.analysis.leakage.seen import seen_round
 from polyfed.analysis.leakage.situation import ATTACKS, AttackPlan, Situation
@@ -71,7 +71,7 @@ class Leakage:
     protection: str
     is_exact: bool
     plan: AttackPlan
-    findings: Mapping[str, tuple[Finding, ...]]
+    findings: Mapping[str, tuple[AttackResult, ...]]
     unattacked: tuple[NoAttack, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -102,14 +102,14 @@ def run_leakage(opened: Simulated, plan: AttackPlan | None = None) -> Leakage:
     """
     plan = plan or AttackPlan()
     plan.require_range()
-    findings: dict[str, tuple[Finding, ...]] = {}
+    findings: dict[str, tuple[AttackResult, ...]] = {}
     unattacked: list[NoAttack] = []
     with cpu_threads(opened.experiment.run.threads), seen_round(opened) as seen:
         situation = Situation(opened, seen, plan)
         for name in ATTACKS:
             if name in plan.attacks:
                 results = list(_found(name, situation))
-                findings[name] = tuple(one for one in results if isinstance(one, Finding))
+                findings[name] = tuple(one for one in results if isinstance(one, AttackResult))
                 unattacked += [one for one in results if isinstance(one, NoAttack)]
         return Leakage(
             opened.run.name,
@@ -123,7 +123,7 @@ def run_leakage(opened: Simulated, plan: AttackPlan | None = None) -> Leakage:
         )
 
 
-def _found(name: str, situation: Situation) -> Iterable[Finding | NoAttack]:
+def _found(name: str, situation: Situation) -> Iterable[AttackResult | NoAttack]:
     if name == "membership":
         return MembershipAttacks(situation).findings()
     by_name = {"words": word_findings, "pictures": picture_findings, "classes": class_findings}

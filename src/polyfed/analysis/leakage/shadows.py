@@ -162,7 +162,7 @@ class ShadowSite(Site):
 
         def outputs(weights: Mapping[str, Tensor], samples: Samples) -> Tensor:
             self.weights, self.samples = weights, samples
-            return flat(self._performed(request, received, schema, member).bundles[field])
+            return flat_outputs(self._performed(request, received, schema, member).bundles[field])
 
         return outputs
 
@@ -194,7 +194,7 @@ class ShadowSite(Site):
         """Nothing: it never happened."""
 
 
-def flat(bundle: TensorBundle) -> Float[Tensor, " m"]:
+def flat_outputs(bundle: TensorBundle) -> Float[Tensor, " m"]:
     """All values as one vector; of prototypes a row for each class, zero where there is none."""
     if not isinstance(bundle, Prototypes):
         return torch.cat([value.double().flatten().cpu() for _, value in sorted(bundle.items())])

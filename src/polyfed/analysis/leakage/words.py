@@ -53,7 +53,7 @@ def moves(before: Float[Tensor, "v d"], after: Float[Tensor, "v d"]) -> Float[Te
     return moved
 
 
-def recovered(moved: Float[Tensor, " v"]) -> Bool[Tensor, " v"]:
+def touched_rows(moved: Float[Tensor, " v"]) -> Bool[Tensor, " v"]:
     """Entries whose rows moved by a thousandth of the largest move or more."""
     return (moved > 0) & (moved >= _TOUCHED * moved.max())
 
@@ -69,18 +69,17 @@ def word_recovery(
         spared: entries that are no words, such as padding.
         order: entries by how likely a guess takes them to be.
     """
-    candidates = [entry for entry in range(len(moved)) if entry not in spared]
-    chosen = recovered(moved)
-    found = {entry for entry in candidates if chosen[entry]}
-    guessed = set([entry for entry in order if entry not in spared][: len(found)])
+    candidates = set(range(len(moved))) - spared
+    found = candidates & set(touched_rows(moved).nonzero().flatten().tolist())
+    guessed = set([entry for entry in order if entry in candidates][: len(found)])
     values = moved.numpy()
     return WordRecovery(
         *_quality(found, private),
         *_quality(guessed, private),
         private=len(private),
         vocabulary=len(candidates),
-        held=values[[entry for entry in candidates if entry in private]],
-        others=values[[entry for entry in candidates if entry not in private]],
+        held=values[sorted(candidates & private)],
+        others=values[sorted(candidates - private)],
     )
 
 
@@ -95,7 +94,7 @@ def vocabularies(samples: Samples) -> dict[str, Vocabulary]:
     return {name: inputs.vocabulary for name, inputs in rows.items()}
 
 
-def entries(samples: Samples, modality: str) -> Counter[int]:
+def token_counts(samples: Samples, modality: str) -> Counter[int]:
     """How often each entry of the vocabulary stands in the texts."""
     inputs = samples.inputs[modality]
     assert isinstance(inputs, TokenRows)
