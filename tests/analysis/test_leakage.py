@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from polyfed import Experiment, open_run
+from polyfed.analysis.leakage.canaries import planted
 from polyfed.analysis.leakage.figures import AttackResult, Discrimination
 from polyfed.analysis.leakage.membership import head_of, sample_scores
 from polyfed.analysis.leakage.report import Leakage, run_leakage
@@ -127,6 +128,29 @@ def test_words_and_classes_of_updates_are_read(overfitted_run: Path) -> None:
     assert auc(classes)["value"] > 0.7
     assert leakage.is_exact
     assert leakage.protection == "none"
+
+
+def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> None:
+    opened = Simulated(open_run(overfitted_run))
+    plan = AttackPlan(attacks=("canaries",), clients=1)
+    (one,) = run_leakage(opened, plan).findings["canaries"]
+    exposure, without = one.figures["exposure"], one.figures["without"]
+    assert isinstance(exposure, float)
+    assert isinstance(without, float)
+    assert exposure > without + 1
+    assert auc(one)["low"] > 0.8
+    samples = opened.federation.train(opened.federation.members["text-0"])
+    canaries = planted(samples, "topic", 6, 10, torch.Generator().manual_seed(0))
+    changed = samples.targets["topic"] != canaries.samples.targets["topic"]
+    assert sorted(canaries.places.tolist()) == changed.nonzero().flatten().tolist()
+    assert len(canaries.places) == 10
+
+
+def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(tmp_path: Path) -> None:
+    plan = AttackPlan(attacks=("canaries",), clients=1)
+    leakage = run_leakage(simulated(overfitted(server=True), tmp_path / "run"), plan)
+    assert "before the round's training" in leakage.unattacked[0].reason
+    assert not leakage.findings["canaries"]
 
 
 def test_results_depend_on_the_seed_alone(overfitted_run: Path) -> None:

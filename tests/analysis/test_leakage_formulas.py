@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from polyfed.aggregation.prototypes import ClassMeans, prototype_tensors
+from polyfed.analysis.leakage.canaries import exposures
 from polyfed.analysis.leakage.classes import class_shares, evidence, told_apart
 from polyfed.analysis.leakage.figures import Discrimination, Interval, area, leak_verdict, threshold
 from polyfed.analysis.leakage.membership import confidence, pair_margin
@@ -142,6 +143,12 @@ def test_protected_gradients() -> None:
     assert float(whole.norm()) == pytest.approx(1.0)
     noisy = Protection(2.0, 3.0).crossing([[torch.zeros(4000)]], draws)[0]
     assert float(noisy.std()) == pytest.approx(6.0, rel=0.05)
+
+
+def test_exposure_of_labels() -> None:
+    logits = torch.tensor([[3.0, 1.0, 2.0, 0.0], [3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 0.0, 0.0]]).double()
+    # ranks 1, 4 and, tied, 2 of four classes
+    assert exposures(logits, torch.tensor([0, 3, 1])).tolist() == pytest.approx([2.0, 0.0, 1.0])
 
 
 def test_evidence_of_classes() -> None:

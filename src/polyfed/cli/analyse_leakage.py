@@ -14,8 +14,8 @@ def analyse_leakage(
     run: RunArgument,
     *,
     attacks: Annotated[
-        str, typer.Option(metavar="A,B,...", help="membership, words, pictures, classes")
-    ] = "membership,words,pictures,classes",
+        str, typer.Option(metavar="A,B,...", help="membership, words, pictures, classes, canaries")
+    ] = "membership,words,pictures,classes,canaries",
     clients: Annotated[int, typer.Option(min=1, help="attacked at most, of each architecture in turn")] = 3,
     samples: Annotated[int, typer.Option(min=10, help="members at most, and as many others")] = 200,
     shadows: Annotated[int, typer.Option(min=0, help="shadow trainings a client, even; 0: none")] = 8,
@@ -23,6 +23,7 @@ def analyse_leakage(
     batches: Annotated[str, typer.Option(metavar="N,N,...", help="batches whose pictures are reconstructed")] = "1,4",
     trials: Annotated[int, typer.Option(min=1, help="batches of each size and client")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="of a reconstruction")] = 300,
+    canaries: Annotated[int, typer.Option(min=10, help="samples of a client that get a random label")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="of all that attacks draw")] = 0,
     which: LastOrBest = "last",
     out: OutOfRun = None,
@@ -44,6 +45,7 @@ def analyse_leakage(
         tuple(numbers_in("--batches", batches)),
         trials,
         steps,
+        canaries,
         seed,
     )
     plan.require_range()

@@ -61,19 +61,17 @@ class MembershipAttacks:
     def _on_bundle(self, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
         on = f"{shown_kind(bundle)} of {seen.who}"
         member = self.situation.member(seen.clients[0])
-        if reason := self._obstacle(member, bundle):
+        if reason := obstacle(self.situation, member, bundle):
             yield NoAttack(on, MEMBERSHIP, reason)
             return
         candidates = self.situation.candidates(seen.clients)
         if isinstance(candidates, str):
             yield NoAttack(on, MEMBERSHIP, candidates)
         elif isinstance(bundle, Weights):
-            model = self.situation.fresh(member)
-            model.load_state_dict(dict(bundle))
+            model = sent_model(self.situation, seen, bundle)
             yield from self._on_model(on, model, member, seen.clients, candidates)
         elif isinstance(bundle, Representations | Logits):
-            site = ShadowSite.like(self.situation.seen.site)
-            model = site.surrogate(seen, member.id, bundle, self.situation.plan.passes)
+            model = sent_model(self.situation, seen, bundle)
             scores = sample_scores(model, member.settings.task, head_of(model, member.head), candidates.samples)
             yield self._finding(on, "surrogate, loss", scores, candidates, crosses=True)
         else:
@@ -92,21 +90,6 @@ class MembershipAttacks:
         yield self._finding(
             on, "shadows, pull", pull(flat_outputs(bundle), shadows.outputs, shadows.inside), candidates, True
         )
-
-    def _obstacle(self, member: Member, bundle: TensorBundle) -> str:
-        """Why what crossed cannot be attacked; empty if it can."""
-        task = member.settings.task
-        if not has_scores(task):
-            return f"no score of a single sample is known for the task '{task.component_name()}'"
-        if isinstance(bundle, Weights):
-            missing = sorted(self.situation.fresh(member).state_dict().keys() - bundle.keys())
-            return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
-        if isinstance(bundle, Representations) and isinstance(task, Classification):
-            return "the classifier does not cross, and representations alone do not say how well a sample is known"
-        if isinstance(bundle, Representations | Logits):
-            exchanges = isinstance(self.situation.opened.experiment.algorithm, PublicExchange)
-            return "" if exchanges else "the method does not say of which public samples rows are"
-        return "" if isinstance(bundle, Prototypes) else f"no attack on {shown_kind(bundle)} is known to us"
 
     def _on_final(self, trained: TrainedModel) -> Found:
         opened, plan = self.situation.opened, self.situation.plan
@@ -204,6 +187,32 @@ class MembershipAttacks:
         says = leak_verdict(told.auc, is_protected=is_protected)
         cells = (on, attack, str(told.auc), str(told.rate), str(told.members), str(told.others), says)
         return AttackResult(on, attack, crosses, told.to_json(), cells, says)
+
+
+def obstacle(situation: Situation, member: Member, bundle: TensorBundle) -> str:
+    """Why what crossed cannot be attacked by scores of samples; empty if it can."""
+    task = member.settings.task
+    if not has_scores(task):
+        return f"no score of a single sample is known for the task '{task.component_name()}'"
+    if isinstance(bundle, Weights):
+        missing = sorted(situation.fresh(member).state_dict().keys() - bundle.keys())
+        return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
+    if isinstance(bundle, Representations) and isinstance(task, Classification):
+        return "the classifier does not cross, and representations alone do not say how well a sample is known"
+    if isinstance(bundle, Representations | Logits):
+        exchanges = isinstance(situation.opened.experiment.algorithm, PublicExchange)
+        return "" if exchanges else "the method does not say of which public samples rows are"
+    return "" if isinstance(bundle, Prototypes) else f"no attack on {shown_kind(bundle)} is known to us"
+
+
+def sent_model(situation: Situation, seen: SeenReply, bundle: Weights | Representations | Logits) -> Model:
+    """The model that crossed, or a surrogate of the one whose outputs did."""
+    member = situation.member(seen.clients[0])
+    if isinstance(bundle, Weights):
+        model = situation.fresh(member)
+        model.load_state_dict(dict(bundle))
+        return model
+    return ShadowSite.like(situation.seen.site).surrogate(seen, member.id, bundle, situation.plan.passes)
 
 
 def shown_kind(bundle: TensorBundle) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from polyfed.analysis.leakage.canaries import CANARY_COLUMNS, canary_findings
 from polyfed.analysis.leakage.content_attacks import (
     CLASS_COLUMNS,
     PICTURE_COLUMNS,
@@ -45,6 +46,12 @@ _TITLES: Mapping[str, tuple[str, tuple[str, ...], str]] = {
         "dB, to the nearest reconstruction; guess: to the nearest of as many test pictures and their mean. The "
         "attacker gets one step's gradient and all of the batch but its pictures, which is more than crosses after "
         "several steps.",
+    ),
+    "canaries": (
+        "random labels of canaries",
+        CANARY_COLUMNS,
+        "Exposure: log2 of the number of classes over the label's rank; without: of the same labels where nobody was "
+        "trained on them. AUC of one against the other: chance is 0.5.",
     ),
     "classes": ("classes that a client has more of", CLASS_COLUMNS, "AUC over clients and classes: chance is 0.5."),
 }
@@ -127,6 +134,7 @@ def _found(name: str, situation: Situation) -> Iterable[AttackResult | NoAttack]
     if name == "membership":
         return MembershipAttacks(situation).findings()
     by_name = {"words": word_findings, "pictures": picture_findings, "classes": class_findings}
+    by_name["canaries"] = canary_findings
     return by_name[name](situation)
 
 

@@ -9,9 +9,9 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -19,9 +19,12 @@ from polyfed.algorithms.algorithm import Reply
 from polyfed.analysis.simulated import Simulated
 from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.randomness import isolated
+from polyfed.data.samples import Samples
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort
+from polyfed.federation.membership import Member
+from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.federation.state import flatten, unflatten
 from polyfed.runs.events import Callbacks
 from polyfed.runs.folder import RunFolder
@@ -84,6 +87,27 @@ class SeenRound:
 
 
 @dataclass
+class StagedSite(Site):
+    """A place where some clients have other training samples than their own.
+
+    Attributes:
+        samples: client -> what it trains on.
+    """
+
+    samples: Mapping[str, Samples] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, site: Site, samples: Mapping[str, Samples], guard: PrivacyGuard | None) -> Self:
+        """The same place with other samples, and what protects replies."""
+        place = (site.federation, site.spec, site.store, site.device, site.evaluation_batch, site.limits)
+        return cls(*place, guard, samples=samples)
+
+    def _data_of(self, member: Member) -> Any:
+        data = super()._data_of(member)
+        return replace(data, train=self.samples[member.id]) if member.id in self.samples else data
+
+
+@dataclass
 class _Watched(Cohort):
     """A cohort that notes what comes back."""
 
@@ -131,8 +155,12 @@ class _Watched(Cohort):
 
 
 @contextlib.contextmanager
-def seen_round(opened: Simulated) -> Iterator[SeenRound]:
+def seen_round(opened: Simulated, samples: Mapping[str, Samples] | None = None) -> Iterator[SeenRound]:
     """The last complete round of a run, asked again in a copy of its folder that lasts as long as the block.
+
+    Args:
+        opened: the run.
+        samples: client -> what it trains on in place of its own samples; as many.
 
     Raises:
         ConfigError: no round with clients is complete.
@@ -144,7 +172,10 @@ def seen_round(opened: Simulated) -> Iterator[SeenRound]:
     with tempfile.TemporaryDirectory(prefix="polyfed-leakage-") as name:
         copy = Path(name) / "run"
         shutil.copytree(opened.run.folder, copy, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
-        session, site = _attached(opened, RunFolder.existing(copy))
+        if samples:
+            for ledger in (copy / PRIVATE).glob("*.jsonl"):  # other samples make another reply, which nobody gets
+                ledger.unlink()
+        session, site = _attached(opened, RunFolder.existing(copy), samples or {})
         before, problems = session.folder.newest_checkpoint(
             lambda checkpoint: "" if checkpoint.round < last.round else "the last round"
         )
@@ -160,13 +191,14 @@ def seen_round(opened: Simulated) -> Iterator[SeenRound]:
         yield SeenRound(last.round, replies, is_exact, site)
 
 
-def _attached(opened: Simulated, folder: RunFolder) -> tuple[Session, Site]:
+def _attached(opened: Simulated, folder: RunFolder, samples: Mapping[str, Samples]) -> tuple[Session, Site]:
     """A session over the copy with its clients in this process, which tells nobody of what it does."""
     run = opened.experiment.run.model_copy(update={"device": str(opened.run.place)})
     session = Session(opened.experiment.model_copy(update={"run": run}), folder, folder.identity)
     session.events = Callbacks([session.recorder])
     session.federation = opened.federation
-    site = session.hosting.here()
+    own = session.hosting.here()
+    site = StagedSite.of(own, samples, own.guard) if samples else own
     session.attach(LocalEngine(site))
     return session, site
 

@@ -19,7 +19,7 @@ from polyfed.algorithms.shared.digest import fit_by_gradient
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.analysis.leakage.candidates import Candidates
 from polyfed.analysis.leakage.membership import head_of, sample_scores
-from polyfed.analysis.leakage.seen import SeenReply
+from polyfed.analysis.leakage.seen import SeenReply, StagedSite
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
 from polyfed.engines.site import Site
@@ -137,21 +137,19 @@ class ShadowTraining:
 
 
 @dataclass
-class ShadowSite(Site):
+class ShadowSite(StagedSite):
     """A client's place as an attacker makes it up: the method's own step, with other weights and samples.
 
     Attributes:
         weights: of the client's model.
-        samples: that it trains on.
     """
 
     weights: Mapping[str, Tensor] | None = None
-    samples: Samples | None = None
 
     @classmethod
     def like(cls, site: Site) -> ShadowSite:
         """The same place without protection: what all shadows share cancels out, noise does not."""
-        return cls(site.federation, site.spec, site.store, site.device, site.evaluation_batch, site.limits)
+        return cls.of(site, {}, None)
 
     def sent(self, seen: SeenReply, client: str, field: str) -> Callable[[Mapping[str, Tensor], Samples], Tensor]:
         """What the client would have sent in ``field`` to the request that was seen, as one vector."""
@@ -161,7 +159,7 @@ class ShadowSite(Site):
         received = Payload({name: value for name, value in seen.received.fields.items() if name in schema.receives})
 
         def outputs(weights: Mapping[str, Tensor], samples: Samples) -> Tensor:
-            self.weights, self.samples = weights, samples
+            self.weights, self.samples = weights, {client: samples}
             return flat_outputs(self._performed(request, received, schema, member).bundles[field])
 
         return outputs
@@ -175,15 +173,11 @@ class ShadowSite(Site):
         method, member = self.spec.algorithm, self.federation.members[client]
         if not isinstance(method, PublicExchange):
             raise TypeError(f"'{method.component_name()}' exchanges no rows of public samples")
-        self.weights = self.samples = None
+        self.weights, self.samples = None, {}
         with isolated(self.spec.seed, "surrogate", client):
             who = self._wake(member, (seen.request.round, seen.request.phase))
             fit_by_gradient(method, who, method.from_wire(who, rows), passes, _SURROGATE_BATCH, "l2")
         return who.model.eval()
-
-    def _data_of(self, member: Member) -> Any:
-        data = super()._data_of(member)
-        return data if self.samples is None else replace(data, train=self.samples)
 
     def _kept(self, client_id: str, version: Any, after: Any) -> dict[str, dict[str, Tensor]]:
         kept = super()._kept(client_id, version, after)

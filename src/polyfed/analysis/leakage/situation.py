@@ -15,7 +15,7 @@ from polyfed.federation.privacy import PrivacySettings
 from polyfed.models.model import Model
 from polyfed.runs.privacy import resolved_privacy
 
-ATTACKS = ("membership", "words", "pictures", "classes")
+ATTACKS = ("membership", "words", "pictures", "classes", "canaries")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class AttackPlan:
         batches: sizes of the batches whose pictures are reconstructed.
         trials: batches of each size and client.
         steps: of a reconstruction.
+        canaries: samples of an attacked client that get a random label.
         seed: of all that attacks draw.
     """
 
@@ -42,6 +43,7 @@ class AttackPlan:
     batches: tuple[int, ...] = (1, 4)
     trials: int = 2
     steps: int = 300
+    canaries: int = 20
     seed: int = 0
 
     def require_range(self) -> None:
