@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from polyfed.algorithms.algorithm import Reply
 from polyfed.analysis.simulated import Simulated
@@ -176,19 +177,27 @@ def seen_round(opened: Simulated, samples: Mapping[str, Samples] | None = None) 
             for ledger in (copy / PRIVATE).glob("*.jsonl"):  # other samples make another reply, which nobody gets
                 ledger.unlink()
         session, site = _attached(opened, RunFolder.existing(copy), samples or {})
-        before, problems = session.folder.newest_checkpoint(
-            lambda checkpoint: "" if checkpoint.round < last.round else "the last round"
-        )
-        if before is None or before.round != last.round - 1:
-            raise RunError(f"run '{opened.run.folder}' has lost its state before round {last.round}: {problems}")
-        session.server.restore(before.round, unflatten(before.tensors))
-        session.cohorts.restore(before.facts)
+        _restore_before(session, last.round, opened.run.folder)
         replies = _asked(session, last.round)
-        after = flatten(session.server.snapshot())
-        is_exact = after.keys() == last.tensors.keys() and all(
-            torch.equal(value.cpu(), last.tensors[key]) for key, value in after.items()
-        )
-        yield SeenRound(last.round, replies, is_exact, site)
+        yield SeenRound(last.round, replies, _is_equal(flatten(session.server.snapshot()), last.tensors), site)
+
+
+def _restore_before(session: Session, number: int, folder: Path) -> None:
+    """Be as before a round; raises RunError if nobody knows any more."""
+    before, problems = session.folder.newest_checkpoint(
+        lambda checkpoint: "" if checkpoint.round < number else "the last round"
+    )
+    if before is None or before.round != number - 1:
+        raise RunError(f"run '{folder}' has lost its state before round {number} ({'; '.join(problems)}); run it again")
+    session.server.restore(before.round, unflatten(before.tensors))
+    session.cohorts.restore(before.facts)
+
+
+def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Whether all tensors have the same bits."""
+    return first.keys() == second.keys() and all(
+        torch.equal(value.cpu(), second[key].cpu()) for key, value in first.items()
+    )
 
 
 def _attached(opened: Simulated, folder: RunFolder, samples: Mapping[str, Samples]) -> tuple[Session, Site]:
