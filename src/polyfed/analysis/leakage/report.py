@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from polyfed.analysis.leakage.content_attacks import (
     word_findings,
 )
 from polyfed.analysis.leakage.figures import AttackResult, NoAttack
-from polyfed.analysis.leakage.membership_attacks import COLUMNS, MembershipAttacks
+from polyfed.analysis.leakage.membership_attacks import COLUMNS, Found, MembershipAttacks
 from polyfed.analysis.leakage.seen import seen_round
 from polyfed.analysis.leakage.situation import ATTACKS, AttackPlan, Situation
 from polyfed.analysis.simulated import Simulated
@@ -130,11 +130,15 @@ def run_leakage(opened: Simulated, plan: AttackPlan | None = None) -> Leakage:
         )
 
 
-def _found(name: str, situation: Situation) -> Iterable[AttackResult | NoAttack]:
+def _found(name: str, situation: Situation) -> Found:
     if name == "membership":
         return MembershipAttacks(situation).findings()
-    by_name = {"words": word_findings, "pictures": picture_findings, "classes": class_findings}
-    by_name["canaries"] = canary_findings
+    by_name: dict[str, Callable[[Situation], Found]] = {
+        "words": word_findings,
+        "pictures": picture_findings,
+        "classes": class_findings,
+        "canaries": canary_findings,
+    }
     return by_name[name](situation)
 
 
