@@ -56,3 +56,11 @@ def test_what_a_program_plans_loads(program: Any) -> None:
         except Exception as error:
             wrong[f"{preset} {' '.join(overrides)}"] = str(error)
     assert not wrong
+
+
+def test_every_cell_of_the_table_on_leakage_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAMS.parent))
+    program = importlib.import_module("leakage")
+    for method in program.KINDS:
+        for changes in program.protected(method).values():
+            assert Experiment.parse(program.federation(method, 0) | changes).algorithm.component_name() == method

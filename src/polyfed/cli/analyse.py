@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from polyfed.cli.analyse_cost import analyse_cost
+from polyfed.cli.analyse_leakage import analyse_leakage
 from polyfed.cli.analyse_retraining import analyse_across, analyse_distortion, analyse_retrain
 from polyfed.cli.analysis_options import (
     LastOrBest,
@@ -274,6 +275,7 @@ analyse_app = command_group(
         analyse_retrain,
         analyse_distortion,
         analyse_across,
+        analyse_leakage,
     ),
     "Say who contributes what, and what a model is like inside.",
 )

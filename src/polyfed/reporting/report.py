@@ -17,6 +17,7 @@ from polyfed.core.files import write_atomically
 from polyfed.reporting.client_spread import client_spreads, quality_names, spread_over, spreads_json
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
+from polyfed.reporting.saved_tables import leakage_parts
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS
@@ -56,6 +57,7 @@ def tables(records: RunRecords) -> list[TextTable]:
         *(clients_table(records, kind) for kind in _KINDS),
         teacher_table(records),
         traffic_table(records),
+        *leakage_parts(records),
         _happened("Excluded clients", records.excluded()),
         _happened("Shortened updates", records.shortened()),
         TextTable(

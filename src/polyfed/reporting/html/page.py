@@ -23,6 +23,7 @@ from polyfed.reporting.markup import html_templates, resource
 from polyfed.reporting.partition_charts import MOST_BARS, class_strengths, group_charts
 from polyfed.reporting.partition_tables import Held, classes_of, groups_of, sources_of
 from polyfed.reporting.report import clients_table, server_tables
+from polyfed.reporting.saved_tables import leakage_parts
 from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS, seconds_chart, sent_chart, traffic_bars
 from polyfed.reporting.weights import weight_charts
@@ -138,6 +139,7 @@ def _sections(records: RunRecords) -> list[PageSection]:
             "charts": [chart for chart in (sent_chart(records), seconds_chart(records)) if chart],
             "bars": traffic_bars(records) if records.transfers else (),
         },
+        ("leakage", "What this run gave away"): {"tables": noted_tables(leakage_parts(records))},
         ("weights", "Aggregation weights"): {"arrays": weight_charts(records)},
         ("clients", "Clients"): {"table": clients_page_table(records)},
         ("events", "Events"): {"charts": events_charts(events), "table": timeline(events)},

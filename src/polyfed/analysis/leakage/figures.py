@@ -1,0 +1,139 @@
+"""How well scores tell two kinds of things apart, with intervals, and what a figure says in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest, rankdata
+
+LEVEL = 0.95
+FALSE_POSITIVES = 0.01
+_DRAWS = 1000
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure, and the interval that holds it with a confidence of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, float]:
+        """All three."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True)
+class Discrimination:
+    """How well scores tell members from others; chance has an AUC of 0.5 and a rate of 0.01.
+
+    Attributes:
+        auc: area under the curve of true over false positives.
+        rate: share of members that are told at 1 % false positives.
+        members, others: how many there are.
+    """
+
+    auc: Interval
+    rate: Interval
+    members: int
+    others: int
+
+    @classmethod
+    def of(cls, members: Scores, others: Scores, seed: int) -> Discrimination:
+        """By scores that are higher for members."""
+        auc = Interval(area(members, others), *_bootstrapped(members, others, seed))
+        told = int((members > threshold(others)).sum())
+        exact = binomtest(told, len(members)).proportion_ci(LEVEL)
+        rate = Interval(told / len(members), float(exact.low), float(exact.high))
+        return cls(auc, rate, len(members), len(others))
+
+    def to_json(self) -> dict[str, object]:
+        """All figures."""
+        return {
+            "auc": self.auc.to_json(),
+            "tpr_at_1_percent": self.rate.to_json(),
+            "members": self.members,
+            "others": self.others,
+        }
+
+
+def area(members: Scores, others: Scores) -> float:
+    """Chance that a member's score is above another's, ties counting half (Mann and Whitney)."""
+    ranks = rankdata(np.concatenate([members, others]))
+    wins = ranks[: len(members)].sum() - len(members) * (len(members) + 1) / 2
+    return float(wins / (len(members) * len(others)))
+
+
+def threshold(others: Scores) -> float:
+    """The lowest score above which at most 1 % of the others are."""
+    allowed = math.floor(FALSE_POSITIVES * len(others))
+    return float(np.sort(others)[len(others) - 1 - allowed])
+
+
+def _bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
+    """Percentiles of the area over draws of each kind with replacement."""
+    draws = np.random.default_rng(seed)
+    areas = [area(draws.choice(members, len(members)), draws.choice(others, len(others))) for _ in range(_DRAWS)]
+    low, high = np.quantile(areas, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def leak_verdict(auc: Interval, *, is_protected: bool) -> str:
+    """What an area says; an attack that fails where nothing protects is no measurement."""
+    if auc.low > 0.5:
+        return "much" if auc.value >= 0.75 else "some" if auc.value >= 0.6 else "little"
+    return "nothing found" if is_protected else "attack too weak"
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What one attack found on one thing.
+
+    Attributes:
+        on: what was attacked.
+        attack: by what.
+        crosses: whether what was attacked left its client.
+        figures: for the file.
+        cells: for the table.
+        says: in words.
+    """
+
+    on: str
+    attack: str
+    crosses: bool
+    figures: Mapping[str, object]
+    cells: tuple[str, ...]
+    says: str
+
+    def to_json(self) -> dict[str, object]:
+        """All figures."""
+        return {
+            "on": self.on,
+            "attack": self.attack,
+            "crosses": self.crosses,
+            **self.figures,
+            "verdict": self.says,
+        }
+
+
+@dataclass(frozen=True)
+class NoAttack:
+    """That an attack does not apply to a thing, and why."""
+
+    on: str
+    attack: str
+    reason: str
+
+    def to_json(self) -> dict[str, str]:
+        """All three."""
+        return dict(vars(self))

@@ -1,0 +1,118 @@
+"""Words of a client's texts, read from the rows of its word embeddings that an update of weights moved.
+
+An entry that no text has gets no gradient, so its row stays, or shrinks by weight decay: it keeps its direction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from polyfed.data.samples import Samples
+from polyfed.data.tokenization import Vocabulary
+from polyfed.data.views.tokens import TokenRows
+from polyfed.models.model import Model
+
+_TOUCHED = 1e-3  # of the largest move; the optimiser makes moves of words that occur about equally long
+
+
+@dataclass(frozen=True)
+class WordRecovery:
+    """Recovered entries of a vocabulary against those that the client's texts have.
+
+    Attributes:
+        precision, recall: of the recovered entries.
+        guessed_precision, guessed_recall: of as many entries, the most frequent of texts that are not the client's.
+        private, vocabulary: number of entries that the client's texts have, and of all.
+        held, others: how far rows moved, of entries that they have and that they have not.
+    """
+
+    precision: float
+    recall: float
+    guessed_precision: float
+    guessed_recall: float
+    private: int
+    vocabulary: int
+    held: NDArray[np.float64]
+    others: NDArray[np.float64]
+
+
+def moves(before: Float[Tensor, "v d"], after: Float[Tensor, "v d"]) -> Float[Tensor, " v"]:
+    """How far each row moved off its own direction."""
+    before, after = before.double().cpu(), after.double().cpu()
+    squares = before.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+    along = ((before * after).sum(1) / squares)[:, None] * before
+    moved: Tensor = (after - along).norm(dim=1)
+    return moved
+
+
+def touched_rows(moved: Float[Tensor, " v"]) -> Bool[Tensor, " v"]:
+    """Entries whose rows moved by a thousandth of the largest move or more."""
+    return (moved > 0) & (moved >= _TOUCHED * moved.max())
+
+
+def word_recovery(
+    moved: Float[Tensor, " v"], private: set[int], spared: set[int], order: Sequence[int]
+) -> WordRecovery:
+    """How much of the private vocabulary is recovered.
+
+    Args:
+        moved: by entry.
+        private: entries of the client's texts.
+        spared: entries that are no words, such as padding.
+        order: entries by how likely a guess takes them to be.
+    """
+    candidates = set(range(len(moved))) - spared
+    found = candidates & set(touched_rows(moved).nonzero().flatten().tolist())
+    guessed = set([entry for entry in order if entry in candidates][: len(found)])
+    values = moved.numpy()
+    return WordRecovery(
+        *_quality(found, private),
+        *_quality(guessed, private),
+        private=len(private),
+        vocabulary=len(candidates),
+        held=values[sorted(candidates & private)],
+        others=values[sorted(candidates - private)],
+    )
+
+
+def _quality(found: set[int], private: set[int]) -> tuple[float, float]:
+    right = len(found & private)
+    return right / max(1, len(found)), right / max(1, len(private))
+
+
+def vocabularies(samples: Samples) -> dict[str, Vocabulary]:
+    """Modality -> vocabulary, of modalities that are texts."""
+    rows = {name: inputs for name, inputs in samples.inputs.items() if isinstance(inputs, TokenRows)}
+    return {name: inputs.vocabulary for name, inputs in rows.items()}
+
+
+def token_counts(samples: Samples, modality: str) -> Counter[int]:
+    """How often each entry of the vocabulary stands in the texts."""
+    inputs = samples.inputs[modality]
+    assert isinstance(inputs, TokenRows)
+    values, counts = torch.unique(inputs.ids[samples.rows[modality]], return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+def no_words(vocabulary: Vocabulary) -> set[int]:
+    """Padding, the unknown word, and marks of begin and end."""
+    return {vocabulary.pad, vocabulary.unknown, *vocabulary.fixed}
+
+
+def word_table(model: Model, modality: str, size: int, sent: Mapping[str, Tensor]) -> str | None:
+    """Name of the word embeddings of a modality among weights that crossed; None: they did not."""
+    inside = {id(module) for module in model.tower(modality).modules()}
+    tables = [
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and module.num_embeddings == size and id(module) in inside
+    ]
+    return next((name for name in tables if name in sent), None)
