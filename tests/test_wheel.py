@@ -107,6 +107,10 @@ def test_a_command_needs_no_extra(polyfed: Run, arguments: str, shown: str) -> N
         ("run tiny.yaml --engine ray --out runs/ray", "ray"),
         ("run tiny.yaml --engine flower --out runs/flower", "flower"),
         ("deploy key .", "deploy"),
+        (
+            "run tiny.yaml --set privacy={reply:{weights:1,noise_multiplier:1},metrics:clear} --out runs/noisy",
+            "privacy",
+        ),
     ],
 )
 def test_what_needs_an_extra_says_how_to_get_it(polyfed: Run, arguments: str, extra: str) -> None:
@@ -133,6 +137,7 @@ def test_the_demo_runs_with_the_bare_wheel(polyfed: Run) -> None:
         ("tensorboard", "run.sinks=[tensorboard]"),
         ("wandb", "run.sinks=[wandb]"),
         ("mlflow", "run.sinks=[mlflow]"),
+        ("privacy", "privacy={reply: {weights: 1, noise_multiplier: 1}, metrics: clear}"),
     ],
 )
 def test_an_extra_alone_is_enough(polyfed: Run, extra: str, setting: str) -> None:
@@ -153,3 +158,16 @@ def test_an_export_to_onnx_needs_its_extra_alone(polyfed: Run) -> None:
     done = polyfed("export", "runs/for-onnx", "--format", "onnx", "--out", "written", extra="onnx")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "exported and checked: written\n"
+
+
+@pytest.mark.slow
+def test_dp_sgd_needs_its_extra_alone(polyfed: Run, tmp_path: Path) -> None:
+    """Of the image clients alone, as the loss of pairs compares them with each other."""
+    content: dict[str, Any] = tiny_experiment()
+    del content["clients"]["paired"], content["server"]
+    content["clients"]["image"]["model"]["encoders"]["image"]["norm"] = "group"
+    content |= {"public": None, "privacy": {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}}
+    (file := tmp_path / "dp-sgd.yaml").write_text(yaml.safe_dump(content))
+    done = polyfed("run", str(file), "--rounds", "1", "--out", "runs/dp-sgd", extra="privacy")
+    assert done.returncode == 0, done.stderr
+    assert "replies of clients are differentially private" in done.stdout + done.stderr

@@ -131,7 +131,7 @@ def test_few_shot_refuses(make_bench: Any, settings: Any, error: type[PolyfedErr
     [{"test": "train"}, {"test": "validation"}, {"validation": "train"}, {"validation": None, "test": "train"}],
 )
 def test_few_shot_does_not_test_on_what_it_trains_on(settings: Any) -> None:
-    with pytest.raises(ValueError, match="overlap; name different splits, or validation: null"):
+    with pytest.raises(ConfigError, match="overlap; name different splits, or validation: null"):
         FewShot(**FEW | settings)
     FewShot(**FEW | {"validation": None, "test": "validation"})
 
@@ -201,7 +201,7 @@ def test_zero_shot_refuses_wrong_classes(make_bench: Any, change: Any, message: 
     ],
 )
 def test_zero_shot_settings(settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         ZeroShot(**{"source": "scenes", "classes": {"a": ["a"], "b": ["b"]}} | settings)
 
 
@@ -284,7 +284,7 @@ def test_segmentation_refuses(make_bench: Any, settings: Any, error: type[Polyfe
     ],
 )
 def test_segmentation_settings(settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         Segmentation(**CUT | settings)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyfed.core.errors import DataError
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.probes.out_of_domain import OutOfDomain
@@ -233,7 +233,7 @@ def test_a_source_of_a_single_sample_is_refused(make_bench: Any, kind: Any) -> N
     [({"between": ["image", "image"]}, "names 'image' twice"), ({"cutoffs": [1, 1]}, "different"), ({"batch": 1}, "2")],
 )
 def test_retrieval_settings(settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         RetrievalProbe(**settings)
 
 

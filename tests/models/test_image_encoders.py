@@ -52,6 +52,28 @@ def test_stem_keeps_a_map_of_useful_size(side, stem, map_side):
     assert model.trunk(torch.randn(1, 3, side, side)).local.shape == (1, map_side**2, 192)
 
 
+@pytest.mark.parametrize("kind", [ResNet, MobileNet])
+def test_group_norms_take_the_place_of_batch_norms_and_look_at_each_sample_alone(kind):
+    torch.manual_seed(0)
+    spec, x = InputSpec((3, 64, 64)), torch.randn(3, 3, 64, 64)
+    batch, group = kind().build(8, spec, CONTEXT), kind(norm="group").build(8, spec, CONTEXT)
+    batch_norms = [m for m in batch.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    group_norms = [m for m in group.modules() if isinstance(m, torch.nn.GroupNorm)]
+    assert len(batch_norms) == len(group_norms) > 10
+    assert not [m for m in group.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert [name for name, _ in batch.named_parameters()] == [name for name, _ in group.named_parameters()]
+    for norm in group_norms:  # the largest number of groups up to 32 that divides 32 and the channels
+        assert norm.num_groups == max(g for g in range(1, 33) if 32 % g == 0 and norm.num_channels % g == 0)
+    torch.testing.assert_close(group.train()(x)[:1], group(x[:1]), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(batch.train()(x)[:1], batch(x[:1]), atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [ResNet, MobileNet])
+def test_pretrained_weights_keep_the_batch_norms_they_were_trained_with(kind):
+    with pytest.raises(ConfigError, match="norm: group: the weights hub/model were trained with batch norms"):
+        kind(norm="group", weights="hub/model")
+
+
 def test_resnet_tower_is_the_mean_of_the_map_projected():
     model = ResNet().build(8, PICTURES, CONTEXT).eval()
     x = torch.randn(2, 3, 32, 32)

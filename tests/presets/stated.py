@@ -122,6 +122,7 @@ MECHANICS: dict[str, Any] = {
     "*.view.augment.shift": None,
     "*.view.augment.jitter": None,
     "*.model*.aligner": None,
+    "*.encoders.image.norm": "batch",
     "algorithm.distillation": None,
     "algorithm.diagnostic_samples": 1024,
     "algorithm.judge_clients": False,

@@ -331,7 +331,7 @@ def test_reports_say_what_was_given_away_and_what_is_not_counted(tmp_path: Path)
     for page in ("report.md", "report.html"):
         assert said in (result.folder / page).read_text(), page
         assert "test metrics of clients crossed as they are" in (result.folder / page).read_text()
-    frame = open_run(result.folder).frame("metrics").query("kind == 'privacy' and participant == 'server'")
+    frame = open_run(result.folder).records.frame("metrics").query("kind == 'privacy' and participant == 'server'")
     assert list(frame["round"]) == [1, 2, 3]
     assert list(frame["value"]) == sorted(frame["value"])
 

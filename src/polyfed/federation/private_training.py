@@ -55,8 +55,9 @@ def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
     mixing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if mixing:
         raise ConfigError(
-            f"privacy.samples: '{mixing[0]}' of {who}'s model is a batch norm, which mixes samples; choose encoders "
-            "with layer norms or none (blocks, vit, transformer, bag, gru, projection), or protect the reply"
+            f"privacy.samples: '{mixing[0]}' of {who}'s model is a batch norm, which mixes samples; set `norm: group` "
+            "(resnet, mobilenet), choose encoders with layer norms or none (blocks, vit, transformer, bag, gru, "
+            "projection), or protect the reply"
         )
 
 

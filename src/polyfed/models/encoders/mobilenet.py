@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoder import PretrainedEncoder, image_shape
+from polyfed.models.convolutional import ConvolutionalEncoder
+from polyfed.models.encoder import image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 
-class MobileNet(PretrainedEncoder):
+class MobileNet(ConvolutionalEncoder):
     """Trainable MobileNetV2, its mean-pooled map projected to d; with ``pie``, attention over the map too.
 
     Batch normalisation forgets at PyTorch's usual rate (momentum 0.1): ``transformers`` ships TensorFlow's
@@ -41,7 +42,8 @@ class MobileNet(PretrainedEncoder):
         if self.weights:
             model = self.pretrained(MobileNetV2Model, context, channels)
         else:
-            model = MobileNetV2Model(MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier))
+            config = MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier)
+            model = self.normed(MobileNetV2Model(config))
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 # PyTorch's usual rate, see the class
