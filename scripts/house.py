@@ -160,7 +160,7 @@ def figures() -> Iterator[Figure]:
         0,
         worst=[f"{name}: {', '.join(where)}" for name, where in several.items()],
     )
-    yield Figure("lines of source", total, 61_400)
+    yield Figure("lines of source", total, 64_400)
     yield Figure(
         "lines of tests", sum(len(path.read_text().splitlines()) for path in Path("tests").rglob("*.py")), total
     )

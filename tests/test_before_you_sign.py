@@ -67,6 +67,25 @@ def test_figures_are_those_of_the_pages_that_are_linked() -> None:
         assert [figure for figure in figures if figure not in page and f"{figure}0" not in page] == []
 
 
+def test_what_was_measured_is_that_of_the_page_on_leakage() -> None:
+    measured = (protections.PAGE.parent / "leakage.md").read_text(encoding="utf-8")
+    columns = ("none", "secure sum", "noise on replies", "DP-SGD")
+    rows = re.findall(r"^\| [a-z ]+ \(`(\w+)`\) \| (.+) \|$", PAGE, re.M)
+    assert [method for method, _ in rows] == ["fedavg", "fedmd", "creamfl", "fedproto"]
+    for method, cells in rows:
+        for protection, cell in zip(columns, cells.split(" | "), strict=True):
+            found = re.search(rf"^\| `{method}` \(\w+\) \| {protection} \| ([\d.]+) .*? \| ([\d.]+) ", measured, re.M)
+            if cell == "no attack worked":
+                assert found is not None
+                assert float(found[1]) <= 0.5
+            elif cell == "refused":
+                assert found is None
+                assert ROWS[method][4] == "no"
+            else:
+                assert found is not None
+                assert cell == f"{found[1]}; {float(found[2]):.0%}".replace("%", " %")
+
+
 def test_the_demands_on_the_page_are_valid_and_all_there_are() -> None:
     import yaml
 
