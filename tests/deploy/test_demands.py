@@ -104,7 +104,7 @@ def test_training_with_too_little_noise_for_the_samples_here_is_refused(tmp_path
     )
     with pytest.raises(PayloadError, match=reason):
         opened(made, run)
-    assert not list((tmp_path / "f" / "hospital" / "state").rglob("*.*"))
+    assert not list((tmp_path / "f" / "hospital" / "state").rglob("run.json")), "it is not among those that began"
     (found,) = (finding for finding in check_site(made.path, network=False) if finding.what == "plan and demands")
     assert found.level == "error"
     assert re.search(reason, found.detail)
