@@ -96,6 +96,20 @@ def test_a_run_that_asks_for_test_metrics_is_refused_and_so_is_who_asks_without_
     assert answer.error == "PayloadError: 'assess': no test metrics leave this site (demands.metrics: false)"
 
 
+def test_training_with_too_little_noise_for_the_samples_here_is_refused(tmp_path: Path) -> None:
+    run = experiment({"samples": {"noise_multiplier": 0.5}})
+    made = site(tmp_path / "f", run, max_epsilon=2.0)
+    reason = (
+        r"at most epsilon 2 at delta 1e-05 .*2 rounds of the run would have 'hospital-0' give away [\d.]+; raise its"
+    )
+    with pytest.raises(PayloadError, match=reason):
+        opened(made, run)
+    assert not list((tmp_path / "f" / "hospital" / "state").rglob("run.json")), "it is not among those that began"
+    (found,) = (finding for finding in check_site(made.path, network=False) if finding.what == "plan and demands")
+    assert found.level == "error"
+    assert re.search(reason, found.detail)
+
+
 # ---- sums, and kinds of tensors
 
 FREE = {"update": None, "refuse": None, "size": None, "weight": None}

@@ -87,6 +87,7 @@ def test_a_site_that_cannot_take_part_says_why(federation: InProcess, tmp_path: 
     assert {path.name for path in site.iterdir()} <= {
         "site.yaml",
         "connection.yaml",
+        "plan.yaml",
         "ca.crt",
         "node.key",
         "node.pub",

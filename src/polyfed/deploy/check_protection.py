@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyfed.core.errors import DataError, PayloadError
-from polyfed.deploy.demands import require_protection
+from polyfed.deploy.demands import planned_for_samples, require_affordable_here, require_protection
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.plan import unlike
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
@@ -25,7 +25,7 @@ def check_protection(config: SiteConfig, population: Population, plan: RunSpec |
     yield Finding("ok", "demands", _in_words(demands))
     delta = 1e-5 if demands is None else demands.delta
     if plan is not None:
-        yield _met(plan, config)
+        yield _met(plan, config, population)
         yield from _planned(plan, population, delta)
     announced = sorted(config.state_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     for path in announced:
@@ -45,9 +45,10 @@ def _in_words(demands: ProtectionDemands | None) -> str:
     return f"{limit} at delta {demands.delta:g} over all runs; {sums}; {kinds}; test metrics {metrics}"
 
 
-def _met(plan: RunSpec, config: SiteConfig) -> Finding:
+def _met(plan: RunSpec, config: SiteConfig, population: Population) -> Finding:
     try:
         require_protection(plan, config)
+        require_affordable_here(plan, config, population)
     except PayloadError as error:
         return Finding(
             "error", "plan and demands", f"the planned run would be refused: {error}", "agree on another plan"
@@ -58,17 +59,11 @@ def _met(plan: RunSpec, config: SiteConfig) -> Finding:
 def _planned(plan: RunSpec, population: Population, delta: float) -> Iterator[Finding]:
     """Protection of the planned run, with the epsilon of each client."""
     yield Finding("ok", "protection in the plan", _protection(plan, delta))
-    if plan.privacy is None or plan.privacy.samples is None:
-        return  # that of noise on replies is the same for all, and stands there
-    number = plan.privacy.planned_releases(plan.rounds)
-    for info in population.infos:
-        batch = population.members[info.id].settings.training.batch_size
-        for step, schema in protected_steps(plan.privacy, steps_of(plan.algorithm)).items():
-            cost = plan.cost(schema, info.samples, batch)
-            if cost is not None:
-                epsilon = epsilon_of([cost] * number, delta)
-                detail = f"epsilon {epsilon:.3g} at delta {delta:g} in {number} replies to {step}"
-                yield Finding("ok", f"planned for {info.id}", detail)
+    # that of noise on replies is the same for all, and stands there
+    for client, step, epsilon in planned_for_samples(plan, population, delta):
+        number = plan.privacy.planned_releases(plan.rounds) if plan.privacy is not None else 0
+        detail = f"epsilon {epsilon:.3g} at delta {delta:g} in {number} replies to {step}"
+        yield Finding("ok", f"planned for {client}", detail)
 
 
 def _announced(path: Path, plan: RunSpec | None, delta: float) -> Finding:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from polyfed.core.errors import PayloadError
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.privacy import KIND_KEYS, planned_epsilon
+from polyfed.federation.accounting import epsilon_of
+from polyfed.federation.population import Population
+from polyfed.federation.privacy import KIND_KEYS, planned_epsilon, protected_steps
 from polyfed.runs.disclosure import SentField, sent_fields
 from polyfed.wire.schema import steps_of
 
@@ -22,6 +24,36 @@ def require_protection(spec: RunSpec, config: SiteConfig) -> None:
     """
     for missing in () if config.demands is None else _missing(spec, config.demands):
         raise PayloadError(f"site '{config.name}' demands {missing}")
+
+
+def planned_for_samples(spec: RunSpec, population: Population, delta: float) -> Iterator[tuple[str, str, float]]:
+    """Client, step and epsilon of all its planned replies, of a run that trains with noise: it depends on samples."""
+    if spec.privacy is None or spec.privacy.samples is None:
+        return
+    number = spec.privacy.planned_releases(spec.rounds)
+    for info in population.infos:
+        batch = population.members[info.id].settings.training.batch_size
+        for step, schema in protected_steps(spec.privacy, steps_of(spec.algorithm)).items():
+            if (cost := spec.cost(schema, info.samples, batch)) is not None:
+                yield info.id, step, epsilon_of([cost] * number, delta)
+
+
+def require_affordable_here(spec: RunSpec, config: SiteConfig, population: Population) -> None:
+    """Check that no client of a site would give away more than the site allows, with as many samples as it has.
+
+    Raises:
+        PayloadError: one would.
+    """
+    demands = config.demands
+    if demands is None or demands.max_epsilon is None:
+        return
+    for client, _, planned in planned_for_samples(spec, population, demands.delta):
+        if planned > demands.max_epsilon * (1 + 1e-6):
+            raise PayloadError(
+                f"site '{config.name}' demands at most epsilon {demands.max_epsilon:g} at delta {demands.delta:g} "
+                f"(demands.max_epsilon), and {spec.rounds} rounds of the run would have '{client}' give away "
+                f"{planned:.3g}; raise its noise or lower its rounds"
+            )
 
 
 def _missing(spec: RunSpec, demands: ProtectionDemands) -> Iterator[str]:

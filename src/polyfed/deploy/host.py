@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import is_import_path
 from polyfed.core.untrusted import read_json
-from polyfed.deploy.demands import require_protection
+from polyfed.deploy.demands import require_affordable_here, require_protection
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.flower_node import Host, read_spec
@@ -54,9 +54,7 @@ def _opened(site_file: Path, text: str) -> Host:
     folder = config.state_dir / spec.run
     # a run keeps its settings; the same name with others is another run, whose states must not be mixed
     path, announced = folder / "run.json", spec.model_dump_json()
-    if not path.is_file():
-        write_atomically(path, announced.encode())
-    elif RunSpec.model_validate_json(path.read_bytes()) != spec:
+    if path.is_file() and RunSpec.model_validate_json(path.read_bytes()) != spec:
         raise RunError(f"run '{spec.run}' is foreign: it was announced here before with other settings ({path})")
     _log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)
     demands = config.demands
@@ -71,6 +69,9 @@ def _opened(site_file: Path, text: str) -> Host:
         measures=demands is None or demands.metrics,
         identity=_identity(SiteFolder(site_file.parent), config, spec),
     )
+    require_affordable_here(spec, config, site.federation)
+    if not path.is_file():
+        write_atomically(path, announced.encode())
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
 
 
