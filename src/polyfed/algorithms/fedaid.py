@@ -147,8 +147,8 @@ class FedAID(RobustAlignment):
     @client_step(float, weights=Weights, num_examples=int)
     def guide(self, client: Client, weights: Weights, teacher: Weights) -> Reply:
         """Stage 1 (Algorithm 2): minimise L_guide + alpha L_task (Eq. 2)."""
-        parts = parts_of(client)
         client.load_weights({**client.state.pop("encoder", {}), **weights})
+        parts = parts_of(client)
         # what was just received is both the start and the anchor, unless the broadcast is repeated
         anchors = dict(teacher or selected(weights, parts.aligner))
         client.state["teacher"] = anchors
@@ -163,18 +163,20 @@ class FedAID(RobustAlignment):
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
         """v_k: the loss of the aggregated model on the client's own data (Algorithm 1, line 9)."""
-        self._keep(client, weights)
         client.load_weights(weights)
+        self._keep(client, weights)
         return Reply(**self.measured(client, self.robust_measure(client)))
 
     @client_step(weights=Weights)
     def teach(self, client: Client, factor: float, weights: Weights) -> Reply:
         """Stage 2 (Algorithm 3): learn the next teacher with the frozen encoder and a copy that training distorts."""
         if weights:
+            client.load_weights(weights)
             self._keep(client, weights)
-        parts, kept = parts_of(client), client.state
+        kept = client.state
         averaged = kept["aligner"]
         client.load_weights({**kept["encoder"], **averaged, **kept["teacher"]})
+        parts = parts_of(client)
         loss = self.robust_loss(client, frozen_aligners(client.model, averaged))
         trained = self.train_part(client, (*parts.encoder, *parts.aligner), "robust", loss, factor)
         if self.broadcast == "repeated":
@@ -182,7 +184,7 @@ class FedAID(RobustAlignment):
         return Reply(weights=selected(trained, parts.aligner))
 
     def _keep(self, client: Client, weights: Weights) -> None:
-        """Remember the aggregated model for stage 2, and its encoder for the next round."""
+        """Remember the aggregated model, which has been loaded, for stage 2, and its encoder for the next round."""
         parts = parts_of(client)
         own = client.state.get("aligner", {})
         client.state["aligner"] = {**selected(weights, parts.without_encoder), **own}

@@ -131,8 +131,8 @@ class FedDRA(RobustAlignment):
     @client_step(weights=Weights)
     def align(self, client: Client, weights: Weights, teacher: Weights, factor: float) -> Reply:
         """Train align modules and heads, on features of the frozen encoder."""
-        parts = parts_of(client)
         client.load_weights(weights)
+        parts = parts_of(client)
         client.state["encoder"] = dict(selected(weights, parts.encoder))
         loss = self.aligner_loss(client, {**selected(weights, parts.aligner), **teacher})
         learnt = selected(self.train_part(client, parts.without_encoder, "align", loss, factor), parts.without_encoder)

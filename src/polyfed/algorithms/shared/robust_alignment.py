@@ -287,7 +287,7 @@ def selected(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
 
 
 def parts_of(client: Client) -> Parts:
-    """Which tensors of a client's model are what."""
+    """Which tensors of a client's model are what; a client that has not loaded its weights would build initial ones."""
     return Parts(places(client.model))
 
 
