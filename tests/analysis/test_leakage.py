@@ -200,6 +200,15 @@ def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> No
     assert not leakage.findings["words"]
 
 
+def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path) -> None:
+    config = overfitted(algorithm={"name": "scaffold"})
+    leakage = run_leakage(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, steps=2, clients=1))
+    told = [one.on for found in leakage.findings.values() for one in found]
+    assert "weights of text-0" in told
+    assert not any(on.startswith("controls") for on in told if "clients" not in on)
+    assert ("controls of text-0", "membership") in {(one.on, one.attack) for one in leakage.unattacked}
+
+
 def test_pictures_of_a_client_are_reconstructed_beside_a_guess(tmp_path: Path) -> None:
     config = tiny_experiment()
     config["clients"] = {"image": config["clients"]["image"] | {"count": 2}}

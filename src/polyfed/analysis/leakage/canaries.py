@@ -87,8 +87,8 @@ def _held(situation: Situation, member: Member, task: Classification) -> Canarie
 def _of_reply(situation: Situation, seen: SeenReply, again: SeenReply | None, held: Mapping[str, Canaries]) -> Found:
     member = situation.member(seen.clients[0])
     for name, bundle in seen.bundles.items():
-        on = f"{shown_kind(bundle)} of {seen.who}"
-        reason = obstacle(situation, member, bundle)
+        on = f"{shown_kind(name, bundle)} of {seen.who}"
+        reason = obstacle(situation, member, name, bundle)
         if member.id not in held:
             yield NoAttack(on, CANARIES, "a canary is a sample with a random label, and the task has no classes")
         elif reason or not isinstance(bundle, Weights | Representations | Logits):

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from polyfed.analysis.leakage.classes import class_shares, evidence, told_apart
 from polyfed.analysis.leakage.figures import AttackResult, Discrimination, NoAttack, leak_verdict
 from polyfed.analysis.leakage.membership import head_of
-from polyfed.analysis.leakage.membership_attacks import Found, shown_kind
+from polyfed.analysis.leakage.membership_attacks import NO_MODEL, Found, shown_kind
 from polyfed.analysis.leakage.pictures import Gradient, Protection, inverted, psnr
 from polyfed.analysis.leakage.seen import SeenReply
 from polyfed.analysis.leakage.situation import Situation
@@ -31,6 +31,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.tokenization import Vocabulary
 from polyfed.federation.membership import Member
+from polyfed.federation.privacy import UPDATE
 from polyfed.models.model import Model
 from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
@@ -54,10 +55,12 @@ def word_findings(situation: Situation) -> Found:
 
 
 def _words(situation: Situation, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
-    on, member = f"{shown_kind(bundle)} of {seen.who}", situation.member(seen.clients[0])
+    on, member = f"{shown_kind(name, bundle)} of {seen.who}", situation.member(seen.clients[0])
     known = vocabularies(situation.opened.federation.train(member))
     if not isinstance(bundle, Weights):
         yield NoAttack(on, WORDS, "no rows of word embeddings cross")
+    elif name != UPDATE:
+        yield NoAttack(on, WORDS, NO_MODEL)
     elif not known:
         yield NoAttack(on, WORDS, "the client has no texts")
     else:
@@ -106,13 +109,15 @@ def picture_findings(situation: Situation) -> Found:
     """Pictures from gradients of small batches, by the weights that clients received."""
     for seen in situation.chosen():
         for name, bundle in seen.bundles.items():
-            on, member = f"{shown_kind(bundle)} of {seen.who}", situation.member(seen.clients[0])
+            on, member = f"{shown_kind(name, bundle)} of {seen.who}", situation.member(seen.clients[0])
             samples = situation.opened.federation.train(member)
             modality = _picture_modality(samples)
             start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
             model = situation.fresh(member)
             if not isinstance(bundle, Weights):
                 yield NoAttack(on, PICTURES, "no gradient crosses, nor weights from which one follows")
+            elif name != UPDATE:
+                yield NoAttack(on, PICTURES, NO_MODEL)
             elif modality is None:
                 yield NoAttack(on, PICTURES, "the client has no pictures")
             elif not model.state_dict().keys() <= start.keys():
@@ -270,7 +275,7 @@ def class_findings(situation: Situation) -> Iterator[AttackResult | NoAttack]:
     for seen in situation.seen.replies:
         member = situation.member(seen.clients[0])
         for name, bundle in seen.bundles.items():
-            spaces[shown_kind(bundle), member.head].append((seen, bundle, name))
+            spaces[shown_kind(name, bundle), member.head].append((seen, bundle, name))
     for (kind, head), sent in spaces.items():
         first = sent[0][0]
         task = situation.member(first.clients[0]).settings.task

@@ -25,11 +25,13 @@ from polyfed.analysis.leakage.shadows import (
 from polyfed.analysis.leakage.situation import Situation
 from polyfed.analysis.simulated import TrainedModel
 from polyfed.federation.membership import Member
+from polyfed.federation.privacy import UPDATE
 from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 
 MEMBERSHIP = "membership"
+NO_MODEL = "these are no weights of a model"
 COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "members", "others", "gave away")
 
 Found = Iterator[AttackResult | NoAttack]
@@ -59,9 +61,9 @@ class MembershipAttacks:
     # ---- what is attacked
 
     def _on_bundle(self, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
-        on = f"{shown_kind(bundle)} of {seen.who}"
+        on = f"{shown_kind(name, bundle)} of {seen.who}"
         member = self.situation.member(seen.clients[0])
-        if reason := obstacle(self.situation, member, bundle):
+        if reason := obstacle(self.situation, member, name, bundle):
             yield NoAttack(on, MEMBERSHIP, reason)
             return
         candidates = self.situation.candidates(seen.clients)
@@ -189,20 +191,27 @@ class MembershipAttacks:
         return AttackResult(on, attack, crosses, told.to_json(), cells, says)
 
 
-def obstacle(situation: Situation, member: Member, bundle: TensorBundle) -> str:
+def obstacle(situation: Situation, member: Member, name: str, bundle: TensorBundle) -> str:
     """Why what crossed cannot be attacked by scores of samples; empty if it can."""
     task = member.settings.task
     if not has_scores(task):
         return f"no score of a single sample is known for the task '{task.component_name()}'"
     if isinstance(bundle, Weights):
-        missing = sorted(situation.fresh(member).state_dict().keys() - bundle.keys())
-        return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
+        return _lacking(situation, member, name, bundle)
     if isinstance(bundle, Representations) and isinstance(task, Classification):
         return "the classifier does not cross, and representations alone do not say how well a sample is known"
     if isinstance(bundle, Representations | Logits):
         exchanges = isinstance(situation.opened.experiment.algorithm, PublicExchange)
         return "" if exchanges else "the method does not say of which public samples rows are"
-    return "" if isinstance(bundle, Prototypes) else f"no attack on {shown_kind(bundle)} is known to us"
+    return "" if isinstance(bundle, Prototypes) else f"no attack on {shown_kind(name, bundle)} is known to us"
+
+
+def _lacking(situation: Situation, member: Member, name: str, weights: Weights) -> str:
+    """What keeps weights from being the client's model; empty if nothing does."""
+    if name != UPDATE:
+        return NO_MODEL
+    missing = sorted(situation.fresh(member).state_dict().keys() - weights.keys())
+    return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
 
 
 def sent_model(situation: Situation, seen: SeenReply, bundle: Weights | Representations | Logits) -> Model:
@@ -215,6 +224,8 @@ def sent_model(situation: Situation, seen: SeenReply, bundle: Weights | Represen
     return ShadowSite.like(situation.seen.site).surrogate(seen, member.id, bundle, situation.plan.passes)
 
 
-def shown_kind(bundle: TensorBundle) -> str:
-    """What a bundle is called: logits are scores on the wire."""
+def shown_kind(name: str, bundle: TensorBundle) -> str:
+    """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
+    if isinstance(bundle, Weights) and name != UPDATE:
+        return name
     return "logits" if bundle.kind == "scores" else bundle.kind

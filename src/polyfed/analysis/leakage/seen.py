@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -47,12 +48,14 @@ class SeenReply:
         request: that a client got; of a sum, its first client.
         received: content of the request.
         content: the reply as it left, or the mean of a type.
+        is_one_of_several: whether the same clients also answered another step of the round.
     """
 
     clients: tuple[str, ...]
     request: Request
     received: Payload
     content: Payload
+    is_one_of_several: bool = False
 
     @property
     def is_sum(self) -> bool:
@@ -66,8 +69,9 @@ class SeenReply:
 
     @property
     def who(self) -> str:
-        """The client, or the sum of so many."""
-        return f"sum of {len(self.clients)} clients" if self.is_sum else self.clients[0]
+        """The client, or the sum of so many; with the step where they answered several."""
+        name = f"sum of {len(self.clients)} clients" if self.is_sum else self.clients[0]
+        return f"{name} ({self.request.step})" if self.is_one_of_several else name
 
 
 @dataclass(frozen=True)
@@ -218,4 +222,6 @@ def _asked(session: Session, number: int) -> tuple[SeenReply, ...]:
     watched = _Watched(**{item.name: getattr(cohort, item.name) for item in fields(Cohort) if item.init})
     with isolated(session.experiment.run.seed, number, SERVER):
         session.experiment.algorithm.round(server, watched)
-    return tuple(reply for reply in watched.seen if any(len(bundle) for bundle in reply.bundles.values()))
+    replies = [reply for reply in watched.seen if any(len(bundle) for bundle in reply.bundles.values())]
+    times = Counter(reply.clients for reply in replies)
+    return tuple(replace(reply, is_one_of_several=times[reply.clients] > 1) for reply in replies)
