@@ -41,9 +41,10 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
-ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
-"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl`` and ``fedcola`` do; another loss, weight or
-optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each."""
+ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "scaffold:full"}
+"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
+optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
+sent alike, and ``test_scaffold`` has two rounds of both."""
 
 
 def method_of(form: str) -> type[Algorithm]:

@@ -25,14 +25,12 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "device": str(resolve_device(experiment.run.device)),
         "threads": experiment.run.threads,
         "seed": experiment.run.seed,
-        "versions": _versions(),
+        "versions": {name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},  # with its build
         "git": _git_state(),
     }
 
 
-@cache
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES} | {"torch": torch.__version__}  # with its build
+_version = cache(version)
 
 
 @cache  # of the code that this process has loaded, whatever happens to the files

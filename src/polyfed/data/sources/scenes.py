@@ -104,9 +104,7 @@ def _is_light(recipe: SceneRecipe, column: str) -> bool:
 
 
 # texts and labels of a split are read again for each view of it, and by every experiment that has the split
-@lru_cache(maxsize=256)
-def _kept(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
-    return _generated(recipe, column)
+_kept = lru_cache(maxsize=256)(_generated)
 
 
 # all columns of a split are made of the same scenes; four splits at a time bound memory
