@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.federation.privacy import ReplyProtection
-from polyfed.federation.release import noisy, released, require_known_numbers, rows_within
+from polyfed.federation.release import noisy, released, require_covered_numbers, rows_within
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
 
 KEY = b"k" * 32
@@ -142,8 +142,8 @@ def test_what_is_not_covered_does_not_leave(fields: dict[str, Any], message: str
 @pytest.mark.parametrize("fields", [{"loss": 0.3}, {"num_examples": 39}, {"num_examples": 40.0}])
 def test_numbers_leave_only_if_they_are_known(fields: dict[str, Any]) -> None:
     with pytest.raises(PayloadError, match="in the reply is a number that differential privacy does not cover"):
-        require_known_numbers(Payload(fields), 40)
-    require_known_numbers(Payload({"num_examples": 40}), 40)
+        require_covered_numbers(Payload(fields), 40)
+    require_covered_numbers(Payload({"num_examples": 40}), 40)
 
 
 def test_released_values_lie_on_a_grid_that_hides_low_bits() -> None:

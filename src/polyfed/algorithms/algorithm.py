@@ -18,7 +18,7 @@ from polyfed.models.slots import encode_places, places
 from polyfed.tasks.pairing import PairTask
 from polyfed.tasks.task import Task
 from polyfed.wire.payload import Logits, Representations, Weights
-from polyfed.wire.schema import client_query, client_step, fresh_query
+from polyfed.wire.schema import Declared, client_query, client_step, fresh_query
 
 __all__ = [
     "Algorithm",
@@ -90,6 +90,10 @@ class Algorithm(Component):
         of the reply that is a client's weight; None: each counts alike. Prototypes count by class.
         ``aggregation.secure`` sums these unseen."""
         return {}
+
+    def sends(self, declared: Declared) -> Declared:
+        """Of the kinds that a field of replies may have by its declaration, those that it has as the method is set."""
+        return declared
 
     def add_modules(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's

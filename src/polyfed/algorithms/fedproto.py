@@ -188,14 +188,16 @@ class FedProto(Algorithm):
         return _Pull(self, task, table(*received), received.present)
 
     def own(self, client: Client) -> Prototypes:
-        """Means of the features of the client's training samples by class; empty if there are no classes."""
+        """Means of the features of the client's training samples by class; empty if there are no classes, or none that
+        it has samples enough of, unless noise is to hide that."""
         if not isinstance(client.task, Classification):
             return Prototypes({})
         average = ClassAverage(_class_count(client), client.model.dim, client.device)
         for features, labels in self.features(client, client.task, client.train):
             average.add(features, labels)
         means = average.result(self.min_count)
-        return Prototypes(prototype_tensors(self.space_of(client), means) if len(means.counts) else {})
+        is_sent = len(means.counts) or client.protected
+        return Prototypes(prototype_tensors(self.space_of(client), means) if is_sent else {})
 
     def space_of(self, client: Client) -> str:
         """Name of a client's class space: of its target and classes, or what ``shared`` calls it."""

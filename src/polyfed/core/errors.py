@@ -30,6 +30,10 @@ class PayloadError(PolyfedError):
     """A message does not have the declared names, shapes, types or finite values."""
 
 
+class RefusedError(PayloadError):
+    """A site refuses what it is asked for what is asked alone; the text says nothing of its data, and may be told."""
+
+
 class BudgetError(PolyfedError):
     """A client has given away as much as its privacy budget allows."""
 

@@ -48,6 +48,27 @@ def write_atomically(path: Path, data: bytes) -> None:
         sync_folder(folder)
 
 
+def write_fully(descriptor: int, data: bytes, start: int) -> None:
+    """Write all of ``data`` at an offset of a file; it is on the disk, and was read back, when this returns.
+
+    Raises:
+        OSError: there is no room for all of it; the file then ends at ``start``.
+    """
+    try:
+        done = 0
+        while done < len(data):  # a disk that is nearly full takes a part without an error
+            written = os.pwrite(descriptor, data[done:], start + done)
+            if written < 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done += written
+        os.fsync(descriptor)
+        if os.pread(descriptor, len(data) + 1, start) != data:
+            raise OSError(errno.EIO, "the file does not have what was written into it")
+    except BaseException:
+        os.ftruncate(descriptor, start)
+        raise
+
+
 def sync_file(path: Path) -> None:
     """Flush a file to disk that others have written."""
     with path.open("rb") as stream:

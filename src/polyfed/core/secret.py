@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.files import sync_folder
+from polyfed.core.files import sync_folder, write_fully
 
 SHORTEST = 32
 """Bytes that a secret has at least."""
@@ -79,10 +79,9 @@ def kept_secret(path: Path) -> bytes:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         own = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.write(descriptor, os.urandom(SHORTEST))
-            os.fsync(descriptor)
+            write_fully(descriptor, os.urandom(SHORTEST), 0)
             with contextlib.suppress(FileExistsError):
                 os.link(own, path)
         finally:

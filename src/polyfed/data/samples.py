@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -31,6 +33,27 @@ class Inputs(Protocol):
         evaluation view, which is deterministic.
         """
         ...
+
+
+class _Blank:
+    """Zeros in the shape of other inputs."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs, self.pad = inputs, getattr(inputs, "pad", None)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+        return self._readable.new_zeros(len(rows), *self._readable.shape[1:])
+
+    @cached_property
+    def _readable(self) -> Tensor:
+        """The first row that can be read; what cannot is why somebody asks for blank ones."""
+        for row in range(len(self) - 1):
+            with contextlib.suppress(Exception):
+                return self._inputs(torch.tensor([row]))
+        return self._inputs(torch.tensor([len(self) - 1]))
 
 
 @dataclass(frozen=True)
@@ -167,6 +190,14 @@ class Samples:
             items=items,
             targets={name: values[index] for name, values in self.targets.items()},
             matches=self._matches(index, items),
+        )
+
+    def blank(self) -> Samples:
+        """As many samples that say nothing: zeros in place of every input and target."""
+        return replace(
+            self,
+            inputs={name: _Blank(inputs) for name, inputs in self.inputs.items()},
+            targets={name: torch.zeros_like(values) for name, values in self.targets.items()},
         )
 
     def without_targets(self, names: Collection[str]) -> Samples:

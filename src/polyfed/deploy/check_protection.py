@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyfed.core.errors import DataError, PayloadError
+from polyfed.core.errors import ConfigError, DataError, PayloadError
+from polyfed.core.secret import read_secret
 from polyfed.deploy.demands import planned_for_samples, require_affordable_here, require_protection
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.plan import unlike
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import epsilon_of, fits
+from polyfed.federation.accounting import between_sets, epsilon_of, fits
 from polyfed.federation.population import Population
 from polyfed.federation.privacy import KIND_KEYS, PrivacySettings, planned_epsilon, protected_steps
-from polyfed.federation.privacy_guard import PRIVATE
-from polyfed.federation.spending import SpendingLedger
+from polyfed.federation.privacy_guard import PRIVATE, ledger_at
 from polyfed.wire.schema import steps_of
 
 
@@ -23,16 +23,18 @@ def check_protection(config: SiteConfig, population: Population, plan: RunSpec |
     """The site's demands, the protection of the planned run and of each that was announced, and what was given away."""
     demands = config.demands
     yield Finding("ok", "demands", _in_words(demands))
-    delta = 1e-5 if demands is None else demands.delta
+    demanded = demands or ProtectionDemands()
     if plan is not None:
         yield _met(plan, config, population)
-        yield from _planned(plan, population, delta)
+        yield from _planned(plan, population, demanded)
     announced = sorted(config.state_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     for path in announced:
         # earlier runs may have been planned otherwise
-        yield _announced(path, plan if path == announced[-1] else None, delta)
-    for path in sorted((config.state_dir / PRIVATE).glob("*.jsonl")):
-        yield _spent(path, config)
+        yield _announced(path, plan if path == announced[-1] else None, demanded.delta)
+    folder = config.state_dir / PRIVATE
+    names = {path.stem for pattern in ("*.jsonl", "*.head") for path in folder.glob(pattern)}
+    for name in sorted(names):
+        yield _spent(folder / f"{name}.jsonl", config.secret or folder / "secret", demands)
 
 
 def _in_words(demands: ProtectionDemands | None) -> str:
@@ -56,12 +58,16 @@ def _met(plan: RunSpec, config: SiteConfig, population: Population) -> Finding:
     return Finding("ok", "plan and demands", "the planned run meets them")
 
 
-def _planned(plan: RunSpec, population: Population, delta: float) -> Iterator[Finding]:
+def _planned(plan: RunSpec, population: Population, demands: ProtectionDemands) -> Iterator[Finding]:
     """Protection of the planned run, with the epsilon of each client."""
+    delta, privacy = demands.delta, plan.privacy
     yield Finding("ok", "protection in the plan", _protection(plan, delta))
+    if privacy is not None:
+        between = between_sets(privacy.samples is not None, demands.neighbours)
+        yield Finding("ok", "what epsilon means", f"the epsilon of the demands and below is between {between}")
     # that of noise on replies is the same for all, and stands there
-    for client, step, epsilon in planned_for_samples(plan, population, delta):
-        number = plan.privacy.planned_releases(plan.rounds) if plan.privacy is not None else 0
+    for client, step, epsilon in planned_for_samples(plan, population, delta, demands.neighbours):
+        number = privacy.planned_releases(plan.rounds) if privacy is not None else 0
         detail = f"epsilon {epsilon:.3g} at delta {delta:g} in {number} replies to {step}"
         yield Finding("ok", f"planned for {client}", detail)
 
@@ -98,16 +104,16 @@ def _noise(privacy: PrivacySettings) -> str:
     return f"{clips}; noise multiplier {privacy.reply.noise_multiplier:.3g}"
 
 
-def _spent(path: Path, config: SiteConfig) -> Finding:
+def _spent(path: Path, secret: Path, demands: ProtectionDemands | None) -> Finding:
     what = f"given away by {path.stem}"
     try:
-        costs = [release.cost for release in SpendingLedger(path).releases()]
-    except DataError as error:
+        costs = ledger_at(path, read_secret(secret)).costs()
+    except (DataError, ConfigError) as error:
         return Finding("error", what, str(error))
-    demands = config.demands
-    delta = 1e-5 if demands is None else demands.delta
-    detail = f"epsilon {epsilon_of(costs, delta):.3g} at delta {delta:g} in {len(costs)} replies"
-    if demands is not None and demands.max_epsilon is not None:
-        over = not fits(costs, demands.max_epsilon, delta)
-        return Finding("error" if over else "ok", what, f"{detail}, of {demands.max_epsilon:g}")
+    meant = demands or ProtectionDemands()
+    epsilon = epsilon_of(costs, meant.delta, meant.neighbours)
+    detail = f"epsilon {epsilon:.3g} at delta {meant.delta:g} in {len(costs)} replies"
+    if meant.max_epsilon is not None:
+        over = not fits(costs, meant.max_epsilon, meant.delta, meant.neighbours)
+        return Finding("error" if over else "ok", what, f"{detail}, of {meant.max_epsilon:g}")
     return Finding("ok", what, detail)

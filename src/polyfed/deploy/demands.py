@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polyfed.core.errors import PayloadError
+from polyfed.core.errors import RefusedError
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import epsilon_of
+from polyfed.federation.accounting import Neighbours, epsilon_of
 from polyfed.federation.population import Population
 from polyfed.federation.privacy import KIND_KEYS, planned_epsilon, protected_steps
 from polyfed.runs.disclosure import SentField, sent_fields
@@ -20,13 +20,15 @@ def require_protection(spec: RunSpec, config: SiteConfig) -> None:
     """Check that a run protects what leaves as much as the site demands.
 
     Raises:
-        PayloadError: it does not; the message names the demand, its value, and what would meet it.
+        RefusedError: it does not; the message names the demand, its value, and what would meet it.
     """
     for missing in () if config.demands is None else _missing(spec, config.demands):
-        raise PayloadError(f"site '{config.name}' demands {missing}")
+        raise RefusedError(f"site '{config.name}' demands {missing}")
 
 
-def planned_for_samples(spec: RunSpec, population: Population, delta: float) -> Iterator[tuple[str, str, float]]:
+def planned_for_samples(
+    spec: RunSpec, population: Population, delta: float, neighbours: Neighbours
+) -> Iterator[tuple[str, str, float]]:
     """Client, step and epsilon of all its planned replies, of a run that trains with noise: it depends on samples."""
     if spec.privacy is None or spec.privacy.samples is None:
         return
@@ -35,21 +37,21 @@ def planned_for_samples(spec: RunSpec, population: Population, delta: float) -> 
         batch = population.members[info.id].settings.training.batch_size
         for step, schema in protected_steps(spec.privacy, steps_of(spec.algorithm)).items():
             if (cost := spec.cost(schema, info.samples, batch)) is not None:
-                yield info.id, step, epsilon_of([cost] * number, delta)
+                yield info.id, step, epsilon_of([cost] * number, delta, neighbours)
 
 
 def require_affordable_here(spec: RunSpec, config: SiteConfig, population: Population) -> None:
     """Check that no client of a site would give away more than the site allows, with as many samples as it has.
 
     Raises:
-        PayloadError: one would.
+        RefusedError: one would.
     """
     demands = config.demands
     if demands is None or demands.max_epsilon is None:
         return
-    for client, _, planned in planned_for_samples(spec, population, demands.delta):
+    for client, _, planned in planned_for_samples(spec, population, demands.delta, demands.neighbours):
         if planned > demands.max_epsilon * (1 + 1e-6):
-            raise PayloadError(
+            raise RefusedError(
                 f"site '{config.name}' demands at most epsilon {demands.max_epsilon:g} at delta {demands.delta:g} "
                 f"(demands.max_epsilon), and {spec.rounds} rounds of the run would have '{client}' give away "
                 f"{planned:.3g}; raise its noise or lower its rounds"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfed.core.errors import ConfigError, PayloadError, RunError
+from polyfed.core.errors import ConfigError, PayloadError, RefusedError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import is_import_path
 from polyfed.core.untrusted import read_json
@@ -55,7 +55,8 @@ def _opened(site_file: Path, text: str) -> Host:
     # a run keeps its settings; the same name with others is another run, whose states must not be mixed
     path, announced = folder / "run.json", spec.model_dump_json()
     if path.is_file() and RunSpec.model_validate_json(path.read_bytes()) != spec:
-        raise RunError(f"run '{spec.run}' is foreign: it was announced here before with other settings ({path})")
+        _log.error("run %s is foreign to %s", spec.run, path)
+        raise RefusedError(f"run '{spec.run}' is foreign: it was announced here before with other settings")
     _log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)
     demands = config.demands
     site = Site.open(
@@ -66,6 +67,7 @@ def _opened(site_file: Path, text: str) -> Host:
         limits=config.limits,
         private=config.state_dir / PRIVATE,
         budget=None if demands is None else Budget(epsilon=demands.max_epsilon, delta=demands.delta),
+        neighbours="replace" if demands is None else demands.neighbours,
         measures=demands is None or demands.metrics,
         identity=_identity(SiteFolder(site_file.parent), config, spec),
     )
@@ -97,7 +99,7 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
     except (PayloadError, KeyError, TypeError) as error:
         raise PayloadError(f"damaged message: the run's spec: {error}") from error
     if content.get("attackers"):
-        raise PayloadError(
+        raise RefusedError(
             f"the run asks clients of site '{config.name}' to attack (run.attackers), which no site does; leave it out"
         )
     allowed = name in config.algorithms if config.algorithms else "." not in name
@@ -107,7 +109,7 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
             foreign.append(f"'{path}'")
     if foreign:
         valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
-        raise PayloadError(f"{foreign[0]} is not allowed at site '{config.name}' (algorithms: {valid})")
+        raise RefusedError(f"{foreign[0]} is not allowed at site '{config.name}' (algorithms: {valid})")
 
 
 def _importable(content: object) -> Iterator[str]:

@@ -222,7 +222,7 @@ def _demands(experiment: Experiment) -> dict[str, Any] | None:
         # that of DP-SGD depends on how many samples a site has, which nobody knows here
         planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
         most = settings.budget.epsilon or planned
-        content |= {"max_epsilon": most, "delta": delta, "weights": "protected"}
+        content |= {"max_epsilon": most, "delta": delta, "neighbours": settings.neighbours, "weights": "protected"}
     return content
 
 

@@ -33,11 +33,11 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
         facts = vars(info) | {"modalities": "+".join(info.modalities)}
         yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
     if config.tracebacks:
-        detail = "message and traceback of a failed step; they may show paths and values"
-        remedy = "set tracebacks: false in site.yaml to send the message alone"
+        detail = "message and traceback of a failed step; they may show paths, file names, texts and values"
+        remedy = "set tracebacks: false in site.yaml to send the class of error and a number alone"
         yield Finding("warning", "leaves on failure", detail, remedy)
     else:
-        yield Finding("ok", "leaves on failure", "the message of a failed step, which may show a path or a value")
+        yield Finding("ok", "leaves on failure", "the class of error and a number; the text is in the site's log")
     yield Finding(
         "ok",
         "never leaves",

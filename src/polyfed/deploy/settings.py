@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings, parse_settings
+from polyfed.federation.accounting import Neighbours
 from polyfed.federation.settings import SiteSettings
 from polyfed.runs.experiment import read_config
 from polyfed.wire.limits import Limits
@@ -69,6 +70,10 @@ class ProtectionDemands(Settings):
         "privacy may come",
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is meant")
+    neighbours: Neighbours = Field(
+        default="replace",
+        description="between which data sets, of noise in training; as privacy.neighbours",
+    )
     sums: Literal["allowed", "only"] = Field(
         default="allowed",
         description="only: all replies to steps of training leave in masked sums; numbers such as losses do not leave",
@@ -105,7 +110,9 @@ class SiteConfig(SiteSettings):
         description="file of the sites whose keys this site believes in masked sums; None: any that the server sends",
     )
     tracebacks: bool = Field(
-        default=True, description="whether the server is told the traceback of a failed step, or its message only"
+        default=False,
+        description="whether the server is told message and traceback of a failed step, which may show data, or the "
+        "class of error and a number under which the site's log has the rest",
     )
 
     @model_validator(mode="after")

@@ -187,7 +187,7 @@ def _simulated_run(settings: Flower, hosting: Hosting, body: Callable[[Engine], 
         with ray_here(num_cpus=max(os.cpu_count() or 1, threads)):
             run_simulation(
                 server_app=app,
-                client_app=client_app(Node(simulated(hosting))),
+                client_app=client_app(Node(simulated(hosting), simulated=True)),
                 num_supernodes=settings.nodes,
                 backend_config={"client_resources": resources},
             )

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from polyfed.core.errors import PayloadError, PolyfedError
+from polyfed.core.errors import PayloadError, PolyfedError, RefusedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting, PortableSite
+from polyfed.engines.failures import told
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.wire.frames import Frame
@@ -35,13 +36,13 @@ class Host:
         name: of the site.
         site: where clients live.
         clients: ids of those that live on this node.
-        tracebacks: whether the server is told where a step failed.
+        tracebacks: whether the server is told how and where a step failed, or the class of error and a number.
     """
 
     name: str
     site: Site
     clients: Sequence[str]
-    tracebacks: bool = True
+    tracebacks: bool = False
 
 
 Opener = Callable[[str, Mapping[str, Any]], Host]
@@ -50,9 +51,15 @@ Opener = Callable[[str, Mapping[str, Any]], Host]
 
 @dataclass(frozen=True)
 class Node:
-    """Serves the messages of a node; see ``flower_records.Serve``."""
+    """Serves the messages of a node; see ``flower_records.Serve``.
+
+    Attributes:
+        opener: of the site here.
+        simulated: whether the server may know why the site cannot be opened, as its data are the server's own.
+    """
 
     opener: Opener
+    simulated: bool = False
 
     def __call__(
         self, kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
@@ -69,7 +76,7 @@ class Node:
             host = self.opener(spec, config)
         except Exception as error:
             _log.exception("this site cannot take part")
-            reason = f"{type(error).__name__}: {error}"
+            reason = told(error, in_full=self.simulated)
             return _replies([Answer(str(entry.get("client")), error=reason) for entry in entries])
         return _replies([_performed(host, entry, frames) for entry in entries], checksums=checked)
 
@@ -82,7 +89,7 @@ class Node:
             name = Path(path).resolve().parent.name if isinstance(path, str) else None
             return {
                 "site": name if name is not None else f"node-{config.get('partition-id', '?')}",
-                "error": f"{type(error).__name__}: {error}",
+                "error": told(error, in_full=self.simulated),
             }
         infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         return {"site": host.name, "clients": infos}
@@ -97,7 +104,7 @@ def _performed(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> An
             raise PayloadError(f"client '{request.client}' does not live on this node")
     except (PolyfedError, KeyError, TypeError, IndexError) as error:
         _log.error("client %s: %s", client, error)
-        return Answer(client, error=f"{type(error).__name__}: {error}")
+        return Answer(client, error=told(error, in_full=host.tracebacks))
     answer = host.site.answer(request, tracebacks=host.tracebacks)
     if answer.error is not None:
         _log.error("client %s failed in step %s: %s\n%s", client, request.step, answer.error, answer.details)
@@ -127,7 +134,7 @@ def read_spec(text: str) -> RunSpec:
     except (PayloadError, ValueError, KeyError, TypeError) as error:
         raise PayloadError(f"damaged message: the run's spec: {error}") from error
     if theirs != (__version__, SCHEMA):
-        raise PayloadError(
+        raise RefusedError(
             f"the server runs polyfed {theirs[0]} (messages {theirs[1]}), this site {__version__} "
             f"(messages {SCHEMA}); install equal versions"
         )
@@ -148,7 +155,7 @@ class _Simulated:
 
     def __call__(self, spec: str, config: Mapping[str, Any]) -> Host:
         number, count = int(config["partition-id"]), int(config["num-partitions"])
-        return Host(f"node-{number}", _opened(self.portable, spec), self.clients[number::count])
+        return Host(f"node-{number}", _opened(self.portable, spec), self.clients[number::count], tracebacks=True)
 
 
 def simulated(hosting: Hosting) -> Opener:

@@ -18,8 +18,11 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import DataError, PayloadError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
+from polyfed.engines.failures import told
 from polyfed.engines.handover import detached
+from polyfed.engines.protected_steps import ProtectedSteps, left_by
 from polyfed.engines.run_spec import RunSpec
+from polyfed.federation.accounting import Neighbours
 from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.mask_keeper import MASKING, MaskKeeper
@@ -51,6 +54,7 @@ class _Guide:
     member: Member
     settings: ModelSettings
     live: Callable[[], Model]
+    blank: bool = False
 
     def model(self, weights: Mapping[str, Tensor]) -> Model:
         model = self.live()
@@ -60,11 +64,12 @@ class _Guide:
 
     @property
     def train(self) -> Samples:
-        return self.federation.train(self.member, self.settings)
+        train = self.federation.train(self.member, self.settings)
+        return train.blank() if self.blank else train
 
     @property
     def test(self) -> Samples | None:
-        return self.federation.test(self.member, self.settings)
+        return None if self.blank else self.federation.test(self.member, self.settings)
 
 
 @dataclass
@@ -118,6 +123,7 @@ class Site:
         limits: Limits | None = None,
         private: Path | None = None,
         budget: Budget | None = None,
+        neighbours: Neighbours = "replace",
         measures: bool = True,
         identity: SiteIdentity | None = None,
     ) -> Site:
@@ -132,6 +138,7 @@ class Site:
             limits: on what is received.
             private: folder of the secret and the ledgers of privacy; None: beside that of the run's.
             budget: of privacy that the place allows over all its runs.
+            neighbours: between which data sets it means that.
             measures: whether test metrics may leave.
             identity: signs keys of masked sums, where sites have keys.
 
@@ -156,7 +163,14 @@ class Site:
             limits=limits or Limits(),
             guard=None
             if spec.privacy is None
-            else PrivacyGuard(spec.privacy, private or folder.parent.parent / PRIVATE, settings.secret, budget),
+            else PrivacyGuard(
+                spec.privacy,
+                private or folder.parent.parent / PRIVATE,
+                settings.secret,
+                budget,
+                neighbours,
+                spec.model_dump_json(exclude={"run"}).encode(),
+            ),
             measures=measures,
             identity=identity,
         )
@@ -167,7 +181,8 @@ class Site:
         return self.federation.infos
 
     @cached_property
-    def _info(self) -> dict[str, ClientInfo]:
+    def info(self) -> dict[str, ClientInfo]:
+        """The same by id."""
         return {info.id: info for info in self.infos}
 
     @property
@@ -187,13 +202,13 @@ class Site:
         return twin
 
     def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
-        """``handle``, with what it raises as an answer."""
+        """``handle``, with what it raises as an answer; without ``tracebacks`` its text stays in the log here."""
         try:
             return Answer(request.client, self.handle(request))
         except Exception as error:
             _log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
             details = traceback.format_exc() if tracebacks else ""
-            return Answer(request.client, error=f"{type(error).__name__}: {error}", details=details)
+            return Answer(request.client, error=told(error, in_full=tracebacks), details=details)
 
     def handle(self, request: Request) -> Payload:
         """Run a step for a client and make durable what it keeps; a step that fails changes nothing.
@@ -211,43 +226,37 @@ class Site:
         received, finished = self._received(request)
         schema.require_request(received)
         received.require_sound(self.limits)
-        perform = self._performed if self.guard is None else self._protected
+        perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard).perform
         content = perform(request, received, schema, member)
         if schema.kind == "step":
             content = self._falsified(request, content, received)
         return finished(content)
 
-    def _protected(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
-        """What a step returns, with differential privacy."""
-        assert self.guard is not None
-        samples, batch = self._info[member.id].samples, member.settings.training.batch_size
-        cost = self.spec.cost(schema, samples, batch)
-        digest = self.guard.begin(request, received, schema, cost)
-        training = None if cost is None else self.guard.training(digest, cost)
-        try:
-            content = self._performed(request, received, schema, member, training)
-            schema.require_reply(content)
-            content.require_sound(self.limits)
-        except Exception:
-            # what went wrong may show values, and nobody has put noise on it
-            _log.exception("client %s failed in step %s", request.client, request.step)
-            raise PayloadError(f"step '{request.step}' failed; a protected client does not say how") from None
-        if schema.kind != "step":
-            return content
-        return self.guard.release(request, digest, content, received, cost, samples)
-
-    def _performed(
+    def perform(
         self,
         request: Request,
         received: Payload,
         schema: StepSchema,
         member: Member,
         training: PrivateTraining | None = None,
+        digest: bytes = b"",
+        *,
+        blank: bool = False,
     ) -> Payload:
-        """What a step returns, in memory of its own; what the client keeps is stored."""
+        """What a step returns, in memory of its own; what the client keeps is stored.
+
+        Args:
+            request: to the client.
+            received: its payload, decoded.
+            schema: of the step.
+            member: the client.
+            training: trains in its place.
+            digest: of the request, kept with what a protected client keeps.
+            blank: put blank samples in place of the client's, and store nothing.
+        """
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
-            client = self._wake(member, version, None if schema.kind == "fresh" else request.after)
+            client = self._wake(member, version, None if schema.kind == "fresh" else request.after, blank=blank)
             client.private = training
             try:
                 reply = getattr(self.spec.algorithm, request.step)(client, **received.fields)
@@ -255,9 +264,9 @@ class Site:
                 # gradients are private, and their memory is wanted for the next client
                 if (model := self._models.get(client.info.architecture)) is not None:
                     model.zero_grad(set_to_none=True)
-            if schema.kind == "step" and self.keeps_states:
+            if schema.kind == "step" and self.keeps_states and not blank:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
-                self._keep(client, version, request.after)
+                self._keep(client, version, request.after, digest)
         return detached(reply.payload, self._models.get(client.info.architecture))
 
     def _member(self, request: Request) -> Member:
@@ -298,10 +307,12 @@ class Site:
         stream = generator(self.spec.seed, "attack", request.client, request.step, request.round, request.phase)
         return attack.falsified(content, received, stream)
 
-    def _wake(self, member: Member, version: StateVersion, after: StateVersion | None = None) -> Client:
+    def _wake(
+        self, member: Member, version: StateVersion, after: StateVersion | None = None, *, blank: bool = False
+    ) -> Client:
         kept = self._kept(member.id, version, after)
         own = kept.pop("model", None)
-        data = self._data_of(member)
+        data = self.data_of(member)
         declared = {key: life for key, life in self.spec.algorithm.keeps.items() if key not in ("model", "optimizer")}
         server = self.spec.server_model
         return Client(
@@ -316,11 +327,12 @@ class Site:
             precision=self.spec.precision,
             evaluation_batch=self.evaluation_batch,
             optimizer_state=unflatten(kept.pop("optimizer", {}), ":"),
-            info=self._info[member.id],
-            train=data.train,
-            test=data.test,
+            info=self.info[member.id],
+            train=data.train.blank() if blank else data.train,
+            test=None if blank else data.test,
             state=ClientState(declared, kept),
-            guide=None if server is None else _Guide(self.federation, member, server, lambda: self._shared),
+            guide=None if server is None else _Guide(self.federation, member, server, lambda: self._shared, blank),
+            protected=self.guard is not None,
         )
 
     @cached_property
@@ -337,17 +349,17 @@ class Site:
         }
         return {key: value for key, value in unflatten(entry).items() if key in current}
 
-    def _keep(self, client: Client, version: StateVersion, after: StateVersion | None) -> None:
+    def _keep(self, client: Client, version: StateVersion, after: StateVersion | None, digest: bytes) -> None:
         keeps = self.spec.algorithm.keeps
         values = {key: dict(value) for key, value in client.state.items()}
         if "model" in keeps or self.spec.keep_models:  # what is not declared is never given back to a client
             values["model"] = client.model.state_dict()
         if "optimizer" in keeps:
             values["optimizer"] = flatten(client.trainer_states(), ":")
-        self.store.save(client.name, version, flatten(values), after)
+        self.store.save(client.name, version, flatten(values) | left_by(digest), after)
 
     def _model(self, member: Member, weights: Mapping[str, Tensor] | None) -> Model:
-        key = self._info[member.id].architecture
+        key = self.info[member.id].architecture
         if weights is None or key not in self._models:
             # built again for a client without weights: it starts from its own initial ones
             self._models[key] = self.federation.client_model(member).to(self.device)
@@ -363,7 +375,8 @@ class Site:
             model.load_state_dict(dict(weights))  # raises, and says what does not fit
         return model
 
-    def _data_of(self, member: Member) -> _Data:
+    def data_of(self, member: Member) -> _Data:
+        """The samples of a client, opened."""
         if member.id not in self._data:
             key = member.model.architecture
             if key not in self._public:

@@ -5,32 +5,60 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 
 EXTRA = "privacy"
-_WEAK = 0.25  # noise over sensitivity
+_WEAK = 0.25  # noise over clip
+_RELATIONS = {"replace": "REPLACE_ONE", "add_remove": "ADD_OR_REMOVE_ONE"}
 _SLACK = 1e-6  # relative; noise that was calibrated to a budget must fit into it
+
+
+Neighbours = Literal["replace", "add_remove"]
+"""Between which data sets epsilon of DP-SGD is meant: one sample is another, or one is there or not."""
 
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """What one release costs: Gaussian noise of ``noise`` times the sensitivity, ``steps`` times.
+    """What one release costs: Gaussian noise, ``steps`` times.
 
     Attributes:
-        noise: standard deviation over the largest L2 distance between what neighbouring data sets would send.
-        rate: probability with which each sample takes part in a step, by Poisson sampling; 1: all always do.
+        noise: standard deviation; without ``rate`` over the largest L2 distance of what any two data sets make of a
+            reply, with it over the largest L2 norm of what one sample adds to a sum.
+        rate: probability with which each sample takes part in a step of training, by Poisson sampling.
         steps: number of such mechanisms.
+
+    Raises:
+        ValueError: no mechanism has such noise, rate or number.
     """
 
     noise: float
-    rate: float = 1.0
+    rate: float | None = None
     steps: int = 1
+
+    def __post_init__(self) -> None:
+        possible = 0 < self.noise < math.inf and (self.rate is None or 0 < self.rate <= 1)
+        if not possible or type(self.steps) is not int or self.steps < 1:
+            raise ValueError(f"noise {self.noise}, rate {self.rate}, steps {self.steps} cost nothing that is known")
+
+
+def between_sets(samples: bool, neighbours: Neighbours) -> str:
+    """Between which sets of a client's training data epsilon is meant, in words.
+
+    Args:
+        samples: whether it is of noise in training; of noise on replies there is one meaning.
+        neighbours: of noise in training.
+    """
+    if not samples:
+        return "any two sets of its size of training data"
+    if neighbours == "replace":
+        return "two sets of its size of training data, of which one has another sample in place of one"
+    return "two sets of training data, of which one lacks a sample (to whoever does not know its size)"
 
 
 def accounting() -> Any:
@@ -45,36 +73,42 @@ def accounting() -> Any:
         raise ConfigError(f"privacy needs a package: {error}; {how_to_install(EXTRA)}") from error
 
 
-def epsilon_of(costs: Iterable[PrivacyCost], delta: float) -> float:
+def epsilon_of(costs: Iterable[PrivacyCost], delta: float, neighbours: Neighbours = "replace") -> float:
     """Epsilon at ``delta`` of all these releases together, each of which may depend on those before.
 
     Gaussian mechanisms compose exactly to one (Dong, Roth and Su, J. R. Stat. Soc. B 2022, Corollary 3.3), whose
     epsilon is that of Balle and Wang (ICML 2018); with sampled steps among them by privacy loss
-    distributions, or where noise is weak by Renyi divergences, which bound it.
+    distributions. Where noise is weak, Renyi divergences bound it, or with ``replace`` what it is without sampling.
+
+    Args:
+        costs: of the releases.
+        delta: at which.
+        neighbours: with ``replace`` a sample moves a sum by twice its norm at most, with ``add_remove`` by its norm.
+            What a reply costs is between any two data sets, whatever is said here.
     """
-    counted: Counter[tuple[float, float]] = Counter()
+    counted: Counter[tuple[float, float | None]] = Counter()
     for cost in costs:
         counted[cost.noise, cost.rate] += cost.steps
-    return _epsilon(tuple(sorted(counted.items())), delta)
+    return _epsilon(frozenset(counted.items()), delta, neighbours)
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    whole = sum(steps / noise**2 for (noise, rate), steps in counted if rate >= 1)
-    sampled = [(noise, rate, steps) for (noise, rate), steps in counted if rate < 1 and steps]
-    if sampled:
-        return _with_sampling(whole, sampled, delta)
-    return float(accounting().get_epsilon_gaussian(1 / math.sqrt(whole), delta)) if whole else 0.0
-
-
-def _with_sampling(whole: float, sampled: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Epsilon of mechanisms (noise, rate, steps), and of those without sampling, whose precisions sum to ``whole``."""
-    # privacy losses of weak noise are too large to tabulate; its epsilon is then bounded by Renyi divergences
-    exact = min(noise for noise, _, _ in sampled) >= _WEAK
-    accountant = (_module("pld").PLDAccountant if exact else _module("rdp").RdpAccountant)()
+def _epsilon(counted: frozenset[tuple[tuple[float, float | None], int]], delta: float, neighbours: Neighbours) -> float:
+    distance = 2 if neighbours == "replace" else 1
+    trained = sorted((noise, rate, steps) for (noise, rate), steps in counted if rate is not None)
+    # privacy losses of weak noise are too large to tabulate
+    weak = any(noise < _WEAK for noise, rate, _ in trained if rate < 1)
+    unsampled = weak and neighbours == "replace"  # for which the accountant has no Renyi divergences of sampling
+    sampled = [] if unsampled else [each for each in trained if each[1] < 1]
+    precision = sum(sorted(steps / noise**2 for (noise, rate), steps in counted if rate is None))
+    precision += sum(steps * (distance / noise) ** 2 for noise, rate, steps in trained if unsampled or rate >= 1)
+    if not sampled:
+        return float(accounting().get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
     package = accounting()
-    if whole:
-        accountant.compose(package.GaussianDpEvent(1 / math.sqrt(whole)))
+    relation = package.NeighboringRelation[_RELATIONS[neighbours]]
+    accountant = (_module("rdp").RdpAccountant if weak else _module("pld").PLDAccountant)(neighboring_relation=relation)
+    if precision:  # the accountant means a distance of two with ``replace`` as well
+        accountant.compose(package.GaussianDpEvent(distance / math.sqrt(precision)))
     for noise, rate, steps in sampled:
         accountant.compose(package.PoissonSampledDpEvent(rate, package.GaussianDpEvent(noise)), steps)
     return float(accountant.get_epsilon(delta))
@@ -84,20 +118,22 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"dp_accounting.{name}")
 
 
-def fits(costs: Iterable[PrivacyCost], epsilon: float, delta: float) -> bool:
+def fits(costs: Iterable[PrivacyCost], epsilon: float, delta: float, neighbours: Neighbours = "replace") -> bool:
     """Whether releases are within a budget."""
-    return epsilon_of(costs, delta) <= epsilon * (1 + _SLACK)
+    return epsilon_of(costs, delta, neighbours) <= epsilon * (1 + _SLACK)
 
 
-def releases_within(cost: PrivacyCost, epsilon: float, delta: float, most: int) -> int:
+def releases_within(
+    cost: PrivacyCost, epsilon: float, delta: float, most: int, neighbours: Neighbours = "replace"
+) -> int:
     """How many releases of that cost are within a budget, ``most`` at most."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits([cost] * middle, epsilon, delta) else (low, middle - 1)
+        low, high = (middle, high) if fits([cost] * middle, epsilon, delta, neighbours) else (low, middle - 1)
     return low
 
 
 def noise_for(epsilon: float, delta: float, releases: int) -> float:
-    """``PrivacyCost.noise`` at which so many releases are within a budget."""
+    """``PrivacyCost.noise`` at which so many replies are within a budget."""
     return float(accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

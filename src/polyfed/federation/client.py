@@ -98,6 +98,7 @@ class Client(Participant):
         state: the values that the algorithm declares to keep on a client.
         guide: the server's encoders, for methods that send them.
         private: trains in place of the client, by gradients with noise.
+        protected: whether noise hides its reply, which then has the same layout whatever the data are.
     """
 
     info: ClientInfo
@@ -106,6 +107,7 @@ class Client(Participant):
     state: ClientState = field(default_factory=lambda: ClientState({}, {}))
     guide: Guide | None = None
     private: PrivateTraining | None = None
+    protected: bool = False
 
     def fit(self, samples: Samples, *, epochs: int, steps: int | None = None, **more: Any) -> int:
         """As ``Participant.fit``; with DP-SGD where the run protects samples."""

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.federation.accounting import PrivacyCost, epsilon_of, noise_for
+from polyfed.federation.accounting import Neighbours, PrivacyCost, epsilon_of, noise_for
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema
 
@@ -95,6 +95,11 @@ class PrivacySettings(Settings):
     reply: ReplyProtection | None = Field(default=None, description="noise on what a client sends, as a whole")
     samples: SampleProtection | None = Field(default=None, description="noise in training, for each of its samples")
     budget: Budget = Field(default_factory=Budget)
+    neighbours: Annotated[Neighbours, Only(samples=Not(None))] = Field(
+        default="replace",
+        description="samples: data sets between which epsilon is meant, those that differ in what one sample is, or in "
+        "whether it is there; the number of samples crosses, so replace is what holds against who knows it",
+    )
     releases: int | None = Field(
         default=None, ge=1, description="protected replies that a client sends at most; None: one a round"
     )
@@ -170,7 +175,7 @@ def planned_epsilon(settings: PrivacySettings, steps: Mapping[str, StepSchema], 
 
 
 def _factor(reply: ReplyProtection, schema: StepSchema) -> float:
-    """Sensitivity of all fields of a reply together, in lengths of each."""
+    """Sensitivity of all fields of a reply together, in lengths of each; of the kinds that the method as set sends."""
     options = [tensor_kinds(declared) for declared in schema.returns.values()]
     return math.sqrt(sum(max(map(reply.sensitivity, kinds)) ** 2 for kinds in options if kinds))
 
@@ -205,11 +210,12 @@ def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, sche
         return ""
     if Weights in kinds and not (name == UPDATE and schema.receives.get(name) is Weights):
         return "weights that are no update of weights that were sent to the client"
-    return "" if any(kind in reply.clips for kind in kinds) else f"no clipping norm: {_keys(kinds)}"
+    missing = [kind for kind in kinds if kind not in reply.clips]
+    return f"no clipping norm: {_keys(missing)}" if missing else ""
 
 
 def _keys(kinds: Sequence[type[TensorBundle]]) -> str:
-    return " or ".join(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.kind for kind in kinds)
+    return " and ".join(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.kind for kind in kinds)
 
 
 def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], method: str) -> None:

@@ -13,11 +13,11 @@ import torch
 
 from polyfed.core.errors import BudgetError, PayloadError
 from polyfed.core.secret import kept_secret, keyed_digest, read_secret
-from polyfed.federation.accounting import PrivacyCost, epsilon_of, fits
+from polyfed.federation.accounting import Neighbours, PrivacyCost, epsilon_of, fits
 from polyfed.federation.privacy import Budget, PrivacySettings, uncovered
 from polyfed.federation.private_training import PrivateTraining
-from polyfed.federation.release import released, require_known_numbers
-from polyfed.federation.spending import Release, SpendingLedger
+from polyfed.federation.release import released
+from polyfed.federation.spending import Entry, SpendingLedger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema
@@ -43,22 +43,27 @@ def payload_digest(payload: Payload) -> bytes:
 class PrivacyGuard:
     """Protects the replies of the clients of a site, and keeps account of them.
 
-    The noise of a reply comes from the site's secret, the request, the protection and the reply before noise. So the
-    same request has the same answer for nothing; but where a replayed request would make another reply (other data, a
-    GPU), or the same reply would get other noise (another multiplier), the draws are new, as the difference of two
-    replies with one noise would show what it hides.
+    A step is charged before it begins, so that one that fails, or is killed, has cost as much. The noise of a reply
+    comes from the site's secret, the request with all that the run says and all requests that led to what the client
+    keeps, and the reply before noise. So the same request has the same answer for nothing; but where it would make
+    another reply (other data, a GPU) the draws are new and cost, as the difference of two replies with one noise would
+    show what it hides.
 
     Attributes:
         settings: resolved.
         folder: where the ledgers are, and the secret if it has no file of its own.
         secret_file: of the secret; None: made in the folder.
         site_budget: what the site allows over all runs; None: nothing beyond the run's budget.
+        site_neighbours: between which data sets the site means its budget.
+        terms: all that the run says but its name.
     """
 
     settings: PrivacySettings
     folder: Path
     secret_file: Path | None = None
     site_budget: Budget | None = None
+    site_neighbours: Neighbours = "replace"
+    terms: bytes = b""
 
     @cached_property
     def _secret(self) -> bytes:
@@ -73,15 +78,25 @@ class PrivacyGuard:
         _ = self._secret
 
     @property
-    def _budgets(self) -> Sequence[Budget]:
-        return (self.settings.budget, *([self.site_budget] if self.site_budget is not None else []))
+    def _budgets(self) -> Sequence[tuple[Budget, Neighbours]]:
+        own = [(self.site_budget, self.site_neighbours)] if self.site_budget is not None else []
+        return [(self.settings.budget, self.settings.neighbours), *own]
 
     def ledger(self, client: str) -> SpendingLedger:
         """What a client has given away."""
-        return SpendingLedger(self.folder / f"{client}.jsonl")
+        return ledger_at(self.folder / f"{client}.jsonl", self._secret)
 
-    def begin(self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None) -> bytes:
-        """Before a step: that its replies are covered, and that there is budget for it unless it is asked again.
+    def begin(
+        self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None, before: bytes
+    ) -> bytes:
+        """Before a step: that its replies are covered; what it costs is on disk then, unless it was before.
+
+        Args:
+            request: to the client.
+            received: its payload, decoded.
+            schema: of the step.
+            cost: of the reply.
+            before: digest of the request whose step left what the client keeps; empty: it keeps nothing.
 
         Returns:
             The request's digest.
@@ -93,20 +108,28 @@ class PrivacyGuard:
         if missing := next(uncovered(self.settings, request.step, schema), None):
             raise PayloadError(f"differential privacy does not cover {missing}")
         about = [request.client, request.step, request.round, request.phase, request.after]
-        digest = keyed_digest(self._secret, b"request", json.dumps(about).encode(), payload_digest(received))
+        parts = json.dumps(about).encode(), payload_digest(received), self.terms, before
+        digest = keyed_digest(self._secret, b"request", *parts)
         if cost is not None:
             with self.ledger(request.client).held() as ledger:
-                spent = ledger.releases()
-                if all(release.request != digest.hex() for release in spent):
-                    self._require_affordable(request.client, [release.cost for release in spent], cost)
+                if all(entry.request != digest.hex() for entry in ledger.entries()):
+                    self._require_affordable(request.client, ledger.costs(), cost)
+                    ledger.append(Entry(digest.hex(), cost=cost))
         return digest
 
-    def training(self, digest: bytes, cost: PrivacyCost) -> PrivateTraining | None:
-        """Trains the client in a step with that digest, if it is samples that are protected."""
+    def training(self, digest: bytes, cost: PrivacyCost | None, *, blank: bool = False) -> PrivateTraining | None:
+        """Trains the client in a step with that digest, if it is samples that are protected.
+
+        Args:
+            digest: of the request.
+            cost: of the step.
+            blank: the client's samples say nothing.
+        """
         samples = self.settings.samples
-        if samples is None:
+        if samples is None or cost is None:
             return None
-        return PrivateTraining(samples, keyed_digest(self._secret, b"samples", digest, self._protection), cost)
+        key = keyed_digest(self._secret, b"samples", digest, self._protection)
+        return PrivateTraining(samples, key, cost, blank)
 
     @property
     def _protection(self) -> bytes:
@@ -121,33 +144,38 @@ class PrivacyGuard:
         cost: PrivacyCost | None,
         samples: int,
     ) -> Payload:
-        """The reply to a step as it may leave; what it costs is on disk by then.
+        """The reply to a step as it may leave; which one it is is on disk by then.
 
         Raises:
             PayloadError: it holds what is not covered.
-            BudgetError: it would cost more than is left.
+            BudgetError: the request was answered otherwise before, and another answer costs more than is left.
         """
         key = keyed_digest(self._secret, b"reply", digest, self._protection, payload_digest(content))
-        require_known_numbers(content, samples)
         reply = self.settings.reply
         made = content if reply is None else released(content, received, reply, key, samples)
         if cost is None:
             return made
         with self.ledger(request.client).held() as ledger:
-            spent = ledger.releases()
-            if all(release.reply != key_name(key) for release in spent):
-                self._require_affordable(request.client, [release.cost for release in spent], cost)
-                ledger.append(Release(digest.hex(), key_name(key), cost))
+            answers = [entry.reply for entry in ledger.entries() if entry.request == digest.hex() and entry.reply]
+            if key_name(key) not in answers:
+                if answers:
+                    self._require_affordable(request.client, ledger.costs(), cost)
+                ledger.append(Entry(digest.hex(), key_name(key), cost if answers else None))
         return made
 
     def _require_affordable(self, client: str, spent: Sequence[PrivacyCost], cost: PrivacyCost) -> None:
-        for budget in self._budgets:
-            if budget.epsilon is not None and not fits([*spent, cost], budget.epsilon, budget.delta):
+        for budget, neighbours in self._budgets:
+            if budget.epsilon is not None and not fits([*spent, cost], budget.epsilon, budget.delta, neighbours):
+                so_far, more = (epsilon_of(costs, budget.delta, neighbours) for costs in (spent, [*spent, cost]))
                 raise BudgetError(
                     f"client '{client}' has spent its privacy budget: {len(spent)} replies gave away epsilon "
-                    f"{epsilon_of(spent, budget.delta):.3g} at delta {budget.delta:g}, one more would make it "
-                    f"{epsilon_of([*spent, cost], budget.delta):.3g} of {budget.epsilon:g}"
+                    f"{so_far:.3g} at delta {budget.delta:g}, one more would make it {more:.3g} of {budget.epsilon:g}"
                 )
+
+
+def ledger_at(path: Path, secret: bytes) -> SpendingLedger:
+    """The ledger at a path, of a place with that secret."""
+    return SpendingLedger(path, keyed_digest(secret, b"ledger"))
 
 
 def key_name(key: bytes) -> str:

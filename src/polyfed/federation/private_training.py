@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from polyfed.tasks.task import Task
 
 if TYPE_CHECKING:
     from polyfed.federation.participant import Participant
+
+_log = logging.getLogger(__name__)
 
 
 def training_cost(
@@ -81,11 +84,13 @@ class PrivateTraining:
         protection: clipping norm and noise.
         key: of the draws of this step; from the site's secret.
         cost: what the step is accounted with; it takes no more steps than that.
+        blank: the samples say nothing, and noise is all that is learnt.
     """
 
     protection: SampleProtection
     key: bytes
     cost: PrivacyCost
+    blank: bool = False
     _done: int = 0
 
     def fit(self, participant: Participant, samples: Samples, epochs: int, steps: int | None) -> int:
@@ -107,11 +112,12 @@ class PrivateTraining:
                 f"privacy.samples accounts for {self.cost.steps} steps of training on the client's own samples a "
                 f"round, and the method asks for {self._done + asked.steps}, or for other samples"
             )
+        rate = min(1.0, participant.training.batch_size / len(samples))
         participant.model.train()
         one = _PerSample(Fitting(participant, participant.trainer(), samples, 1.0, None, None), self.protection)
         for _ in participant.epochs(epochs if steps is None else 1):
             for _ in range(asked.steps // epochs if steps is None else steps):
-                self._step(one, asked.rate)
+                self._step(one, rate)
         one.forget()
         return asked.steps
 
@@ -123,6 +129,8 @@ class PrivateTraining:
         sums = one.clipped_sums(chosen, one.fitting.participant.generator(f"private-{self._done}"))
         deviation = self.protection.noise_multiplier * self.protection.clip
         for number, (parameter, total) in enumerate(sums):
+            if self.blank:
+                total.zero_()
             # of the sum as well: the same step over other data must not have the same noise
             content = hashlib.sha256(total.cpu().numpy().tobytes()).digest()
             own = keyed_digest(key, b"noise", number.to_bytes(8, "big"), content)
@@ -152,21 +160,37 @@ class _PerSample:
     def clipped_sums(self, index: Tensor, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Parameter -> sum of its gradients over samples, each of which has norm ``clip`` at most over all of them."""
         self.forget()
-        gradients = self._gradients(index, stream)
+        gradients = _finite(self._gradients(index, stream))
         for name, parameter in self._trained.items():
             parameter.grad_sample = gradients[name]  # type: ignore[attr-defined]
         self._optimizer.clip_and_accumulate()
         return ((parameter, parameter.summed_grad) for parameter in self._trained.values())  # type: ignore[attr-defined]
 
     def _gradients(self, index: Tensor, stream: torch.Generator) -> dict[str, Tensor]:
+        """Of each sample, [b, ...]; 0 of one that cannot be read or differentiated, as nobody may learn of it.
+
+        Raises:
+            Exception: blank samples cannot be differentiated either.
+        """
+        zeros = {name: value.new_zeros(len(index), *value.shape) for name, value in self._trained.items()}
         if not len(index):  # a batch that nobody was drawn for has noise alone
-            return {name: value.new_zeros(0, *value.shape) for name, value in self._trained.items()}
-        batch = self.fitting.samples.batch(index, stream).to(self.fitting.participant.device)
+            return zeros
+        try:
+            return self._of(self.fitting.samples.batch(index, stream))
+        except Exception:
+            self._of(self.fitting.samples.blank().batch(index[:1]))
+            if len(index) == 1:
+                _log.exception("a sample of %s counts for nothing in this step", self.fitting.participant.name)
+                return zeros
+        alone = [self._gradients(one, stream) for one in torch.split(index, 1)]
+        return {name: torch.cat([gradients[name] for gradients in alone]) for name in zeros}
+
+    def _of(self, batch: Batch) -> dict[str, Tensor]:
         weights = {name: value.detach() for name, value in self._trained.items()}
-        found: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
-            weights, _fields(batch)
+        gradients: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
+            weights, _fields(batch.to(self.fitting.participant.device))
         )
-        return found
+        return gradients
 
     def _loss(self, weights: dict[str, Tensor], one: dict[str, Any]) -> Tensor:
         alone = tree_map(lambda value: value[None], one)
@@ -176,6 +200,16 @@ class _PerSample:
     def forget(self) -> None:
         """Leave nothing of single samples at the parameters, which serve the next client next."""
         self._optimizer.zero_grad(set_to_none=True)
+
+
+def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same with 0 for samples of whose gradient an entry is not finite: clipping would make it NaN for all."""
+    sound = torch.stack([value.flatten(1).isfinite().all(1) for value in gradients.values()]).all(0)
+    if bool(sound.all()):
+        return gradients
+    for value in gradients.values():
+        value[~sound] = 0.0
+    return gradients
 
 
 def _fields(batch: Batch) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
     Raises:
         PayloadError: the reply holds what is not covered.
     """
-    fields = dict(content.fields)
+    require_covered_numbers(content)
+    fields = dict(content.fields) | ({EXAMPLES: samples} if EXAMPLES in content.scalars else {})
     for name, bundle in content.bundles.items():
         clip = protection.clips.get(type(bundle))
         if clip is None:
@@ -49,15 +50,28 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
     return Payload(fields)
 
 
-def require_known_numbers(content: Payload, samples: int) -> None:
-    """Check that the numbers of a reply say nothing new: no more than how many samples the client joined with.
+def require_covered_numbers(content: Payload) -> None:
+    """Check that a reply has no number but that of samples, which leaves as the client joined with it.
 
     Raises:
-        PayloadError: one does.
+        PayloadError: it has another.
     """
-    for name, value in content.scalars.items():
-        if name != EXAMPLES or type(value) is not int or value != samples:
+    for name in content.scalars:
+        if name != EXAMPLES:
             raise PayloadError(f"'{name}' in the reply is a number that differential privacy does not cover")
+
+
+def require_updates(content: Payload, received: Payload) -> None:
+    """Check that weights in a reply are those that the client received, changed.
+
+    Raises:
+        PayloadError: their names or shapes are others.
+    """
+    for field, bundle in content.bundles.items():
+        if isinstance(bundle, Weights):
+            sent = received.bundles.get(field, Weights({}))
+            if sorted(bundle) != sorted(sent) or any(bundle[name].shape != sent[name].shape for name in sent):
+                raise PayloadError(f"the reply's '{field}' are not the weights that were sent to the client")
 
 
 def noisy(values: Float64[Tensor, ...], deviation: float, key: bytes) -> Float64[Tensor, ...]:
@@ -88,8 +102,6 @@ def _update(
     bundle: Weights, received: Mapping[str, Tensor], clip: float, protection: ReplyProtection, key: bytes
 ) -> Weights:
     """Update clipped as one vector, noise in every entry; whole numbers go back as they came."""
-    if absent := next((name for name in bundle if name not in received), None):
-        raise PayloadError(f"'{absent}' of the weights was not sent to the client, so there is no update of it")
     changes = {
         name: value.double() - received[name].to(value.device).double()
         for name, value in bundle.items()

@@ -1,41 +1,54 @@
-"""The ledger of what a client has given away: on its site's disk before a reply leaves, whatever kills the process."""
+"""The ledger of what a client gives away: on its site's disk before a step begins, whatever kills the process."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hmac
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from polyfed.core.errors import DataError
-from polyfed.core.files import sync_folder
+from polyfed.core.files import sync_folder, write_atomically, write_fully
+from polyfed.core.secret import keyed_digest
 from polyfed.core.untrusted import file_json
 from polyfed.federation.accounting import PrivacyCost
 
 
 @dataclass(frozen=True)
-class Release:
-    """A reply that has left its client, or may have.
+class Entry:
+    """A line of a ledger: a charge before a step begins, or which reply is about to leave.
 
     Attributes:
         request: keyed digest of the request.
-        reply: keyed digest of request, protection and reply before noise, which the noise is drawn from.
-        cost: what it gives away.
+        reply: keyed digest of request, protection and reply before noise, from which the noise is drawn; empty while
+            nobody knows it.
+        cost: what is charged; None: the reply is paid for by an earlier line.
     """
 
     request: str
-    reply: str
-    cost: PrivacyCost
+    reply: str = ""
+    cost: PrivacyCost | None = None
 
 
 @dataclass(frozen=True)
 class SpendingLedger:
-    """The releases of one client, one line each, over all runs that share the file."""
+    """What one client has given away, over all runs that share the file.
+
+    Each line has a code of it and of the line before, by the site's secret, so that no line can be changed, moved or
+    taken out. The file ``CLIENT.head`` has the code of the last line, so that the ledger alone cannot be cut, or replaced
+    by an old copy.
+
+    Attributes:
+        path: of the ledger.
+        key: of the codes.
+    """
 
     path: Path
+    key: bytes
 
     @contextlib.contextmanager
     def held(self) -> Iterator[SpendingLedger]:
@@ -45,38 +58,85 @@ class SpendingLedger:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self
 
-    def releases(self) -> list[Release]:
-        """All that are on disk. A last line that was cut off counts for nothing: its reply was never sent.
+    def entries(self) -> list[Entry]:
+        """All lines that are on disk; a last one that was cut off counts for nothing, as nothing has left for it.
 
         Raises:
-            DataError: another line is damaged.
+            DataError: a line is damaged or not in its place, or lines are missing.
         """
-        return [self._release(number, line) for number, line in enumerate(self._whole_lines(), 1)]
+        return [entry for entry, _ in self._read()]
 
-    def _whole_lines(self) -> list[bytes]:
-        content = self.path.read_bytes() if self.path.exists() else b""
-        return content[: content.rfind(b"\n") + 1].splitlines()
+    def costs(self) -> list[PrivacyCost]:
+        """What was charged, in order; errors as ``entries``."""
+        return [entry.cost for entry in self.entries() if entry.cost is not None]
 
-    def _release(self, number: int, line: bytes) -> Release:
+    def append(self, entry: Entry) -> None:
+        """Write a line; all of it is on the disk when this returns.
+
+        Raises:
+            OSError: there is no room for it; the ledger is then as before.
+            DataError: as ``entries``.
+        """
+        known = self._read()
+        code, line = self._line(entry, known[-1][1] if known else "")
+        start = sum(len(written) + 1 for written in self._lines())
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            entry = file_json(line.decode())
-            return Release(str(entry["request"]), str(entry["reply"]), PrivacyCost(**entry["cost"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"line {number} of '{self.path}' is damaged ({error}), so nobody knows what the client has given away; "
-                "restore the file from a copy: without it the client must not go on"
-            ) from error
-
-    def append(self, release: Release) -> None:
-        """Write a release down; it is on the disk when this returns."""
-        line = (json.dumps(asdict(release)) + "\n").encode()
-        whole = sum(len(known) + 1 for known in self._whole_lines())
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(descriptor, whole)  # of what a kill has cut off
-            os.lseek(descriptor, 0, os.SEEK_END)
-            os.write(descriptor, line)
-            os.fsync(descriptor)
+            os.ftruncate(descriptor, start)  # of what a kill has cut off
+            write_fully(descriptor, line + b"\n", start)
         finally:
             os.close(descriptor)
         sync_folder(self.path.parent)
+        # a kill before this leaves a ledger of one line more than the head knows of, which is no rollback
+        write_atomically(self._head, f"{len(known) + 1} {code}\n".encode())
+
+    @property
+    def _head(self) -> Path:
+        return self.path.with_suffix(".head")
+
+    def _lines(self) -> list[bytes]:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return content[: content.rfind(b"\n") + 1].splitlines()
+
+    def _line(self, entry: Entry, before: str) -> tuple[str, bytes]:
+        """The code of an entry after the line with the code ``before``, and its own line."""
+        content = asdict(entry)
+        code = keyed_digest(self.key, self.path.stem.encode(), before.encode(), json.dumps(content).encode()).hex()
+        return code, json.dumps({**content, "code": code}).encode()
+
+    def _read(self) -> list[tuple[Entry, str]]:
+        """Entries with the codes of their lines."""
+        known: list[tuple[Entry, str]] = []
+        for number, line in enumerate(self._lines(), 1):
+            try:
+                entry = _entry(line)
+                code, expected = self._line(entry, known[-1][1] if known else "")
+                if not hmac.compare_digest(line, expected):
+                    raise ValueError("its code is not that of this line in this place with the site's secret")
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._damaged(f"line {number} of '{self.path}' is damaged ({error})") from error
+            known.append((entry, code))
+        self._require_complete([code for _, code in known])
+        return known
+
+    def _require_complete(self, codes: Sequence[str]) -> None:
+        if not self._head.exists():
+            return
+        count, _, last = self._head.read_text().strip().partition(" ")
+        if not count.isdecimal() or int(count) < 1 or codes[int(count) - 1 : int(count)] != [last]:
+            raise self._damaged(
+                f"'{self.path}' has {len(codes)} lines and lacks the last that '{self._head.name}' knows"
+            )
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(
+            f"{what}, so nobody knows what the client has given away; restore the newest copy of the ledger: without "
+            f"it the client must not go on. To accept a copy that lacks the last lines, delete '{self._head.name}': what "
+            "those lines say is then given away and not counted"
+        )
+
+
+def _entry(line: bytes) -> Entry:
+    values = file_json(line)
+    cost = values["cost"]
+    return Entry(values["request"], values["reply"], None if cost is None else PrivacyCost(**cost))

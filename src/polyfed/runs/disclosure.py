@@ -9,10 +9,9 @@ from types import UnionType
 
 from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.federation.privacy import PrivacySettings
-from polyfed.wire.payload import Logits, Representations, Scalar, TensorBundle
-from polyfed.wire.schema import Declared, StepKind, StepSchema, steps_of
+from polyfed.wire.payload import Scalar, TensorBundle
+from polyfed.wire.schema import StepKind, StepSchema, steps_of
 
 Sendable = type[TensorBundle] | type[Scalar]
 
@@ -57,28 +56,18 @@ def sent_fields(
     return [
         field
         for step, schema in steps_of(method).items()
-        for field in _fields(method, step, schema, privacy, masked=step in summed)
+        for field in _fields(step, schema, privacy, masked=step in summed)
     ]
 
 
-def _fields(
-    method: Algorithm | type[Algorithm], step: str, schema: StepSchema, privacy: PrivacySettings | None, *, masked: bool
-) -> Iterator[SentField]:
+def _fields(step: str, schema: StepSchema, privacy: PrivacySettings | None, *, masked: bool) -> Iterator[SentField]:
     for name, declared in schema.returns.items():
-        kinds = _kinds(method, declared)
+        kinds = typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
         tensors = any(issubclass(kind, TensorBundle) for kind in kinds)
         noisy = tensors and privacy is not None and schema.kind == "step" and _has_noise(privacy, kinds)
         yield SentField(step, schema.kind, name, kinds, masked, noisy)
     if schema.others is not None:
         yield SentField(step, schema.kind, "", (schema.others,))
-
-
-def _kinds(method: Algorithm | type[Algorithm], declared: Declared) -> tuple[Sendable, ...]:
-    """What a field may hold with the method's settings."""
-    kinds = typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
-    if set(kinds) == {Representations, Logits} and isinstance(method, PublicExchange):
-        return (Logits if method.exchanges_logits else Representations,)
-    return kinds
 
 
 def _has_noise(privacy: PrivacySettings, kinds: tuple[Sendable, ...]) -> bool:

@@ -100,7 +100,7 @@ def plan(experiment: Experiment, client: ClientInfo) -> float | None:
         return planned_epsilon(settings, steps, experiment.run.rounds, settings.budget.delta)
     cost = client_cost(experiment, settings, client, next(iter(protected_steps(settings, steps).values())))
     number = settings.planned_releases(experiment.run.rounds)
-    return None if cost is None else epsilon_of([cost] * number, settings.budget.delta)
+    return None if cost is None else epsilon_of([cost] * number, settings.budget.delta, settings.neighbours)
 
 
 def client_cost(
@@ -156,7 +156,7 @@ class Expenses:
             costs = self._costs(client)
             if not costs:
                 continue
-            epsilon, replies = epsilon_of(costs, budget.delta), len(costs)
+            epsilon, replies = epsilon_of(costs, budget.delta, self._settings.neighbours), len(costs)
             largest = max(largest, epsilon)
             tell(client, {"epsilon": epsilon, "replies": float(replies)})
         if largest:
@@ -172,7 +172,8 @@ class Expenses:
         ]
         budget = self._settings.budget
         if budget.epsilon is not None and len(set(costs)) == 1:  # what is asked beyond the budget is refused
-            return costs[: releases_within(costs[0], budget.epsilon, budget.delta, len(costs))]
+            most = releases_within(costs[0], budget.epsilon, budget.delta, len(costs), self._settings.neighbours)
+            return costs[:most]
         return costs
 
     def _cost(self, client: str, step: str) -> PrivacyCost | None:

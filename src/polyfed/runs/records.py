@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json, yaml_content
+from polyfed.federation.accounting import between_sets
 from polyfed.runs.model_folders import untrained_best
 
 if TYPE_CHECKING:
@@ -288,10 +289,10 @@ def _with_privacy(measurements: Iterable[Measurement], config: Mapping[str, Any]
     if largest is None or not (settings := config.get("privacy")):
         return ""
     clear = "; test metrics of clients crossed as they are, which this does not cover"
-    neighbours = "sets that differ by one sample" if settings.get("samples") else "any two sets of its size"
+    between = between_sets(bool(settings.get("samples")), settings["neighbours"])
     return (
         f"replies of clients are differentially private: no client gave away more than epsilon {largest:.3g} at delta "
-        f"{settings['budget']['delta']:g}, between {neighbours} of training data"
+        f"{settings['budget']['delta']:g}, between {between}"
         f"{clear if settings['metrics'] == 'clear' else ''}"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import UnionType
 from typing import Any, Literal, TypeVar
@@ -111,11 +111,18 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
 
 
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
-    """All client steps of a method (an instance or its class), by name."""
+    """All client steps of a method, by name; of its class as declared, of an instance with the kinds that it sends."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
     # static: properties of the method must not be computed to look for marks
     marks = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
-    return {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
+    schemas = {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
+    sends: Callable[[Declared], Declared] | None = None if kind is algorithm else getattr(algorithm, "sends", None)
+    if sends is None:
+        return schemas
+    return {
+        name: replace(schema, returns={field: sends(declared) for field, declared in schema.returns.items()})
+        for name, schema in schemas.items()
+    }
 
 
 def _require(

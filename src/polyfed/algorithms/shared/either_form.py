@@ -13,6 +13,8 @@ from polyfed.algorithms.algorithm import ClientInfo
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import Only
 from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
+from polyfed.wire.payload import Logits, Representations
+from polyfed.wire.schema import Declared
 
 Exchanged = Literal["representations", "scores"]
 
@@ -40,6 +42,11 @@ class EitherForm(PublicExchange):
     def output_kind(self) -> OutputKind:
         """Representations or logits."""
         return LogitKind(self.largest_score) if self.exchange == "scores" else RepresentationKind()
+
+    def sends(self, declared: Declared) -> Declared:
+        """Scores or representations, where either is declared."""
+        either = declared == Representations | Logits
+        return (Logits if self.exchanges_logits else Representations) if either else declared
 
     def anchors(self, server_outputs: PublicOutputs, output: str) -> Tensor | None:
         """What rows [., d] of an output are compared with, [n, d]; None: they are logits."""

@@ -160,7 +160,7 @@ class ShadowSite(StagedSite):
 
         def outputs(weights: Mapping[str, Tensor], samples: Samples) -> Tensor:
             self.weights, self.samples = weights, {client: samples}
-            return flat_outputs(self._performed(request, received, schema, member).bundles[field])
+            return flat_outputs(self.perform(request, received, schema, member).bundles[field])
 
         return outputs
 
@@ -184,7 +184,7 @@ class ShadowSite(StagedSite):
         own = {key: value for key, value in kept.items() if key != "optimizer"}
         return own if self.weights is None else {**own, "model": dict(self.weights)}
 
-    def _keep(self, client: Any, version: Any, after: Any) -> None:
+    def _keep(self, client: Any, version: Any, after: Any, digest: bytes) -> None:
         """Nothing: it never happened."""
 
 
