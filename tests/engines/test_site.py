@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def test_an_answer_tells_what_went_wrong_in_a_line_and_in_detail(site: Site) -> 
 
 def test_details_can_be_kept_at_home(site: Site) -> None:
     answer = site.answer(asked("fail"), tracebacks=False)
-    assert (answer.error, answer.details) == ("ZeroDivisionError: halfway", "")
+    assert answer.details == ""
+    assert re.fullmatch(r"ZeroDivisionError: error [0-9a-f]{8} in the site's log", str(answer.error))
 
 
 @pytest.mark.parametrize("after", [None, (1, 0)])

@@ -161,14 +161,18 @@ def finished(config: Config, folder: Path) -> Run:
 
 def test_epsilon_of_a_run_is_the_accountants(tmp_path: Path) -> None:
     run = finished(federation(), tmp_path / "run")
-    accountant = dp_accounting.pld.PLDAccountant()
+    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     event = dp_accounting.PoissonSampledDpEvent(1 / 3, dp_accounting.GaussianDpEvent(1.2))
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, 2 * 2 * 3))  # rounds x epochs x steps
     expected = accountant.get_epsilon(1e-5)
     assert run.records.last("text-0", "privacy")["epsilon"] == pytest.approx(expected, rel=1e-3)
+    other = finished(federation(neighbours="add_remove"), tmp_path / "other")
     moments = dp_accounting.rdp.RdpAccountant()
     moments.compose(dp_accounting.SelfComposedDpEvent(event, 12))
-    assert expected < moments.get_epsilon(1e-5) < 1.3 * expected  # a looser bound, of the same size
+    looser = moments.get_epsilon(1e-5)  # a bound of the same size
+    assert looser / 1.3 < other.records.last("text-0", "privacy")["epsilon"] < looser < expected
+    assert "of which one lacks a sample" in other.records.warnings[0]
+    assert "of which one has another sample in place of one" in run.records.warnings[0]
 
 
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:

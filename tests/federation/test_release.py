@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.federation.privacy import ReplyProtection
-from polyfed.federation.release import noisy, released, require_covered_numbers, rows_within
+from polyfed.federation.release import noisy, released, require_updates, rows_within
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
 
 KEY = b"k" * 32
@@ -64,9 +64,13 @@ def test_counters_go_back_as_they_came_and_variances_stay_positive() -> None:
     assert float(made["bn.running_var"].min()) == 0.0
 
 
-def test_weights_that_were_not_sent_are_refused() -> None:
-    with pytest.raises(PayloadError, match="'b' of the weights was not sent to the client"):
-        reply("weights", Weights({"b": torch.ones(2)}), Payload({"weights": Weights({})}), weights=1.0)
+@pytest.mark.parametrize(
+    "weights", [{"b": torch.ones(2)}, {}, {"a": torch.ones(3)}, {"a": torch.ones(2), "b": torch.ones(2)}]
+)
+def test_weights_are_those_that_were_sent(weights: dict[str, Tensor]) -> None:
+    received = Payload({"weights": Weights({"a": torch.ones(2)})})
+    with pytest.raises(PayloadError, match="the reply's 'weights' are not the weights that were sent to the client"):
+        require_updates(Payload({"weights": Weights(weights)}), received)
 
 
 # ---- rows
@@ -139,11 +143,16 @@ def test_what_is_not_covered_does_not_leave(fields: dict[str, Any], message: str
         released(Payload(fields), Payload(), protection(representations=1.0), KEY, 40)
 
 
-@pytest.mark.parametrize("fields", [{"loss": 0.3}, {"num_examples": 39}, {"num_examples": 40.0}])
-def test_numbers_leave_only_if_they_are_known(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"loss": 0.3}, {"num_examples": 40, "steps": 3}])
+def test_no_number_leaves_but_that_of_samples(fields: dict[str, Any]) -> None:
     with pytest.raises(PayloadError, match="in the reply is a number that differential privacy does not cover"):
-        require_covered_numbers(Payload(fields), 40)
-    require_covered_numbers(Payload({"num_examples": 40}), 40)
+        released(Payload(fields), Payload(), protection(weights=1.0), KEY, 40)
+
+
+@pytest.mark.parametrize("claimed", [39, 40, 40.0])
+def test_the_number_of_samples_is_the_one_that_the_client_joined_with(claimed: float) -> None:
+    made = released(Payload({"num_examples": claimed}), Payload(), protection(weights=1.0), KEY, 40)
+    assert made.fields == {"num_examples": 40}
 
 
 def test_released_values_lie_on_a_grid_that_hides_low_bits() -> None:

@@ -1,50 +1,181 @@
-"""The ledger of releases on disk: complete lines count, cut ones do not, damaged ones stop the client."""
+"""The ledger of what is given away: complete lines count, and nothing is taken out, moved, cut or written in part."""
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from polyfed.core.errors import DataError
+from polyfed.core.files import write_fully
+from polyfed.core.secret import kept_secret
 from polyfed.federation.accounting import PrivacyCost
-from polyfed.federation.spending import Release, SpendingLedger
+from polyfed.federation.spending import Entry, SpendingLedger
 
-FIRST, SECOND = (Release(f"request-{k}", f"reply-{k}", PrivacyCost(1.5, 0.5, k)) for k in (1, 2))
+KEY = b"k" * 32
+FIRST, SECOND = (Entry(f"request-{k}", cost=PrivacyCost(1.5, 0.5, k)) for k in (1, 2))
+ANSWER = Entry("request-1", "reply-1")
 
 
-def test_releases_are_read_as_they_were_written(tmp_path: Path) -> None:
-    ledger = SpendingLedger(tmp_path / "deep" / "a.jsonl")
+@pytest.fixture
+def ledger(tmp_path: Path) -> SpendingLedger:
+    return SpendingLedger(tmp_path / "a.jsonl", KEY)
+
+
+def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
+    ledger = SpendingLedger(tmp_path / "deep" / "a.jsonl", KEY)
     with ledger.held():
-        assert ledger.releases() == []
-        ledger.append(FIRST)
-        ledger.append(SECOND)
-    assert SpendingLedger(ledger.path).releases() == [FIRST, SECOND]
+        assert ledger.entries() == []
+        for entry in (FIRST, ANSWER, SECOND):
+            ledger.append(entry)
+    again = SpendingLedger(ledger.path, KEY)
+    assert again.entries() == [FIRST, ANSWER, SECOND]
+    assert again.costs() == [FIRST.cost, SECOND.cost]
 
 
-def test_a_line_that_a_kill_cut_off_counts_for_nothing_and_is_replaced(tmp_path: Path) -> None:
-    ledger = SpendingLedger(tmp_path / "a.jsonl")
+def test_a_line_that_a_kill_cut_off_counts_for_nothing_and_is_replaced(ledger: SpendingLedger) -> None:
     ledger.append(FIRST)
-    whole = ledger.path.read_bytes()
+    before, head = ledger.path.read_bytes(), ledger.path.with_suffix(".head").read_bytes()
     ledger.append(SECOND)
+    # the kill came before the head was written
+    ledger.path.with_suffix(".head").write_bytes(head)
     ledger.path.write_bytes(ledger.path.read_bytes()[:-5])
-    assert ledger.releases() == [FIRST]
+    assert ledger.entries() == [FIRST]
     ledger.append(SECOND)
-    assert ledger.releases() == [FIRST, SECOND]
-    assert ledger.path.read_bytes().startswith(whole)
+    assert ledger.entries() == [FIRST, SECOND]
+    assert ledger.path.read_bytes().startswith(before)
 
 
-def test_a_release_is_on_disk_before_its_reply_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr("os.fsync", synced.append)
-    SpendingLedger(tmp_path / "a.jsonl").append(FIRST)
-    assert len(synced) == 2  # the file, and the folder that it is new in
-
-
-@pytest.mark.parametrize("damage", [b"\x00\x00\n", b"{}\n", b'{"request": "r", "reply": "s", "cost": {"price": 1}}\n'])
-def test_nobody_goes_on_with_a_damaged_ledger(tmp_path: Path, damage: bytes) -> None:
-    ledger = SpendingLedger(tmp_path / "a.jsonl")
+def test_a_kill_between_ledger_and_head_loses_nothing(ledger: SpendingLedger) -> None:
     ledger.append(FIRST)
-    ledger.path.write_bytes(ledger.path.read_bytes() + damage)
-    with pytest.raises(DataError, match=r"line 2 of .* is damaged .* restore the file"):
-        ledger.releases()
+    head = ledger.path.with_suffix(".head").read_bytes()
+    ledger.append(SECOND)
+    ledger.path.with_suffix(".head").write_bytes(head)
+    assert ledger.entries() == [FIRST, SECOND]
+
+
+def test_an_entry_is_on_disk_before_anything_leaves(ledger: SpendingLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    ledger.append(FIRST)
+    folder = str(ledger.path.parent)
+    assert synced[:2] == [str(ledger.path), folder]
+    assert synced[-1] == folder  # of the head
+
+
+Damage = Callable[[list[dict[str, object]]], list[dict[str, object]]]
+
+
+def changed(place: int, **values: object) -> Damage:
+    return lambda lines: [{**line, **values} if number == place else line for number, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (changed(0, cost={"noise": float("nan"), "rate": None, "steps": 1}), 1),
+        (changed(0, cost={"noise": float("inf"), "rate": None, "steps": 1}), 1),
+        (changed(0, cost={"noise": -1.0, "rate": None, "steps": 1}), 1),
+        (changed(0, cost={"noise": 90.0, "rate": None, "steps": 1}), 1),
+        (changed(0, cost={"price": 1}), 1),
+        (changed(0, cost=None), 1),
+        (changed(1, request="request-9"), 2),
+        (changed(2, more=1), 3),
+        (lambda lines: lines[1:], 1),
+        (lambda lines: [lines[0], lines[2]], 2),
+        (lambda lines: [lines[1], lines[0], lines[2]], 1),
+        (lambda lines: [*lines, lines[2]], 4),
+        (lambda lines: [*lines, {}], 4),
+    ],
+)
+def test_nobody_goes_on_with_a_line_that_is_not_what_or_where_it_was(
+    ledger: SpendingLedger, damage: Damage, line: int
+) -> None:
+    for entry in (FIRST, ANSWER, SECOND):
+        ledger.append(entry)
+    lines = damage([json.loads(text) for text in ledger.path.read_text().splitlines()])
+    ledger.path.write_text("".join(json.dumps(content) + "\n" for content in lines))
+    with pytest.raises(DataError, match=rf"line {line} of .*a\.jsonl' is damaged .* restore the newest copy"):
+        ledger.entries()
+    with pytest.raises(DataError, match="damaged"):
+        ledger.append(SECOND)
+
+
+def test_a_ledger_of_another_secret_or_client_is_none(ledger: SpendingLedger) -> None:
+    ledger.append(FIRST)
+    other = ledger.path.with_name("b.jsonl")
+    other.write_bytes(ledger.path.read_bytes())
+    for stranger in (SpendingLedger(ledger.path, b"o" * 32), SpendingLedger(other, KEY)):
+        with pytest.raises(DataError, match=r"line 1 of .* is damaged"):
+            stranger.entries()
+
+
+@pytest.mark.parametrize("lines", [None, 0, 1, 2])
+def test_an_old_copy_is_refused_until_the_operator_accepts_it(ledger: SpendingLedger, lines: int | None) -> None:
+    for entry in (FIRST, ANSWER, SECOND):
+        ledger.append(entry)
+    if lines is None:
+        ledger.path.unlink()
+    else:
+        ledger.path.write_bytes(b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:lines]))
+    with pytest.raises(
+        DataError, match=rf"has {lines or 0} lines and lacks the last that 'a\.head' knows.*delete 'a\."
+    ):
+        ledger.entries()
+    ledger.path.with_suffix(".head").unlink()  # as the message says
+    assert ledger.entries() == [FIRST, ANSWER, SECOND][: lines or 0]
+    ledger.append(SECOND)
+    assert ledger.entries()[-1] == SECOND
+
+
+# ---- full disks
+
+
+def test_a_disk_that_takes_a_part_of_a_line_takes_none_of_it(ledger: SpendingLedger) -> None:
+    """The limit of the process on the size of a file stands for the end of a disk: what fits is written, no error."""
+    ledger.append(FIRST)
+    size = ledger.path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, before[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="File too large"):
+                ledger.append(SECOND)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ledger.entries() == [FIRST]
+    assert ledger.path.stat().st_size == size
+    ledger.append(SECOND)
+    assert ledger.entries() == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_what_is_written_in_parts_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    honest = os.pwrite
+    monkeypatch.setattr("os.pwrite", lambda file, data, start: honest(file, data[:step], start))
+    ledger = SpendingLedger(tmp_path / "a.jsonl", KEY)
+    ledger.append(FIRST)
+    assert ledger.entries() == [FIRST]
+    assert len(kept_secret(tmp_path / "secret")) == 32
+
+
+@pytest.mark.parametrize(
+    ("pwrite", "message"),
+    [(lambda file, data, start: 0, "No space left"), (lambda file, data, start: len(data), "does not have what was")],
+)
+def test_a_file_that_lies_about_what_it_took_is_cut_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pwrite: Callable[..., int], message: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    monkeypatch.setattr("os.pwrite", pwrite)
+    with path.open("r+b") as stream, pytest.raises(OSError, match=message):
+        write_fully(stream.fileno(), b"line", 6)
+    assert path.read_bytes() == b"before"
+    with pytest.raises(OSError, match=message):
+        kept_secret(tmp_path / "secret")
+    assert list(tmp_path.iterdir()) == [path]

@@ -98,7 +98,9 @@ def test_packed_clients_have_noise_of_their_own(tmp_path: Path, secret: Path) ->
 
 
 def spent(folder: Path) -> list[int]:
-    return [len(path.read_text().splitlines()) for path in sorted((folder / PRIVATE).glob("*.jsonl"))]
+    """How often each client was charged."""
+    ledgers = [path.read_text().splitlines() for path in sorted((folder / PRIVATE).glob("*.jsonl"))]
+    return [sum(json.loads(line)["cost"] is not None for line in lines) for lines in ledgers]
 
 
 def test_one_secret_gives_the_same_bits_another_others_and_none_a_new_one(tmp_path: Path, secret: Path) -> None:
@@ -219,19 +221,6 @@ def test_another_multiplier_does_not_scale_the_same_noise(tmp_path: Path, secret
         made = weights_of(site, request)
         changes.append(torch.cat([(made[name] - received[name]).flatten() for name in made]).double())
     assert abs(float(torch.corrcoef(torch.stack(changes))[0, 1])) < 0.05
-
-
-def test_what_goes_wrong_at_a_protected_client_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = site_of(prepared(federation(), tmp_path / "run"))
-    request, _ = asked(site)
-
-    def fail(*_: Any) -> None:
-        raise ValueError("patient 17 has a label that is unknown")
-
-    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", fail)
-    answer = site.answer(request)
-    assert answer.error == "PayloadError: step 'fit' failed; a protected client does not say how"
-    assert "patient" not in answer.details
 
 
 def test_a_query_for_metrics_is_refused_by_the_client_itself(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ class ProtectedSteps:
             if schema.kind != "step":
                 raise _untold(request) from None
             content = self._unlearnt(request, received, schema, member, digest, cost)
-        return (
-            guard.release(request, digest, content, received, cost, info.samples) if schema.kind == "step" else content
-        )
+        if schema.kind != "step":
+            return content
+        return guard.release(request, digest, content, received, cost, info.samples)
 
     def _before(self, request: Request) -> bytes:
         """Digest of the request whose step left what the client goes on from; empty if it goes on from nothing."""
@@ -96,14 +96,15 @@ class ProtectedSteps:
         Raises:
             PayloadError: the step fails with blank samples as well, which tells nothing of the client's.
         """
-        site = self.site
+        site, version = self.site, (request.round, request.phase)
         if site.keeps_states:
-            kept = dict(site.store.load(request.client, request.after)) | left_by(digest)
-            site.store.save(request.client, (request.round, request.phase), kept, request.after)
+            versions = site.store.versions(request.client)
+            kept = site.store.load(request.client, request.after) if request.after in versions else {}
+            site.store.save(request.client, version, dict(kept) | left_by(digest), request.after)
         training = self.guard.training(digest, cost, blank=True)
-        fields: dict[str, TensorBundle | Scalar] = (
-            {UPDATE: received.fields[UPDATE]} if UPDATE in received.fields else {}
-        )
+        fields = dict[str, TensorBundle | Scalar]()
+        if UPDATE in received.fields:
+            fields[UPDATE] = received.fields[UPDATE]
         if training is not None:  # of DP-SGD without gradients all is noise
             fields = dict(self._blank(request, received, schema, member, training).fields)
         elif schema.returns.keys() - {UPDATE, EXAMPLES}:
@@ -137,8 +138,6 @@ def _zeroed(payload: Payload) -> Payload:
     """The same layout with 0 in place of every floating number of its tensors."""
     fields = dict(payload.fields)
     for name, bundle in payload.bundles.items():
-        tensors = {
-            key: torch.zeros_like(value) if value.is_floating_point() else value for key, value in bundle.items()
-        }
-        fields[name] = replace(bundle, tensors=tensors)
+        floating = {key: torch.zeros_like(value) for key, value in bundle.items() if value.is_floating_point()}
+        fields[name] = replace(bundle, tensors={**bundle, **floating})
     return Payload(fields)

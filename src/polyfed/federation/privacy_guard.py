@@ -87,7 +87,7 @@ class PrivacyGuard:
         return ledger_at(self.folder / f"{client}.jsonl", self._secret)
 
     def begin(
-        self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None, before: bytes
+        self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None, before: bytes = b""
     ) -> bytes:
         """Before a step: that its replies are covered; what it costs is on disk then, unless it was before.
 

@@ -34,7 +34,8 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
     Raises:
         PayloadError: the reply holds what is not covered.
     """
-    require_covered_numbers(content)
+    if unknown := next((name for name in content.scalars if name != EXAMPLES), None):
+        raise PayloadError(f"'{unknown}' in the reply is a number that differential privacy does not cover")
     fields = dict(content.fields) | ({EXAMPLES: samples} if EXAMPLES in content.scalars else {})
     for name, bundle in content.bundles.items():
         clip = protection.clips.get(type(bundle))
@@ -48,17 +49,6 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
         elif isinstance(bundle, PublicRows):
             fields[name] = _rows(bundle, clip, protection, own)
     return Payload(fields)
-
-
-def require_covered_numbers(content: Payload) -> None:
-    """Check that a reply has no number but that of samples, which leaves as the client joined with it.
-
-    Raises:
-        PayloadError: it has another.
-    """
-    for name in content.scalars:
-        if name != EXAMPLES:
-            raise PayloadError(f"'{name}' in the reply is a number that differential privacy does not cover")
 
 
 def require_updates(content: Payload, received: Payload) -> None:

@@ -39,8 +39,8 @@ class SpendingLedger:
     """What one client has given away, over all runs that share the file.
 
     Each line has a code of it and of the line before, by the site's secret, so that no line can be changed, moved or
-    taken out. The file ``CLIENT.head`` has the code of the last line, so that the ledger alone cannot be cut, or replaced
-    by an old copy.
+    taken out. The file ``CLIENT.head`` has the code of the last line, so that the ledger alone cannot be cut, nor
+    replaced by an old copy.
 
     Attributes:
         path: of the ledger.
@@ -131,8 +131,8 @@ class SpendingLedger:
     def _damaged(self, what: str) -> DataError:
         return DataError(
             f"{what}, so nobody knows what the client has given away; restore the newest copy of the ledger: without "
-            f"it the client must not go on. To accept a copy that lacks the last lines, delete '{self._head.name}': what "
-            "those lines say is then given away and not counted"
+            f"it the client must not go on. To accept a copy that lacks the last lines, delete '{self._head.name}': "
+            "what those lines say is then given away and not counted"
         )
 
 

@@ -1,0 +1,386 @@
+"""Protected clients whose steps fail: nothing tells it, it costs as much, and the client goes on from where it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+
+from polyfed.core.errors import DataError
+from polyfed.data.samples import Inputs
+from polyfed.engines.site import Site
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Weights
+from sessions import prepared, site_of
+from small_federations import Config, federation_for, topics
+
+CLIPS = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
+FAST = ("fedavg", "fedmd", "fedproto")
+METHODS = (*FAST, "change_distillation", "creamfl", "creamfl_averaged", "fedafd", "fedcola", "fedet", "fedgems")
+METHODS += ("fediot", "fedmkd", "fedprox", "fedtgp", "margin_weighted", "moon")
+
+
+@dataclass
+class Unreadable:
+    """Inputs of which only the first can be read."""
+
+    inputs: Inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if bool((rows > rows.new_zeros(())).any()):
+            raise DataError("patient 17 has no picture")
+        return self.inputs(rows, generator)
+
+
+def break_data(site: Site) -> None:
+    """Let every client's training samples fail but one."""
+    for member in site.federation.members.values():
+        data = site.data_of(member)
+        train = replace(data.train, inputs={name: Unreadable(inputs) for name, inputs in data.train.inputs.items()})
+        site._data[member.id] = replace(data, train=train)
+
+
+def federation(method: str, **reply: Any) -> Config:
+    config = federation_for(method)
+    config["privacy"] = {"reply": CLIPS | {"noise_multiplier": 3.0} | reply, "metrics": "clear"}
+    config["run"]["bounds"] = {"update": None, "refuse": None, "size": None, "weight": None}
+    return config
+
+
+def answered(session: Session, monkeypatch: pytest.MonkeyPatch, rounds: int = 2) -> list[tuple[Request, Answer]]:
+    """All requests and answers of some rounds."""
+    seen: list[tuple[Request, Answer]] = []
+    honest = Site.answer
+
+    def noting(self: Site, request: Request, **more: Any) -> Answer:
+        answer = honest(self, request, **more)
+        seen.append((request, answer))
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Site, "answer", noting)
+        for number in range(1, rounds + 1):
+            session.server.begin(number)
+            session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+    return seen
+
+
+def layout(payload: Payload | None) -> dict[str, Any]:
+    assert payload is not None
+    tensors = {field: bundle.specs for field, bundle in payload.bundles.items()}
+    return tensors | {name: payload.scalars[name] for name in payload.scalars}
+
+
+def charges(folder: Path, client: str) -> int:
+    lines = (folder / ".privacy" / f"{client}.jsonl").read_text().splitlines()
+    return sum(json.loads(line)["cost"] is not None for line in lines)
+
+
+@pytest.mark.parametrize(
+    "method", [method if method in FAST else pytest.param(method, marks=pytest.mark.slow) for method in METHODS]
+)
+def test_a_step_that_fails_is_answered_as_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    sessions = [prepared(federation(method), tmp_path / name) for name in ("well", "ill")]
+    break_data(site_of(sessions[1]))
+    well, ill = (answered(session, monkeypatch) for session in sessions)
+    assert len(well) == len(ill) > 2
+    for (asked, answer), (_, other) in zip(well, ill, strict=True):
+        assert answer.error is None, answer.details
+        assert (other.error, other.details) == (None, "")
+        if asked.round == 1:  # later ones are asked with what the server made of the first
+            assert layout(answer.payload) == layout(other.payload), asked.step
+    for client in {asked.client for asked, answer in well if answer.payload is not None and answer.payload.fields}:
+        assert charges(tmp_path / "ill", client) == charges(tmp_path / "well", client) > 0
+
+
+def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = federation_for("fedmd", scores=True, exchange="scores")
+    config["privacy"] = {"reply": {"logits": 4.0, "votes": True, "noise_multiplier": 1.0}, "metrics": "clear"}
+    session = prepared(config, tmp_path / "run")
+    break_data(site_of(session))
+    for asked, answer in answered(session, monkeypatch, rounds=1):
+        assert answer.payload is not None
+        for rows in answer.payload.bundles["knowledge"].values() if asked.step == "tell" else ():
+            assert torch.equal(rows.sort(-1).values[:, -2:], torch.tensor([[0.0, 4.0]]).expand(len(rows), 2))
+
+
+# ---- one client, one request
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    config = topics(name="fedavg")
+    config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
+    config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
+    return site_of(prepared(config, tmp_path / "run"))
+
+
+def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
+    client = next(iter(site.federation.members))
+    weights = site._wake(site.federation.members[client], (1, 0)).model.state_dict()
+    payload = Payload({"weights": Weights({name: scale * value for name, value in weights.items()})})
+    return replace(Request(client, "fit", 1, 0, None, payload), **more)
+
+
+def change(request: Request, answer: Answer) -> Tensor:
+    assert answer.payload is not None, answer.error
+    sent, made = request.payload.bundles["weights"], answer.payload.bundles["weights"]
+    return torch.cat([(made[name] - sent[name]).flatten() for name in sent]).double()
+
+
+def raising(*_: Any, **__: Any) -> None:
+    raise ValueError("patient 17 has a label that is unknown")
+
+
+def diverging(self: Any, client: Any, *_: Any) -> None:
+    next(client.model.parameters()).data.fill_(float("inf"))
+
+
+def growing(self: Any, client: Any, *_: Any) -> None:
+    next(client.model.parameters()).data.fill_(1e7)  # beyond run.limits
+
+
+@pytest.mark.parametrize("train", [raising, diverging, growing])
+def test_what_goes_wrong_leaves_as_noise_on_what_was_received(
+    site: Site, monkeypatch: pytest.MonkeyPatch, train: Any
+) -> None:
+    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", train)
+    request = asked(site)
+    first, again = site.answer(request), site.answer(request)
+    noise = change(request, first)
+    assert torch.equal(noise, change(request, again))
+    assert float(noise.std()) == pytest.approx(4.0, rel=0.1)
+    assert abs(float(noise.mean())) < 5 * 4.0 / len(noise) ** 0.5
+    assert first.payload is not None
+    assert first.payload.scalars == {"num_examples": 60}
+    assert site.guard is not None
+    assert len(site.guard.ledger("text-0").costs()) == 1
+
+
+@pytest.mark.parametrize("lost", ["num_examples", "weights", "a tensor"])
+def test_a_reply_that_lacks_something_is_no_exception(site: Site, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    honest = Site.perform
+
+    def losing(self: Site, *arguments: Any, **more: Any) -> Payload:
+        fields = dict(honest(self, *arguments, **more).fields)
+        if lost == "a tensor":
+            fields["weights"] = Weights(dict(list(fields["weights"].items())[1:]))  # type: ignore[union-attr]
+        fields.pop(lost, None)
+        return Payload(fields)
+
+    expected = layout(site.answer(asked(site)).payload)
+    monkeypatch.setattr(Site, "perform", losing)
+    assert layout(site.answer(asked(site, phase=1)).payload) == expected
+
+
+def test_the_classes_of_a_client_cannot_be_asked_for_by_weights_that_make_it_fail(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of the head so long that a step which touches it goes beyond the limits."""
+    request = asked(site)
+    name, head = list(request.payload.bundles["weights"].items())[-2]
+    answers = []
+    for number in range(len(head)):
+        crafted = head.clone()
+        crafted[number] = 9.99e5 / head.shape[1] ** 0.5
+        weights = Weights({**request.payload.bundles["weights"], name: crafted})
+        answers.append(site.answer(replace(request, phase=number, payload=Payload({"weights": weights}))))
+    assert {answer.error for answer in answers} == {None}
+    assert site.guard is not None
+    assert len(site.guard.ledger("text-0").costs()) == len(head)
+
+
+def test_steps_that_fail_spend_the_budget(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", raising)
+    assert site.guard is not None
+    budget = site.guard.settings.budget.model_copy(update={"epsilon": 3.0})
+    site.guard = replace(site.guard, site_budget=budget)
+    errors = [site.answer(asked(site, round=number)).error for number in (1, 2, 3)]
+    assert errors[:2] == [None, None]
+    assert str(errors[2]).startswith("BudgetError: client 'text-0' has spent its privacy budget: 2 replies")
+
+
+def test_a_kill_after_the_charge_gives_the_same_answer_for_nothing_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("polyfed.algorithms.fedavg.FedAvg.train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            site.answer(asked(site))
+    assert site.guard is not None
+    ledger = site.guard.ledger("text-0")
+    (charged,) = ledger.entries()
+    assert charged.reply == ""
+    first = change(asked(site), site.answer(asked(site)))
+    assert [entry.cost is None for entry in ledger.entries()] == [False, True]
+    assert torch.equal(first, change(asked(site), site.answer(asked(site))))
+    assert ledger.costs() == [charged.cost]
+
+
+def test_another_answer_to_the_same_request_costs_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = change(asked(site), site.answer(asked(site)))
+    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", raising)
+    assert abs(float(torch.corrcoef(torch.stack([first, change(asked(site), site.answer(asked(site)))]))[0, 1])) < 0.05
+    assert site.guard is not None
+    assert len(site.guard.ledger("text-0").costs()) == 2
+
+
+def test_what_cannot_be_written_down_does_not_leave(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    for number in range(1, 4):
+        assert site.answer(asked(site, round=number)).payload is None
+
+
+def test_a_ledger_that_is_gone_stops_its_client(site: Site, tmp_path: Path) -> None:
+    assert site.answer(asked(site)).error is None
+    (tmp_path / "run" / ".privacy" / "text-0.jsonl").unlink()
+    error = site.answer(asked(site, round=2)).error
+    assert error is not None
+    assert error.startswith("DataError: ")
+    assert "lacks the last that 'text-0.head' knows" in error
+
+
+# ---- what is kept
+
+
+def test_a_state_says_which_requests_led_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a request that was put again after another history would be answered alike if, and only if, that changed
+    nothing, which tells of the data."""
+    session = prepared(federation("moon"), tmp_path / "run")
+    site, client = site_of(session), session.server.clients[0].id
+    assert site.guard is not None
+    fits = [request for request, _ in answered(session, monkeypatch) if request.client == client]
+    first, second = fits[0], fits[-1]
+    ledger = site.guard.ledger(client)
+    before = len(ledger.costs())
+    assert site.answer(second).error is None
+    assert len(ledger.costs()) == before
+    moved = {name: value + 1e-3 for name, value in first.payload.bundles["weights"].items()}
+    with monkeypatch.context() as patched:
+        patched.setattr("polyfed.algorithms.moon.MOON.train", raising)  # so that the client keeps nothing else of it
+        site.answer(replace(first, payload=Payload({"weights": Weights(moved)})))
+    site.answer(second)
+    assert len(ledger.costs()) == before + 2
+
+
+def test_a_client_that_fails_goes_on_from_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = prepared(federation("fedmd"), tmp_path / "run")
+    site, client = site_of(session), session.server.clients[0].id
+    requests = [request for request, _ in answered(session, monkeypatch, rounds=1) if request.client == client]
+    tell, learn = requests
+    kept = dict(site.store.load(client, (tell.round, tell.phase)))
+    break_data(site)
+    answer = site.answer(learn)
+    assert (answer.error, answer.payload and dict(answer.payload.fields)) == (None, {})
+    now = site.store.load(client, (learn.round, learn.phase))
+    assert now.keys() == kept.keys()
+    changed = {name for name in kept if not torch.equal(now[name], kept[name])}
+    assert changed == {".left/by"}
+    assert site.answer(replace(tell, round=2, phase=0, after=(learn.round, learn.phase))).error is None
+
+
+# ---- DP-SGD
+
+
+@pytest.fixture
+def sampled(tmp_path: Path) -> Site:
+    pytest.importorskip("opacus", reason="opacus is not installed")
+    config = topics(name="fedavg")
+    config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
+    config["privacy"] = {"samples": {"noise_multiplier": 1.2, "clip": 0.5}, "metrics": "clear"}
+    return site_of(prepared(config, tmp_path / "run"))
+
+
+@dataclass
+class OneUnreadable:
+    """Inputs of which one cannot be read."""
+
+    inputs: Inputs
+    row: int
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if bool((rows == self.row).any()):
+            raise DataError("patient 17 has no text")
+        return self.inputs(rows, generator)
+
+
+def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
+    sampled: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polyfed.federation import private_training
+
+    sums: list[Tensor] = []
+    honest = private_training._PerSample.clipped_sums
+
+    def noting(self: Any, index: Tensor, stream: torch.Generator) -> Any:
+        made = list(honest(self, index, stream))
+        sums.append(torch.cat([total.flatten().clone() for _, total in made]))
+        return iter(made)
+
+    monkeypatch.setattr(private_training._PerSample, "clipped_sums", noting)
+    data = sampled.data_of(sampled.federation.members["text-0"])
+    row = int(data.train.rows["text"][5])
+    inputs = {"text": OneUnreadable(data.train.inputs["text"], row)}
+    sampled._data["text-0"] = replace(data, train=replace(data.train, inputs=inputs))
+    assert sampled.answer(asked(sampled)).error is None
+    assert all(float(total.norm()) > 0.5 for total in sums)  # more than one sample can add
+    del sums[:]
+    sampled._data["text-0"] = replace(data, train=replace(data.train, inputs={"text": Unreadable(inputs["text"])}))
+    assert sampled.answer(asked(sampled, round=2)).error is None
+    assert all(float(total.norm()) <= 0.5 + 1e-6 for total in sums)
+
+
+def test_a_gradient_that_is_not_finite_is_none(sampled: Site) -> None:
+    from polyfed.federation.private_training import _finite
+
+    gradients = {"a": torch.ones(3, 2, 2), "b": torch.ones(3)}
+    gradients["a"][1, 0, 1], gradients["b"][2] = float("nan"), float("inf")
+    made = _finite(gradients)
+    assert made["a"].flatten(1).tolist() == [[1.0] * 4, [0.0] * 4, [0.0] * 4]
+    assert made["b"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_step_of_training_that_fails_has_learnt_noise(sampled: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Site.perform
+
+    def failing(self: Site, *arguments: Any, blank: bool = False, **more: Any) -> Payload:
+        if not blank:
+            raising()
+        return honest(self, *arguments, blank=blank, **more)
+
+    monkeypatch.setattr(Site, "perform", failing)
+    request = asked(sampled)
+    assert float(change(request, sampled.answer(request)).std()) > 0
+    assert sampled.guard is not None
+    assert len(sampled.guard.ledger("text-0").costs()) == 1
+
+
+def test_a_failure_that_blank_samples_have_too_is_told_and_has_cost(
+    sampled: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", raising)
+    answer = sampled.answer(asked(sampled))
+    assert answer.error == "PayloadError: step 'fit' failed; a protected client does not say how"
+    assert "patient" not in answer.details
+    assert sampled.guard is not None
+    assert len(sampled.guard.ledger("text-0").costs()) == 1
