@@ -126,9 +126,9 @@ def test_what_the_server_learns_of_clients_and_of_failures(fresh: Folders) -> No
     found = offline(fresh.site("archive"))
     start = the(found, "leaves at the start").detail
     assert all(part in start for part in ("id archive", "modalities text", "task classification", "samples 24"))
-    assert the(found, "leaves on failure").level == "warning"
-    edit(fresh.site("archive").config, tracebacks=False)
-    assert the(offline(fresh.site("archive")), "leaves on failure").level == "ok"
+    assert the(found, "leaves on failure").level == "ok"
+    edit(fresh.site("archive").config, tracebacks=True)
+    assert the(offline(fresh.site("archive")), "leaves on failure").level == "warning"
     assert "samples, labels" in the(found, "never leaves").detail
 
 
@@ -345,7 +345,7 @@ def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
     assert "localhost" in run.invoke(app, ["renew", str(folder / "server")]).output
     checked = run.invoke(app, ["check", str(folder / "archive"), "--no-network", "--json"])
     assert checked.exit_code == 0, checked.output
-    assert {entry["level"] for entry in json.loads(checked.output)} == {"ok", "warning"}
+    assert {entry["level"] for entry in json.loads(checked.output)} == {"ok"}
     failing = run.invoke(app, ["check", str(folder / "hospital"), "--no-network"])
     assert failing.exit_code == 2
     assert "error   node key: " in failing.output

@@ -209,7 +209,7 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
         model = place._wake(place.federation.members[client], (1, 0)).model.state_dict()
         sent = Payload({"weights": Weights({name: value + number for name, value in model.items()})})
         place.handle(Request(client, "fit", 1, 0, None, sent))
-    assert len(place.guard.ledger(client).releases()) == 2
+    assert len(place.guard.ledger(client).costs()) == 2
     with pytest.raises(BudgetError, match=r"2 replies gave away epsilon 2\.94 at delta 1e-05, one more"):
         place.handle(Request(client, "fit", 2, 0, None, sent))
     assert (made.path / "state" / PRIVATE / "secret").is_file()

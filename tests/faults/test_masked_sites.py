@@ -137,7 +137,8 @@ def spent(federation: InProcess) -> dict[str, list[Any]]:
     ledgers = {
         path.stem: path for site in SITES for path in (federation.folder / site / "state" / PRIVATE).glob("*.jsonl")
     }
-    return {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in ledgers.items()}
+    lines = {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in ledgers.items()}
+    return {name: [line for line in own if line["cost"] is not None] for name, own in lines.items()}
 
 
 def noisy(folder: Path, **sections: Any) -> InProcess:

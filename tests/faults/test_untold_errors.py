@@ -148,7 +148,6 @@ PLACES = [
     "polyfed.federation.population.Population.infos",
     "polyfed.engines.site.Site.data_of",
     "polyfed.engines.site.Site.perform",
-    "polyfed.engines.flower_node.request_of",
     "polyfed.data.samples.Samples.batch",
     "polyfed.data.samples.Samples.batches",
     "polyfed.federation.state.StateStore.save",
@@ -158,7 +157,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"), [*((place, DataError) for place in PLACES), (PLACES[0], OSError), (PLACES[8], KeyError)]
+    ("place", "kind"), [*((place, DataError) for place in PLACES), (PLACES[0], OSError), (PLACES[7], KeyError)]
 )
 def test_nothing_of_an_error_leaves_wherever_it_is_raised(
     tiny: Config,

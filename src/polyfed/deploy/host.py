@@ -90,14 +90,14 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
     """Check, before anything of it is imported, that the site allows the run's method and all components it names.
 
     Raises:
-        PayloadError: it does not.
+        RefusedError: it does not.
     """
     try:
         # read as plain JSON: to validate it would import what it names
         content = read_json(spec)
         name = str(content["algorithm"]["name"])
     except (PayloadError, KeyError, TypeError) as error:
-        raise PayloadError(f"damaged message: the run's spec: {error}") from error
+        raise RefusedError(f"damaged message: the run's spec: {error}") from error
     if content.get("attackers"):
         raise RefusedError(
             f"the run asks clients of site '{config.name}' to attack (run.attackers), which no site does; leave it out"

@@ -83,6 +83,7 @@ class Node:
     def _describe(self, fields: MessageFields, config: Mapping[str, Any]) -> MessageFields:
         try:
             host = self.opener(str(fields["spec"]), config)
+            infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         except Exception as error:
             _log.exception("this site cannot take part")
             path = config.get("config")  # a site that cannot be opened is called after its folder
@@ -91,7 +92,6 @@ class Node:
                 "site": name if name is not None else f"node-{config.get('partition-id', '?')}",
                 "error": told(error, in_full=self.simulated),
             }
-        infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         return {"site": host.name, "clients": infos}
 
 
@@ -104,7 +104,7 @@ def _performed(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> An
             raise PayloadError(f"client '{request.client}' does not live on this node")
     except (PolyfedError, KeyError, TypeError, IndexError) as error:
         _log.error("client %s: %s", client, error)
-        return Answer(client, error=told(error, in_full=host.tracebacks))
+        return Answer(client, error=told(error, in_full=True))  # of what the server sent
     answer = host.site.answer(request, tracebacks=host.tracebacks)
     if answer.error is not None:
         _log.error("client %s failed in step %s: %s\n%s", client, request.step, answer.error, answer.details)
@@ -126,13 +126,13 @@ def read_spec(text: str) -> RunSpec:
     """The run's spec, of a server that speaks this site's language.
 
     Raises:
-        PayloadError: another version of polyfed or of the message layout, or not a spec.
+        RefusedError: another version of polyfed or of the message layout, or not a spec.
     """
     try:
         content: Any = read_json(text)
         theirs = (str(content["polyfed"]), int(content["schema_version"]))
     except (PayloadError, ValueError, KeyError, TypeError) as error:
-        raise PayloadError(f"damaged message: the run's spec: {error}") from error
+        raise RefusedError(f"damaged message: the run's spec: {error}") from error
     if theirs != (__version__, SCHEMA):
         raise RefusedError(
             f"the server runs polyfed {theirs[0]} (messages {theirs[1]}), this site {__version__} "
@@ -143,7 +143,7 @@ def read_spec(text: str) -> RunSpec:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(str(key) for key in problem["loc"])
-        raise PayloadError(f"damaged message: the run's spec: {where}: {problem['msg']}") from error
+        raise RefusedError(f"damaged message: the run's spec: {where}: {problem['msg']}") from error
 
 
 @dataclass(frozen=True)

@@ -202,13 +202,17 @@ class Site:
         return twin
 
     def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
-        """``handle``, with what it raises as an answer; without ``tracebacks`` its text stays in the log here."""
+        """``handle``, with what it raises as an answer; see ``told`` for what is told without ``tracebacks``."""
+        refused = True
         try:
-            return Answer(request.client, self.handle(request))
+            performed = self._accepted(request)
+            refused = False
+            return Answer(request.client, performed())
         except Exception as error:
             _log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
             details = traceback.format_exc() if tracebacks else ""
-            return Answer(request.client, error=told(error, in_full=tracebacks), details=details)
+            in_full = tracebacks or (refused and isinstance(error, PayloadError))  # for what it asks, no data
+            return Answer(request.client, error=told(error, in_full=in_full), details=details)
 
     def handle(self, request: Request) -> Payload:
         """Run a step for a client and make durable what it keeps; a step that fails changes nothing.
@@ -217,9 +221,14 @@ class Site:
             PolyfedError: no such client or step, the request or the reply is not as declared, or not finite.
             Exception: whatever the step raises.
         """
+        return self._accepted(request)()
+
+    def _accepted(self, request: Request) -> Callable[[], Payload]:
+        """What performs a request that is not refused for what it asks."""
         member = self._member(request)
         if self._masks is not None and request.step in MASKING:
-            return self._masks.answer(request, request.payload)
+            reply = self._masks.answer(request, request.payload)
+            return lambda: reply
         schema = self._schema(request)
         if schema.kind == "query" and not self.measures:
             raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
@@ -227,10 +236,12 @@ class Site:
         schema.require_request(received)
         received.require_sound(self.limits)
         perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard).perform
-        content = perform(request, received, schema, member)
-        if schema.kind == "step":
-            content = self._falsified(request, content, received)
-        return finished(content)
+
+        def performed() -> Payload:
+            content = perform(request, received, schema, member)
+            return finished(self._falsified(request, content, received) if schema.kind == "step" else content)
+
+        return performed
 
     def perform(
         self,

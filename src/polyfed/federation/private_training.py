@@ -204,7 +204,7 @@ class _PerSample:
 
 def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same with 0 for samples of whose gradient an entry is not finite: clipping would make it NaN for all."""
-    sound = torch.stack([value.reshape(len(value), -1).isfinite().all(1) for value in gradients.values()]).all(0)
+    sound = torch.stack([value.isfinite().unsqueeze(-1).flatten(1).all(1) for value in gradients.values()]).all(0)
     if bool(sound.all()):
         return gradients
     for value in gradients.values():

@@ -38,7 +38,7 @@ def write_report(records: RunRecords) -> Path:
     seconds = sum(records.seconds.values())
     took = f" in {duration(seconds)}" if seconds else ""
     title = f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients"
-    text = template.render(title=title, warnings=records.warnings, tables=parts, folder=str(records.folder))
+    text = template.render(title=title, warnings=records.warnings, tables=parts)
     path = records.folder / "report.md"
     write_atomically(path, text.encode())
     spreads = spreads_json(records)

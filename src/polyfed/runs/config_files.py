@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,21 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def with_paths(content: Any, change: Callable[[Path], Path]) -> Any:
+    """The content of a configuration with each absolute path in it changed."""
+    if isinstance(content, Mapping):
+        return {key: with_paths(value, change) for key, value in content.items()}
+    if isinstance(content, list):
+        return [with_paths(value, change) for value in content]
+    is_path = isinstance(content, str) and "\n" not in content and Path(content).is_absolute()
+    return str(change(Path(content))) if is_path else content
+
+
+def below(folder: Path, path: Path) -> Path:
+    """A path relative to a folder that it lies in; another as it is."""
+    return path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
 def _same_component(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -36,9 +36,9 @@ from polyfed.federation.settings import (
     SiteSettings,
 )
 from polyfed.optim.settings import BY_EPOCHS
+from polyfed.runs.config_files import below, read_layers, with_paths
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import read_config as read_config
-from polyfed.runs.config_files import read_layers
 from polyfed.runs.sink import Sink
 from polyfed.runs.twins import TwinSettings, twin_content
 from polyfed.wire.limits import Limits
@@ -226,10 +226,13 @@ class Experiment(Settings):
             evaluates=self.run.evaluate_clients is not False,
         )
 
-    def to_yaml(self) -> str:
-        """The resolved configuration: every default written out."""
+    def to_yaml(self, within: Path | None = None) -> str:
+        """The resolved configuration: every default written out; paths within a folder relative to it."""
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text, three times faster
-        return yaml.dump(self.model_dump(mode="json"), Dumper=dumper, sort_keys=False, allow_unicode=True)
+        content = self.model_dump(mode="json")
+        if within is not None:
+            content = with_paths(content, partial(below, within))
+        return yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True)
 
 
 def _without_idle(kind: type[S], content: dict[str, Any], is_own: Callable[[str], bool]) -> S:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from polyfed.core.activity import heard_by, preparing
@@ -186,7 +187,7 @@ class Session:
     def _begin(self) -> None:
         # a method may refuse what it finds in setup, so nothing is written before
         self.experiment.algorithm.setup(self.server)
-        config = self.experiment.to_yaml()
+        config = self.experiment.to_yaml(Path.cwd())  # so that it says nothing of this machine
         self.folder.begin(self.identity, config, environment(self.experiment), self.partition())
         self.loop().start()
 

@@ -27,6 +27,7 @@ from polyfed.reporting.saved_tables import leakage_parts
 from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS, seconds_chart, sent_chart, traffic_bars
 from polyfed.reporting.weights import weight_charts
+from polyfed.runs.config_files import with_paths
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
@@ -119,7 +120,9 @@ def rendered_page(template: str, *, form_action: str = "'none'", **content: Any)
 def _sections(records: RunRecords) -> list[PageSection]:
     kinds = ("test", "validation")
     events = happenings(records)
-    config = yaml.safe_dump(dict(records.config), sort_keys=False, allow_unicode=True, width=100)
+    # reports are passed on, and where data lie on this machine is nobody's business
+    shown = with_paths(records.config, lambda path: Path("...", path.name))
+    config = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
     contents: dict[tuple[str, str], dict[str, Any]] = {
         ("server", "Server"): {
             "charts": server_charts(records),
