@@ -14,11 +14,11 @@ from polyfed.core.errors import DataError
 from polyfed.core.files import write_fully
 from polyfed.core.secret import kept_secret
 from polyfed.federation.accounting import PrivacyCost
-from polyfed.federation.spending import Entry, SpendingLedger
+from polyfed.federation.spending import LedgerLine, SpendingLedger
 
 KEY = b"k" * 32
-FIRST, SECOND = (Entry(f"request-{k}", cost=PrivacyCost(1.5, 0.5, k)) for k in (1, 2))
-ANSWER = Entry("request-1", "reply-1")
+FIRST, SECOND = (LedgerLine(f"request-{k}", cost=PrivacyCost(1.5, 0.5, k)) for k in (1, 2))
+ANSWER = LedgerLine("request-1", "reply-1")
 
 
 @pytest.fixture

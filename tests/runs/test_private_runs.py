@@ -21,12 +21,17 @@ from polyfed import Experiment
 from polyfed.core.errors import BudgetError, ConfigError, ExchangeError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.engines.site import Site
+from polyfed.federation.accounting import PrivacyCost, epsilon_of, noise_for
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.privacy import protected_steps
 from polyfed.federation.privacy_guard import PRIVATE
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run, open_run
+from polyfed.runs.privacy import plan, resolved_privacy
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.schema import steps_of
 from sessions import prepared, site_of
 from small_federations import Config, classifiers, federation_for, topics
 
@@ -341,3 +346,50 @@ def test_runs_without_privacy_have_none_of_it(tmp_path: Path) -> None:
     assert not (result.folder / PRIVATE).exists()
     assert not result.records.warnings
     assert {record.kind for record in result.records.measurements} == {"test"}
+
+
+# ---- what a step sends as it is set
+
+
+@pytest.mark.parametrize(
+    ("settings", "reply", "length"),
+    [
+        ({"exchange": "scores"}, {"logits": 4.0, "votes": True}, 2**0.5),
+        ({"exchange": "scores"}, {"logits": 4.0}, 2.0),
+        ({"exchange": "representations"}, {"representations": 1.0}, 2.0),
+        # a norm for what does not cross costs nothing
+        ({"exchange": "scores"}, {"logits": 4.0, "votes": True, "representations": 1.0}, 2**0.5),
+    ],
+)
+def test_a_reply_costs_by_the_kind_that_crosses(settings: Config, reply: Config, length: float) -> None:
+    config = federation_for("fedmd", scores=settings["exchange"] == "scores", **settings)
+    config["privacy"] = {"reply": reply | {"noise_multiplier": 4.0}, "metrics": "clear"}
+    config["run"]["rounds"] = 2
+    experiment = Experiment.parse(config)
+    private = resolved_privacy(experiment)
+    assert private is not None
+    (cost,) = [private.cost(schema) for schema in protected_steps(private, steps_of(experiment.algorithm)).values()]
+    assert cost == PrivacyCost(4.0 / length)
+    told = plan(experiment, ClientInfo("image", "image", ("image",), "classification", 14, "any"))
+    assert told == pytest.approx(epsilon_of([PrivacyCost(4.0 / length)] * 2, 1e-5))
+    config["privacy"] = {"reply": reply, "metrics": "clear", "budget": {"epsilon": 3.0}}
+    calibrated = resolved_privacy(Experiment.parse(config))
+    assert calibrated is not None
+    assert calibrated.reply is not None
+    assert calibrated.reply.noise_multiplier == pytest.approx(length * noise_for(3.0, 1e-5, 2))
+
+
+@pytest.mark.parametrize("method", ["fedmd", "fedgems", "fedmkd", "margin_weighted", "fedet"])
+@pytest.mark.parametrize(
+    ("exchange", "other", "missing"),
+    [("representations", "logits", "representations"), ("scores", "representations", "logits")],
+)
+def test_a_norm_for_what_does_not_cross_does_not_pass_for_one_of_what_does(
+    tmp_path: Path, method: str, exchange: str, other: str, missing: str
+) -> None:
+    config = federation_for(method, scores=exchange == "scores", exchange=exchange)
+    config["privacy"] = {"reply": {other: 1.0, "weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
+    named = rf"'knowledge' in the reply to '\w+' \(no clipping norm: privacy\.reply\.{missing}\)"
+    with pytest.raises(ConfigError, match=named):
+        finished(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

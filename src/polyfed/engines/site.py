@@ -84,7 +84,7 @@ class _Data:
 class Site:
     """Hosts clients of a federation: builds a client for a step, runs it, keeps what it declares to keep.
 
-    One live model an architecture is resident; a client's weights are copied into it for the step.
+    One live model an architecture is resident, into which a client's weights are copied.
 
     Attributes:
         federation: data and models.
@@ -153,6 +153,10 @@ class Site:
                 f"the public set here is another one ({opened.public_order or 'none'}, expected {spec.public_order}): "
                 "compare source, split, items, per_item, unpaired and gallery of 'public', and the files of the source"
             )
+        guard = None
+        if spec.privacy is not None:
+            ledgers, terms = private or folder.parent.parent / PRIVATE, spec.model_dump_json(exclude={"run"}).encode()
+            guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, budget, neighbours, terms)
         return cls(
             federation=opened,
             spec=spec,
@@ -161,16 +165,7 @@ class Site:
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
             limits=limits or Limits(),
-            guard=None
-            if spec.privacy is None
-            else PrivacyGuard(
-                spec.privacy,
-                private or folder.parent.parent / PRIVATE,
-                settings.secret,
-                budget,
-                neighbours,
-                spec.model_dump_json(exclude={"run"}).encode(),
-            ),
+            guard=guard,
             measures=measures,
             identity=identity,
         )

@@ -15,6 +15,7 @@ from polyfed.core.extras import how_to_install
 
 EXTRA = "privacy"
 _WEAK = 0.25  # noise over clip
+_MOVES = {"replace": 2, "add_remove": 1}  # how far a sample moves a sum, in norms of one at most
 _RELATIONS = {"replace": "REPLACE_ONE", "add_remove": "ADD_OR_REMOVE_ONE"}
 _SLACK = 1e-6  # relative; noise that was calibrated to a budget must fit into it
 
@@ -92,26 +93,37 @@ def epsilon_of(costs: Iterable[PrivacyCost], delta: float, neighbours: Neighbour
     return _epsilon(frozenset(counted.items()), delta, neighbours)
 
 
+_Counted = frozenset[tuple[tuple[float, float | None], int]]  # noise and rate, steps
+
+
 @lru_cache(maxsize=4096)
-def _epsilon(counted: frozenset[tuple[tuple[float, float | None], int]], delta: float, neighbours: Neighbours) -> float:
-    distance = 2 if neighbours == "replace" else 1
-    trained = sorted((noise, rate, steps) for (noise, rate), steps in counted if rate is not None)
+def _epsilon(counted: _Counted, delta: float, neighbours: Neighbours) -> float:
+    sampled = frozenset(((noise, rate), steps) for (noise, rate), steps in counted if rate is not None and rate < 1)
     # privacy losses of weak noise are too large to tabulate
-    weak = any(noise < _WEAK for noise, rate, _ in trained if rate < 1)
-    unsampled = weak and neighbours == "replace"  # for which the accountant has no Renyi divergences of sampling
-    sampled = [] if unsampled else [each for each in trained if each[1] < 1]
-    precision = sum(sorted(steps / noise**2 for (noise, rate), steps in counted if rate is None))
-    precision += sum(steps * (distance / noise) ** 2 for noise, rate, steps in trained if unsampled or rate >= 1)
-    if not sampled:
-        return float(accounting().get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
+    weak = any(noise < _WEAK for (noise, _), _ in sampled)
+    if weak and neighbours == "replace":  # for which the accountant has no Renyi divergences of sampling
+        sampled = frozenset()
+    precision = _precision(counted - sampled, _MOVES[neighbours])
+    if sampled:
+        return _with_sampling(precision, sampled, delta, neighbours, weak=weak)
+    return float(accounting().get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
+
+
+def _with_sampling(precision: float, sampled: _Counted, delta: float, neighbours: Neighbours, *, weak: bool) -> float:
     package = accounting()
     relation = package.NeighboringRelation[_RELATIONS[neighbours]]
     accountant = (_module("rdp").RdpAccountant if weak else _module("pld").PLDAccountant)(neighboring_relation=relation)
-    if precision:  # the accountant means a distance of two with ``replace`` as well
-        accountant.compose(package.GaussianDpEvent(distance / math.sqrt(precision)))
-    for noise, rate, steps in sampled:
+    if precision:  # the accountant takes noise over the norm of a sample here too
+        accountant.compose(package.GaussianDpEvent(_MOVES[neighbours] / math.sqrt(precision)))
+    for (noise, rate), steps in sorted(sampled):
         accountant.compose(package.PoissonSampledDpEvent(rate, package.GaussianDpEvent(noise)), steps)
     return float(accountant.get_epsilon(delta))
+
+
+def _precision(counted: _Counted, moves: int) -> float:
+    """1 / noise^2, over the distance, of the one mechanism that all without sampling are together."""
+    distances = {True: 1, False: moves}
+    return math.fsum(steps * (distances[rate is None] / noise) ** 2 for (noise, rate), steps in counted)
 
 
 def _module(name: str) -> Any:

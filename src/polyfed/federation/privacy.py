@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Literal, Self
@@ -132,7 +132,7 @@ class PrivacySettings(Settings):
         if self.reply is None or self.reply.noise_multiplier is not None:
             return self.model_copy(update={"secret": None})
         assert self.budget.epsilon is not None
-        factor = max((_factor(self.reply, schema) for schema in steps.values()), default=1.0)
+        factor = max((_factor(self.reply, schema) for schema in steps.values() if schema.kind == "step"), default=1.0)
         noise = factor * noise_for(self.budget.epsilon, self.budget.delta, self.planned_releases(rounds))
         reply = self.reply.model_copy(update={"noise_multiplier": noise})
         return self.model_copy(update={"secret": None, "reply": reply})
@@ -210,12 +210,12 @@ def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, sche
         return ""
     if Weights in kinds and not (name == UPDATE and schema.receives.get(name) is Weights):
         return "weights that are no update of weights that were sent to the client"
-    missing = [kind for kind in kinds if kind not in reply.clips]
-    return f"no clipping norm: {_keys(missing)}" if missing else ""
+    return _without_norm(set(kinds) - set(reply.clips))
 
 
-def _keys(kinds: Sequence[type[TensorBundle]]) -> str:
-    return " and ".join(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.kind for kind in kinds)
+def _without_norm(kinds: Set[type[TensorBundle]]) -> str:
+    keys = sorted(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.kind for kind in kinds)
+    return f"no clipping norm: {' and '.join(keys)}" if keys else ""
 
 
 def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], method: str) -> None:

@@ -17,7 +17,7 @@ from polyfed.federation.accounting import Neighbours, PrivacyCost, epsilon_of, f
 from polyfed.federation.privacy import Budget, PrivacySettings, uncovered
 from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.release import released
-from polyfed.federation.spending import Entry, SpendingLedger
+from polyfed.federation.spending import LedgerLine, SpendingLedger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema
@@ -114,7 +114,7 @@ class PrivacyGuard:
             with self.ledger(request.client).held() as ledger:
                 if all(entry.request != digest.hex() for entry in ledger.entries()):
                     self._require_affordable(request.client, ledger.costs(), cost)
-                    ledger.append(Entry(digest.hex(), cost=cost))
+                    ledger.append(LedgerLine(digest.hex(), cost=cost))
         return digest
 
     def training(self, digest: bytes, cost: PrivacyCost | None, *, blank: bool = False) -> PrivateTraining | None:
@@ -160,7 +160,7 @@ class PrivacyGuard:
             if key_name(key) not in answers:
                 if answers:
                     self._require_affordable(request.client, ledger.costs(), cost)
-                ledger.append(Entry(digest.hex(), key_name(key), cost if answers else None))
+                ledger.append(LedgerLine(digest.hex(), key_name(key), cost if answers else None))
         return made
 
     def _require_affordable(self, client: str, spent: Sequence[PrivacyCost], cost: PrivacyCost) -> None:

@@ -19,7 +19,7 @@ from polyfed.federation.accounting import PrivacyCost
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerLine:
     """A line of a ledger: a charge before a step begins, or which reply is about to leave.
 
     Attributes:
@@ -58,7 +58,7 @@ class SpendingLedger:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerLine]:
         """All lines that are on disk; a last one that was cut off counts for nothing, as nothing has left for it.
 
         Raises:
@@ -70,7 +70,7 @@ class SpendingLedger:
         """What was charged, in order; errors as ``entries``."""
         return [entry.cost for entry in self.entries() if entry.cost is not None]
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LedgerLine) -> None:
         """Write a line; all of it is on the disk when this returns.
 
         Raises:
@@ -98,15 +98,15 @@ class SpendingLedger:
         content = self.path.read_bytes() if self.path.exists() else b""
         return content[: content.rfind(b"\n") + 1].splitlines()
 
-    def _line(self, entry: Entry, before: str) -> tuple[str, bytes]:
+    def _line(self, entry: LedgerLine, before: str) -> tuple[str, bytes]:
         """The code of an entry after the line with the code ``before``, and its own line."""
         content = asdict(entry)
         code = keyed_digest(self.key, self.path.stem.encode(), before.encode(), json.dumps(content).encode()).hex()
         return code, json.dumps({**content, "code": code}).encode()
 
-    def _read(self) -> list[tuple[Entry, str]]:
+    def _read(self) -> list[tuple[LedgerLine, str]]:
         """Entries with the codes of their lines."""
-        known: list[tuple[Entry, str]] = []
+        known: list[tuple[LedgerLine, str]] = []
         for number, line in enumerate(self._lines(), 1):
             try:
                 entry = _entry(line)
@@ -136,7 +136,7 @@ class SpendingLedger:
         )
 
 
-def _entry(line: bytes) -> Entry:
+def _entry(line: bytes) -> LedgerLine:
     values = file_json(line)
     cost = values["cost"]
-    return Entry(values["request"], values["reply"], None if cost is None else PrivacyCost(**cost))
+    return LedgerLine(values["request"], values["reply"], None if cost is None else PrivacyCost(**cost))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,25 @@ def with_paths(content: Any, change: Callable[[Path], Path]) -> Any:
     return str(change(Path(content))) if is_path else content
 
 
-def below(folder: Path, path: Path) -> Path:
-    """A path relative to a folder that it lies in; another as it is."""
-    return path.relative_to(folder) if path.is_relative_to(folder) else path
+def portable_content(content: dict[str, Any], folder: Path, data_folder: Path | None) -> dict[str, Any]:
+    """A configuration whose paths below the working folder are relative, and mean the same in it.
+
+    Args:
+        content: of the configuration.
+        folder: the working folder.
+        data_folder: to which paths of sources are relative; None: there is none yet, and it becomes the working folder.
+    """
+
+    def relative(path: Path, to: Path = folder) -> Path:
+        inside = path.is_relative_to(folder) and to.is_relative_to(folder)
+        return Path(os.path.relpath(path, to)) if inside else path
+
+    base = folder if data_folder is None else folder / data_folder
+    sources = with_paths(content["data"]["sources"], partial(relative, to=base))
+    data = with_paths(content["data"], relative) | {"sources": sources}
+    if data_folder is None and sources != content["data"]["sources"]:
+        data["dir"] = "."
+    return {**with_paths(content, relative), "data": data}
 
 
 def _same_component(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

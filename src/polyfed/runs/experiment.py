@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -36,8 +36,8 @@ from polyfed.federation.settings import (
     SiteSettings,
 )
 from polyfed.optim.settings import BY_EPOCHS
-from polyfed.runs.config_files import below, read_layers, with_paths
 from polyfed.runs.config_files import merged as merged
+from polyfed.runs.config_files import portable_content, read_layers
 from polyfed.runs.config_files import read_config as read_config
 from polyfed.runs.sink import Sink
 from polyfed.runs.twins import TwinSettings, twin_content
@@ -226,12 +226,12 @@ class Experiment(Settings):
             evaluates=self.run.evaluate_clients is not False,
         )
 
-    def to_yaml(self, within: Path | None = None) -> str:
-        """The resolved configuration: every default written out; paths within a folder relative to it."""
+    def to_yaml(self, folder: Path | None = None) -> str:
+        """The resolved configuration: every default written out; of the working folder, if it is given, no path."""
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text, three times faster
         content = self.model_dump(mode="json")
-        if within is not None:
-            content = with_paths(content, partial(below, within))
+        if folder is not None:
+            content = portable_content(content, folder, self.data.data_folder)
         return yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True)
 
 
