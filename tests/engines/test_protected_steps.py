@@ -27,20 +27,6 @@ CLIPS = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.
 FAST = ("fedavg", "fedmd", "fedproto")
 SLOW = ["change_distillation", "creamfl", "creamfl_averaged", "fedafd", "fedcola", "fedet", "fedgems", "fediot"]
 SLOW += ["fedmkd", "fedprox", "fedtgp", "margin_weighted", "moon"]
-    "change_distillation",
-    "creamfl",
-    "creamfl_averaged",
-    "fedafd",
-    "fedcola",
-    "fedet",
-    "fedgems",
-    "fediot",
-    "fedmkd",
-    "fedprox",
-    "fedtgp",
-    "margin_weighted",
-    "moon",
-]
 
 
 @dataclass
