@@ -155,7 +155,10 @@ class Site:
             )
         guard = None
         if spec.privacy is not None:
-            ledgers, terms = private or folder.parent.parent / PRIVATE, spec.model_dump_json(exclude={"run"}).encode()
+            ledgers, terms = (
+                private or folder.parent.parent / PRIVATE,
+                spec.model_dump_json(exclude={"run", "secure"}).encode(),
+            )
             guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, budget, neighbours, terms)
         return cls(
             federation=opened,

@@ -55,7 +55,7 @@ class PrivacyGuard:
         secret_file: of the secret; None: made in the folder.
         site_budget: what the site allows over all runs; None: nothing beyond the run's budget.
         site_neighbours: between which data sets the site means its budget.
-        terms: all that the run says but its name.
+        terms: all that the run says but its name, and whether masks hide what leaves.
     """
 
     settings: PrivacySettings
