@@ -116,6 +116,19 @@ def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pyt
             assert torch.equal(rows.sort(-1).values[:, -2:], torch.tensor([[0.0, 4.0]]).expand(len(rows), 2))
 
 
+def test_prototypes_of_a_client_without_any_class_are_those_of_others_in_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = federation("fedproto")
+    layouts = []
+    for fewest in (1, 1000):
+        config["algorithm"]["min_count"] = fewest
+        session = prepared(config, tmp_path / str(fewest))
+        layouts.append([layout(answer.payload) for _, answer in answered(session, monkeypatch, rounds=1)])
+    assert layouts[0] == layouts[1]
+    assert all(one["prototypes"] for one in layouts[0])
+
+
 # ---- one client, one request
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("opacus", reason="opacus is not installed")
 from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
 from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.fitting import Fitting
 from polyfed.federation.participant import Participant
@@ -138,6 +139,25 @@ def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pyt
     sizes = torch.tensor([len(index) for index in first]).double()
     assert float(sizes.mean()) == pytest.approx(20, abs=4 * (60 * 2 / 9 / 300) ** 0.5)
     assert float(sizes.var()) == pytest.approx(60 * 2 / 9, rel=0.35)  # a fixed size would have none
+
+
+def test_augmentation_and_dropout_are_drawn_from_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sample draws may shift what others of its batch do, so nobody may know the draws."""
+    draws: list[tuple[int, int]] = []
+
+    def spying(self: _PerSample, index: Tensor, stream: torch.Generator) -> Any:
+        draws.append((stream.initial_seed(), torch.initial_seed()))
+        return iter(())
+
+    monkeypatch.setattr(_PerSample, "clipped_sums", spying)
+    monkeypatch.setattr(client.trainer(), "apply", lambda: None)
+    protection = SampleProtection(noise_multiplier=1.0)
+    for key in (KEY, KEY, b"o" * 32):
+        with isolated(0, "test"):
+            PrivateTraining(protection, key, PrivacyCost(1.0, 1 / 3, 4)).fit(client, client.train, 1, 4)
+    first, again, other = draws[:4], draws[4:8], draws[8:]
+    assert first == again
+    assert len({*first, *other}) == 8
 
 
 @pytest.mark.parametrize(

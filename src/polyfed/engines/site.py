@@ -155,11 +155,9 @@ class Site:
             )
         guard = None
         if spec.privacy is not None:
-            ledgers, terms = (
-                private or folder.parent.parent / PRIVATE,
-                spec.model_dump_json(exclude={"run", "secure"}).encode(),
-            )
-            guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, budget, neighbours, terms)
+            terms = spec.model_dump_json(exclude={"run", "secure"}).encode()
+            private = private or folder.parent.parent / PRIVATE
+            guard = PrivacyGuard(spec.privacy, private, settings.secret, budget, neighbours, terms)
         return cls(
             federation=opened,
             spec=spec,

@@ -126,7 +126,10 @@ class PrivateTraining:
         self._done += 1
         samples = one.fitting.samples
         chosen = (uniform_draws(keyed_digest(key, b"batch"), len(samples)) < rate).nonzero().flatten()
-        sums = one.clipped_sums(chosen, one.fitting.participant.generator(f"private-{self._done}"))
+        # augmentation and dropout too: what one sample draws may shift what the others of its batch do
+        seed = int.from_bytes(keyed_digest(key, b"draws")[:7], "big")
+        torch.manual_seed(seed)
+        sums = one.clipped_sums(chosen, torch.Generator().manual_seed(seed))
         deviation = self.protection.noise_multiplier * self.protection.clip
         for number, (parameter, total) in enumerate(sums):
             if self.blank:
