@@ -58,6 +58,22 @@ def test_a_kill_between_ledger_and_head_loses_nothing(ledger: SpendingLedger) ->
     assert ledger.entries() == [FIRST, SECOND]
 
 
+def test_nobody_goes_on_without_a_head(ledger: SpendingLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.append(FIRST)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "polyfed.federation.spending.write_atomically", lambda *_: (_ for _ in ()).throw(OSError(28, ""))
+        )
+        with pytest.raises(OSError, match="28"):
+            ledger.append(SECOND)
+        with pytest.raises(OSError, match="28"), ledger.held():
+            raise AssertionError
+    before = ledger.path.with_suffix(".head").read_text()
+    with ledger.held():
+        assert ledger.entries() == [FIRST, SECOND]
+    assert (before[0], ledger.path.with_suffix(".head").read_text()[0]) == ("1", "2")
+
+
 def test_an_entry_is_on_disk_before_anything_leaves(ledger: SpendingLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr("os.fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))

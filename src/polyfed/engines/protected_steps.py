@@ -16,6 +16,7 @@ from polyfed.federation.privacy import EXAMPLES, UPDATE
 from polyfed.federation.privacy_guard import PrivacyGuard
 from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.release import require_updates
+from polyfed.federation.state import Lifetime
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
 from polyfed.wire.schema import StepSchema
@@ -96,11 +97,9 @@ class ProtectedSteps:
         Raises:
             PayloadError: the step fails with blank samples as well, which tells nothing of the client's.
         """
-        site, version = self.site, (request.round, request.phase)
+        site = self.site
         if site.keeps_states:
-            versions = site.store.versions(request.client)
-            kept = site.store.load(request.client, request.after) if request.after in versions else {}
-            site.store.save(request.client, version, dict(kept) | left_by(digest), request.after)
+            self._keep_as_it_was(request, digest)
         training = self.guard.training(digest, cost, blank=True)
         fields = dict[str, TensorBundle | Scalar]()
         if UPDATE in received.fields:
@@ -111,6 +110,13 @@ class ProtectedSteps:
             fields = dict(_zeroed(self._blank(request, _zeroed(received), schema, member)).fields) | fields
         fields[EXAMPLES] = site.info[member.id].samples
         return Payload({name: fields[name] for name in schema.returns})
+
+    def _keep_as_it_was(self, request: Request, digest: bytes) -> None:
+        store, keeps, after = self.site.store, self.site.spec.algorithm.keeps, request.after
+        kept = store.load(request.client, after) if after in store.versions(request.client) else {}
+        over = {key for key, life in keeps.items() if life is Lifetime.ROUND and after and after[0] < request.round}
+        lasting = {name: value for name, value in kept.items() if name.partition("/")[0] not in over}
+        store.save(request.client, (request.round, request.phase), lasting | left_by(digest), after)
 
     def _blank(
         self,

@@ -52,10 +52,16 @@ class SpendingLedger:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[SpendingLedger]:
-        """Keep other processes from reading and spending in the block."""
+        """Keep other processes from reading and spending in the block.
+
+        Raises:
+            OSError: the head cannot be brought up to the ledger, of which a kill or a full disk has kept it.
+            DataError: as ``entries``.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            self._note([code for _, code in self._read()])
             yield self
 
     def entries(self) -> list[LedgerLine]:
@@ -88,7 +94,13 @@ class SpendingLedger:
             os.close(descriptor)
         sync_folder(self.path.parent)
         # a kill before this leaves a ledger of one line more than the head knows of, which is no rollback
-        write_atomically(self._head, f"{len(known) + 1} {code}\n".encode())
+        self._note([*(before for _, before in known), code])
+
+    def _note(self, codes: Sequence[str]) -> None:
+        """Have the head know the last line."""
+        content = f"{len(codes)} {codes[-1]}\n" if codes else ""
+        if content and not (self._head.exists() and self._head.read_text() == content):
+            write_atomically(self._head, content.encode())
 
     @property
     def _head(self) -> Path:
