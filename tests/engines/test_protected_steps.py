@@ -47,7 +47,7 @@ class Unreadable:
 def break_data(site: Site) -> None:
     """Let every client's training samples fail but one."""
     for member in site.federation.members.values():
-        data = site.data_of(member)
+        data = site._data_of(member)
         train = replace(data.train, inputs={name: Unreadable(inputs) for name, inputs in data.train.inputs.items()})
         site._data[member.id] = replace(data, train=train)
 
@@ -349,7 +349,7 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
         return iter(made)
 
     monkeypatch.setattr(private_training._PerSample, "clipped_sums", noting)
-    data = sampled.data_of(sampled.federation.members["text-0"])
+    data = sampled._data_of(sampled.federation.members["text-0"])
     row = int(data.train.rows["text"][5])
     inputs = {"text": OneUnreadable(data.train.inputs["text"], row)}
     sampled._data["text-0"] = replace(data, train=replace(data.train, inputs=inputs))

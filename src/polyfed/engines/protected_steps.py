@@ -53,11 +53,9 @@ class ProtectedSteps:
         """What a step returns, as it may leave.
 
         Raises:
-            PolyfedError: the data cannot be opened at all, the request is not covered or beyond the budget, or the step
-                fails whatever the data are.
+            PolyfedError: the request is not covered or beyond the budget, or the step fails whatever the data are.
         """
         site, guard = self.site, self.guard
-        site.data_of(member)  # a place that cannot open its data says so before anything is charged
         info, batch = site.info[member.id], member.settings.training.batch_size
         cost = site.spec.cost(schema, info.samples, batch)
         digest = guard.begin(request, received, schema, cost, self._before(request))

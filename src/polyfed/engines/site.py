@@ -234,6 +234,7 @@ class Site:
         perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard).perform
 
         def performed() -> Payload:
+            self._data_of(member)  # a place that cannot open its data says so before anything is charged
             content = perform(request, received, schema, member)
             return finished(self._falsified(request, content, received) if schema.kind == "step" else content)
 
@@ -319,7 +320,7 @@ class Site:
     ) -> Client:
         kept = self._kept(member.id, version, after)
         own = kept.pop("model", None)
-        data = self.data_of(member)
+        data = self._data_of(member)
         declared = {key: life for key, life in self.spec.algorithm.keeps.items() if key not in ("model", "optimizer")}
         server = self.spec.server_model
         return Client(
@@ -382,8 +383,7 @@ class Site:
             model.load_state_dict(dict(weights))  # raises, and says what does not fit
         return model
 
-    def data_of(self, member: Member) -> _Data:
-        """The samples of a client, opened."""
+    def _data_of(self, member: Member) -> _Data:
         if member.id not in self._data:
             key = member.model.architecture
             if key not in self._public:

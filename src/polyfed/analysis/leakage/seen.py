@@ -107,9 +107,8 @@ class StagedSite(Site):
         place = (site.federation, site.spec, site.store, site.device, site.evaluation_batch, site.limits)
         return cls(*place, guard, samples=samples)
 
-    def data_of(self, member: Member) -> Any:
-        """The samples of a client, opened."""
-        data = super().data_of(member)
+    def _data_of(self, member: Member) -> Any:
+        data = super()._data_of(member)
         return replace(data, train=self.samples[member.id]) if member.id in self.samples else data
 
 
