@@ -61,7 +61,8 @@ def models(folder: Path) -> dict[str, bytes]:
 def spent(folder: Path) -> dict[str, list[Any]]:
     """Client -> its account: what each reply cost."""
     lines = {path.stem: path.read_text().splitlines() for path in folder.rglob(".privacy/*.jsonl")}
-    return {name: [json.loads(line)["cost"] for line in own] for name, own in lines.items()}
+    costs = {name: [json.loads(line)["cost"] for line in own] for name, own in lines.items()}
+    return {name: [cost for cost in own if cost is not None] for name, own in costs.items()}
 
 
 @pytest.mark.slow
