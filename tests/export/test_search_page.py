@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import os
@@ -22,7 +23,7 @@ from PIL import Image
 from browsers import NAMES, PROGRAM, Browser
 from polyfed import load_model, open_run
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.export.search_page import pictures_in, pictures_of_run, search_server
+from polyfed.export.search_page import SearchServer, pictures_in, pictures_of_run, search_server
 
 QUERY = "a red square"
 
@@ -41,27 +42,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def port(tiny_run: Path, folder: Path) -> Iterator[int]:
+def page(tiny_run: Path, folder: Path) -> Iterator[SearchServer]:
     model = load_model(tiny_run)
     with search_server(model, pictures_in(folder, model), k=5) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield server.server_address[1]
+        yield server
         server.shutdown()
         thread.join()
 
 
-def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request(method, path, headers=headers)
+def cookie(page: SearchServer) -> str:
+    return f"polyfed-{page.server_address[1]}={page.token}"
+
+
+def asked(page: SearchServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """As a browser that was given the token."""
+    connection = http.client.HTTPConnection("127.0.0.1", page.server_address[1], timeout=30)
+    connection.request(method, path, headers={"Cookie": cookie(page)} | headers)
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
     return answer.status, dict(answer.getheaders()), content
 
 
-def test_what_is_found_is_what_the_model_finds(port: int, tiny_run: Path, folder: Path) -> None:
-    status, headers, content = asked(port, "/?q=a+red+square")
+def test_what_is_found_is_what_the_model_finds(page: SearchServer, tiny_run: Path, folder: Path) -> None:
+    status, headers, content = asked(page, "/?q=a+red+square")
     names = re.findall(r"<figcaption>(.*?) <span", content.decode())
     model = load_model(tiny_run)
     pictures = pictures_in(folder, model)
@@ -73,8 +79,8 @@ def test_what_is_found_is_what_the_model_finds(port: int, tiny_run: Path, folder
     assert b"<b>" not in content
 
 
-def test_a_picture_opens_as_a_jpeg_and_nothing_else_opens(port: int) -> None:
-    status, headers, content = asked(port, "/picture/0")
+def test_a_picture_opens_as_a_jpeg_and_nothing_else_opens(page: SearchServer) -> None:
+    status, headers, content = asked(page, "/picture/0")
     assert (status, headers["Content-Type"]) == (200, "image/jpeg")
     assert Image.open(io.BytesIO(content)).size == (30, 20)
     for path in (
@@ -86,32 +92,138 @@ def test_a_picture_opens_as_a_jpeg_and_nothing_else_opens(port: int) -> None:
         "/notes.txt",
         "/etc/passwd",
     ):
-        assert asked(port, path.replace("²", "%C2%B2"))[0] == 404, path
+        assert asked(page, path.replace("²", "%C2%B2"))[0] == 404, path
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1.evil.example", ""])
-def test_another_host_is_refused(port: int, host: str) -> None:
-    status, _, content = asked(port, "/?q=red", Host=host)
+def test_another_host_is_refused(page: SearchServer, host: str) -> None:
+    status, _, content = asked(page, "/?q=red", Host=host)
     assert (status, b"polyfed search" in content) == (403, False)
-    assert asked(port, "/picture/0", Host=host)[0] == 403
-    assert asked(port, "/", Host=f"localhost:{port}")[0] == 200
+    assert asked(page, "/picture/0", Host=host)[0] == 403
+    assert asked(page, "/", Host=f"localhost:{page.server_address[1]}")[0] == 200
 
 
-def test_it_listens_on_the_loopback_address_alone_and_changes_nothing(port: int) -> None:
+def test_without_the_token_nothing_is_answered(page: SearchServer) -> None:
+    token, port = page.token, page.server_address[1]
+    for path in ("/", "/?q=red", "/picture/0", "/x", "/?token=", f"/?token={token[:-1]}", "/?token=%ff%00"):
+        for cookies in ("", f"polyfed-{port}={token}x", f"polyfed={token}", "polyfed-1; =;;", "\xff\xfe=\x80"):
+            status, headers, content = asked(page, path, Cookie=cookies)
+            assert status in (400, 403), (path, cookies)
+            assert token.encode() not in content
+            assert token not in str(headers)
+
+
+def test_the_address_that_is_printed_leaves_the_token_in_a_cookie_alone(page: SearchServer, capfd: Any) -> None:
+    assert page.address.startswith(f"http://127.0.0.1:{page.server_address[1]}/?token=")
+    path = page.address.removeprefix(f"http://127.0.0.1:{page.server_address[1]}")
+    status, headers, content = asked(page, path, Cookie="")
+    assert (status, headers["Location"], content) == (303, "/", b"")
+    assert headers["Set-Cookie"] == f"{cookie(page)}; HttpOnly; SameSite=Strict; Path=/"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    other = f"polyfed-{page.server_address[1]}=of-another-page; a=b; {cookie(page)}"
+    for below in ("/", "/picture/0"):
+        status, headers, content = asked(page, below, Cookie=other)
+        assert status == 200
+        assert page.token.encode() not in content
+    assert page.token not in "".join(capfd.readouterr())
+    assert asked(page, path, Cookie="", Host="evil.example")[0] == 403
+
+
+MALFORMED = {
+    "too many fields": "/?q=x&a&b&c&d&e&f",
+    "an unfinished bracket": "http://[/",
+    "many fields": "/?" + "&".join("q" * 50),
+}
+
+
+@pytest.mark.parametrize("path", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_address_is_refused(page: SearchServer, path: str, capfd: Any) -> None:
+    assert asked(page, path, Host=f"127.0.0.1:{page.server_address[1]}")[0] == 400
+    assert capfd.readouterr() == ("", "")
+
+
+REQUESTS = {
+    "no request": (b"\r\n\r\n", b""),
+    "noise": (bytes(range(256)) + b"\r\n\r\n", b" 400 "),
+    "an old request": (b"GET /\r\n\r\n", b"its own machine"),
+    "an odd version": (b"GET / HTTP/x.y\r\n\r\n", b" 400 "),
+    "another version": (b"GET / HTTP/9.9\r\n\r\n", b" 505 "),
+    "a long address": (b"GET /" + b"x" * 70_000 + b" HTTP/1.0\r\n\r\n", b" 414 "),
+    "a long header": (b"GET / HTTP/1.0\r\nCookie: " + b"x" * 70_000 + b"\r\n\r\n", b" 431 "),
+    "many headers": (b"GET / HTTP/1.0\r\n" + b"a: b\r\n" * 200 + b"\r\n", b" 431 "),
+    "no header": (b"GET / HTTP/1.0\r\nno header\r\n\r\n", b" 403 "),
+    "an unknown method": (b"PUT / HTTP/1.0\r\n\r\n", b" 501 "),
+}
+
+
+@pytest.mark.parametrize(("request_", "status"), REQUESTS.values(), ids=REQUESTS)
+def test_a_malformed_request_is_answered_and_shows_nothing(
+    page: SearchServer, request_: bytes, status: bytes, capfd: Any
+) -> None:
+    with socket.create_connection(("127.0.0.1", page.server_address[1]), 30) as stream:
+        stream.sendall(request_)
+        stream.shutdown(socket.SHUT_WR)
+        answer = stream.makefile("rb").read()
+    assert status in answer
+    assert page.token.encode() not in answer
+    assert "Traceback" not in "".join(capfd.readouterr())
+    assert asked(page, "/")[0] == 200
+
+
+def test_connections_that_wait_are_bounded(page: SearchServer) -> None:
+    before = threading.active_count()
+    waiting = [socket.create_connection(("127.0.0.1", page.server_address[1]), 30) for _ in range(60)]
+    with pytest.raises(OSError):  # noqa: PT011 - of two kinds, by when the server closes it
+        asked(page, "/")
+    assert threading.active_count() - before <= 32
+    for stream in waiting:
+        stream.close()
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            if asked(page, "/")[0] == 200:
+                return
+    pytest.fail("the server does not answer any more")
+
+
+def test_pictures_outside_the_folder_and_what_is_no_file_are_not_read(tiny_run: Path, tmp_path: Path) -> None:
+    inside = tmp_path / "pictures"
+    inside.mkdir()
+    picture = np.zeros((4, 4, 3), np.uint8)
+    for path in (inside / "own.png", tmp_path / "secret.png", inside / "gone.png"):
+        Image.fromarray(picture).save(path)
+    (inside / "link.png").symlink_to(tmp_path / "secret.png")
+    (inside / "inner.png").symlink_to("own.png")
+    (inside / "loop.png").symlink_to("loop.png")
+    (inside / "zero.png").symlink_to("/dev/zero")
+    os.mkfifo(inside / "pipe.png")
+    model = load_model(tiny_run)
+    pictures = pictures_in(inside, model)
+    assert list(pictures.names) == ["gone.png", "inner.png", "own.png"]
+    (inside / "gone.png").unlink()
+    (inside / "gone.png").symlink_to(tmp_path / "secret.png")  # exchanged while it is served
+    with search_server(model, pictures) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        assert [asked(server, f"/picture/{number}")[0] for number in range(3)] == [404, 200, 200]
+        server.shutdown()
+        thread.join()
+
+
+def test_it_listens_on_the_loopback_address_alone_and_changes_nothing(page: SearchServer) -> None:
     others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
     for address in others - {"127.0.0.1", "127.0.1.1"}:
-        with pytest.raises(OSError), socket.create_connection((address, port), timeout=2):  # noqa: PT011
+        with pytest.raises(OSError), socket.create_connection((address, page.server_address[1]), timeout=2):  # noqa: PT011
             pass
-    assert asked(port, "/", "POST")[0] == 501
-    assert asked(port, "/", "HEAD")[2] == b""
+    assert asked(page, "/", "POST")[0] == 501
+    assert asked(page, "/", "HEAD")[2] == b""
 
 
-def test_odd_queries_are_answered(port: int) -> None:
+def test_odd_queries_are_answered(page: SearchServer) -> None:
     for query in ("%00", "%3Cscript%3E", "x" * 5000, "%ff", "&q=1&q=2&q=3", "+"):
-        status, _, content = asked(port, f"/?q={query}")
-        assert status in (200, 400) or not content, query
+        status, _, content = asked(page, f"/?q={query}")
+        assert status == 200, query
         assert b"<script>\xff" not in content
-    assert asked(port, "/?q=%3Cscript%3Ealert(1)%3C/script%3E")[2].count(b"<script>") == 1
+    assert asked(page, "/?q=%3Cscript%3Ealert(1)%3C/script%3E")[2].count(b"<script>") == 1
 
 
 def test_pictures_of_the_runs_own_test_data(tiny_run: Path) -> None:
@@ -152,9 +264,12 @@ def test_the_command_serves_until_it_is_interrupted(tiny_run: Path, folder: Path
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
+            port, token = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{43}) ", line).groups()  # type: ignore[union-attr]
             assert line.startswith("7 pictures at")
-            assert asked(port, "/?q=red")[0] == 200
+            for path, status in (("/?q=red", 403), (f"/?token={token}", 303)):
+                with socket.create_connection(("127.0.0.1", int(port)), 30) as stream:
+                    stream.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+                    assert f" {status} " in stream.makefile().readline()
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
         finally:
@@ -162,10 +277,11 @@ def test_the_command_serves_until_it_is_interrupted(tiny_run: Path, folder: Path
 
 
 @pytest.mark.skipif(PROGRAM is None, reason=f"no browser found: none of {', '.join(NAMES)} is installed")
-def test_a_browser_searches(port: int, tmp_path: Path) -> None:
+def test_a_browser_searches(page: SearchServer, tmp_path: Path) -> None:
     browser: Any = Browser(tmp_path / "profile")
     try:
-        browser.open(f"http://127.0.0.1:{port}/")
+        browser.open(page.address)
+        assert browser.js("location.search + document.cookie") == ""
         assert browser.js("document.querySelectorAll('img').length") == 0
         browser.js("document.getElementById('q').value = 'a red square'")
         browser.events.clear()

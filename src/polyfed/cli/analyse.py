@@ -22,6 +22,7 @@ from polyfed.cli.analysis_options import (
 from polyfed.cli.console import interruptible
 from polyfed.cli.options import (
     EXPERIMENT,
+    AllowCode,
     ExperimentArgument,
     ExperimentOptions,
     PlaceOptions,
@@ -113,7 +114,9 @@ def analyse_gap(
     if is_run:
         encoders = encoders_of(places.server_model(subject, which), normalise=False)
     else:
-        encoders = load_encoders(subject, **vars(places))
+        encoders = load_encoders(
+            subject, data_dir=places.data_dir, weights_dir=places.weights_dir, device=places.device
+        )
     folder = ready_folder(out or (subject / "analysis" if is_run else subject.parent))
     gaps = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
     show_analysis(folder, "gap", gaps.to_json(), None, [gap_table(gaps)])
@@ -214,12 +217,13 @@ def analyse_weights(
         str | None, typer.Option(metavar="N,N,...", help="these samples instead, of the recorded ones, from 0")
     ] = None,
     out: OutOfRun = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
     from polyfed.analysis.round_weights import draw_round_weights, run_weights, weights_tables
 
     chosen = None if at is None else numbers_in("--at", at)
-    weights = run_weights(open_run(run), number=number, samples=samples, at=chosen)
+    weights = run_weights(open_run(run, allow_code=allow_code), number=number, samples=samples, at=chosen)
     folder = analysis_folder(out, run)
     show_analysis(folder, "weights", weights.to_json(), draw_round_weights(weights), weights_tables(weights))
 

@@ -35,6 +35,9 @@ WeightsDir = Annotated[
 BestOrLast = Annotated[
     str | None, typer.Option("--model", help="best, last or a round; by default best if there is one")
 ]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="run code that the folder names, such as a method of your own")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
@@ -66,6 +69,7 @@ class PlaceOptions:
     data_dir: DataDir = None
     weights_dir: WeightsDir = None
     device: Annotated[str | None, typer.Option(help="by default the run's")] = None
+    allow_code: AllowCode = False
 
     def open(self, run: Path) -> Run:
         """The run in a folder."""

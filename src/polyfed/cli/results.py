@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyfed.cli.options import AsJson, BestOrLast, PlaceOptions, RunArgument, RunArguments, WeightsDir, pairs_in
+from polyfed.cli.options import AllowCode, AsJson, BestOrLast, PlaceOptions, RunArgument, RunArguments, WeightsDir, pairs_in
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
@@ -68,17 +68,17 @@ def serve_command(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8765,
     places: PlaceOptions,
 ) -> None:
-    """Search pictures by text on a page that only this machine can open; Ctrl-C ends it.
+    """Search pictures by text on a page that only the printed address opens, on this machine; Ctrl-C ends it.
 
     Examples: polyfed serve runs/shop-seed0 --pictures ~/Pictures; polyfed serve runs/shop-seed0 --participant sellers-0
     """
-    from polyfed.export.search_page import HOST, pictures_in, pictures_of_run, search_server
+    from polyfed.export.search_page import pictures_in, pictures_of_run, search_server
 
     opened = places.open(run)
     model = opened.model_of(participant, which)
     searched = pictures_of_run(opened, model) if pictures is None else pictures_in(pictures, model)
     with search_server(model, searched, port) as server, contextlib.suppress(KeyboardInterrupt):
-        typer.echo(f"{len(searched):,} pictures at http://{HOST}:{server.server_address[1]}/ (Ctrl-C ends it)")
+        typer.echo(f"{len(searched):,} pictures at {server.address} (Ctrl-C ends it)")
         server.serve_forever()
 
 
@@ -168,6 +168,7 @@ def export_command(
     push: Annotated[
         str | None, typer.Option(metavar="OWNER/NAME", help="upload the Hugging Face folder there, private")
     ] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Export a run's server model for use without polyfed.
 
@@ -178,9 +179,13 @@ def export_command(
     from polyfed.export.model import export_model
 
     if form == "huggingface":
-        path = export_hugging_face(run, out, which=which, weights_dir=weights_dir, push=push)
+        path = export_hugging_face(
+            run, out, which=which, weights_dir=weights_dir, push=push, allow_code=allow_code
+        )
     elif push is not None:
         raise ConfigError(f"--push {push}: only a folder of --format huggingface is uploaded; add that")
     else:
-        path = export_model(run, out, which=which, weights_dir=weights_dir, onnx=form == "onnx")
+        path = export_model(
+            run, out, which=which, weights_dir=weights_dir, onnx=form == "onnx", allow_code=allow_code
+        )
     typer.echo(f"exported and checked: {path}{f', uploaded: {push}' if push else ''}")

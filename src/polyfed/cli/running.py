@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.cli.console import fail, interruptible
-from polyfed.cli.options import ExperimentArgument, ExperimentOptions, RunArgument, numbers_in
+from polyfed.cli.options import AllowCode, ExperimentArgument, ExperimentOptions, RunArgument, numbers_in
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
@@ -106,21 +106,22 @@ def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path)
             run(experiment, folder, callbacks)
 
 
-def resume_command(run: RunArgument, dashboard: Dashboard = False) -> None:
+def resume_command(run: RunArgument, dashboard: Dashboard = False, allow_code: AllowCode = False) -> None:
     """Continue a run after its last complete round.
 
     Example: polyfed resume runs/scenes-demo-seed0
     """
     from polyfed.reporting.reported import resume
 
-    deployed = _is_deployed(open_run(run).experiment)  # a wrong folder is refused before a display takes the terminal
+    # a wrong folder is refused before a display takes the terminal
+    deployed = _is_deployed(open_run(run, allow_code=allow_code).experiment)
     with _shown(_terminal(), run, dashboard) as display:
         if deployed:
             from polyfed.deploy.launch import relaunch
 
-            relaunch(run, [display])
+            relaunch(run, [display], allow_code=allow_code)
         else:
-            resume(run, [display])
+            resume(run, [display], allow_code=allow_code)
 
 
 def watch_command(run: RunArgument) -> None:

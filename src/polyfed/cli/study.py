@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.cli.console import fail, interruptible
-from polyfed.cli.options import AsJson, DataDir, WeightsDir, command_group, names_in
+from polyfed.cli.options import AllowCode, AsJson, DataDir, WeightsDir, command_group, names_in
 
 if TYPE_CHECKING:
     from polyfed.studies.session import StudyRun
@@ -91,17 +91,19 @@ def study_list(as_json: AsJson = False) -> None:
         typer.echo(f"{name.ljust(width)}  {title}")
 
 
-def study_show(folder: StudyFolder) -> None:
+def study_show(folder: StudyFolder, allow_code: AllowCode = False) -> None:
     """Print the tables of a study, also of one that another process works on."""
     from polyfed.reporting.terminal import Terminal
     from polyfed.studies.results import Results
     from polyfed.studies.tables import study_tables
 
-    Terminal().print_tables(study_tables(Results.load(_found(folder))))
+    Terminal().print_tables(study_tables(Results.load(_found(folder), allow_code)))
 
 
 def study_report(
-    folder: StudyFolder, out: Annotated[Path | None, typer.Option(help="file; by default FOLDER/report.html")] = None
+    folder: StudyFolder,
+    out: Annotated[Path | None, typer.Option(help="file; by default FOLDER/report.html")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write a study as one HTML page."""
     from polyfed.studies.page import write_study_page
@@ -109,7 +111,7 @@ def study_report(
     from polyfed.studies.session import CELLS
 
     place = _found(folder)
-    page = write_study_page(Results.load(place), out or place / "report.html", place.parent / CELLS)
+    page = write_study_page(Results.load(place, allow_code), out or place / "report.html", place.parent / CELLS)
     typer.echo(f"written: {page}")
 
 
@@ -118,6 +120,7 @@ def study_export(
     *,
     formats: Annotated[str, typer.Option("--format", metavar="A,B,...", help=_FORMATS)] = _FORMATS,
     out: Annotated[Path | None, typer.Option(help="folder; by default FOLDER/export")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write tables and figures of a study as Markdown, LaTeX (booktabs), CSV, PNG and SVG."""
     from polyfed.studies.export import export_study
@@ -126,7 +129,7 @@ def study_export(
 
     place = _found(folder)
     for path in export_study(
-        Results.load(place), out or place / "export", place.parent / CELLS, names_in("--format", formats)
+        Results.load(place, allow_code), out or place / "export", place.parent / CELLS, names_in("--format", formats)
     ):
         typer.echo(f"written: {path}")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from polyfed.core.errors import RunError
 
 _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # answers of file systems that sync files only
 
@@ -22,6 +25,24 @@ def private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def require_plain(folder: Path) -> None:
+    """Check a folder that somebody handed over: it holds files and folders, and no link in it leads out of it.
+
+    Whatever is read or written below it then is of this folder, and does not wait for another process.
+
+    Raises:
+        RunError: it holds a pipe, a device or a socket, or a link that leads elsewhere.
+    """
+    top = folder.resolve()
+    for place, folders, names in os.walk(top):
+        for path in (Path(place, name) for name in (*folders, *names)):
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(top):
+                raise RunError(f"'{path}' is a link out of the folder; put what it leads to in its place, or remove it")
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                raise RunError(f"'{path}' is neither a file nor a folder; remove it")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -31,6 +31,7 @@ from polyfed.core.declarations import ClassDeclaration, components, declared_com
 from polyfed.core.effects import Condition, Facts, require_effect, require_effects_beneath
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install
+from polyfed.core.untrusted import require_own_code
 
 
 class Settings(BaseModel):
@@ -171,6 +172,7 @@ def _imported(name: str, family: type[Component]) -> type[Component]:
     if not is_import_path(name):
         raise ValueError(f"'{name}' is no import path; give it as package.module.Class")
     path, _, attribute = name.rpartition(".")
+    require_own_code(path, attribute)
     try:
         kind = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:

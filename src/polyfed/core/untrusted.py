@@ -1,20 +1,26 @@
-"""Text that somebody else wrote: JSON and YAML read within bounds, and words shown so that they are nothing but words.
+"""What somebody else wrote: JSON and YAML read within bounds, no code run, and words shown that are nothing but words.
 
 Whatever reads text of a client, a site or a server reads it with ``read_json``, and the JSON or YAML of a file that
-somebody handed over with ``file_json`` or ``yaml_content``; whatever shows text of a client, a site or a data set, on a
+somebody handed over with ``file_json`` or ``yaml_content``; settings in such a file are validated within ``code_of``;
+whatever shows text of a client, a site or a data set, on a
 terminal, in a log or in a file, passes it through ``plain``, ``lines`` or ``markdown``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from polyfed.core.errors import PayloadError
+from polyfed.core.errors import ConfigError, PayloadError
 
 TEXT_BYTES = 1 << 21
 """Largest text that is parsed unless a caller knows better, bytes."""
@@ -124,6 +130,37 @@ def _require_bounded(text: str) -> None:
         if values + size > _YAML_VALUES:
             raise ValueError(f"more than {_YAML_VALUES:,} values, with aliases in place of what they stand for")
         within.append((around, values + size))
+
+
+# ---- code
+
+_handed_over: ContextVar[Path | None] = ContextVar("handed_over", default=None)
+
+
+@contextlib.contextmanager
+def code_of(folder: Path, allow: bool) -> Iterator[None]:
+    """While settings of a folder are read, no module that they name is imported unless ``allow``.
+
+    A class that this process has imported already needs no leave: naming it runs nothing.
+
+    Raises:
+        ConfigError: the folder names another class by its import path.
+    """
+    token = _handed_over.set(None if allow else folder)
+    try:
+        yield
+    finally:
+        _handed_over.reset(token)
+
+
+def require_own_code(module: str, name: str) -> None:
+    """Raise ConfigError if a folder that is being read names a class, and may not have it imported."""
+    folder = _handed_over.get()
+    if folder is not None and name not in getattr(sys.modules.get(module), "__dict__", {}):
+        raise ConfigError(
+            f"'{folder}' names code, '{module}.{name}', which runs when it is imported; if you trust whoever made the "
+            "folder, pass allow_code=True (--allow-code)"
+        )
 
 
 # ---- shown

@@ -69,15 +69,15 @@ def launch(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()
         return started.carry_out(Launch(str(out.resolve()), resume=False))
 
 
-def relaunch(folder: Path, callbacks: Iterable[Callback] = ()) -> Run:
-    """Continue a deployed run after its last complete round.
+def relaunch(folder: Path, callbacks: Iterable[Callback] = (), *, allow_code: bool = False) -> Run:
+    """Continue a deployed run after its last complete round; ``allow_code`` as for ``polyfed.resume``.
 
     Raises:
         PolyfedError: as ``polyfed.resume``, and if SuperLink cannot be reached or ends.
     """
-    opened = open_run(folder)
+    opened = open_run(folder, allow_code=allow_code)
     with _Launch(_flower(opened.experiment), callbacks) as started:
-        return started.carry_out(Launch(str(opened.folder.resolve()), resume=True))
+        return started.carry_out(Launch(str(opened.folder.resolve()), resume=True, allow_code=allow_code))
 
 
 class _Launch:

@@ -46,6 +46,7 @@ class Launch(_Note):
     file: ClassVar[str] = "launch.json"
     out: str
     resume: bool
+    allow_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _serve(grid: Any, folder: Path) -> None:
     try:
         with within(grid), contextlib.closing(EventLog(folder / PROGRESS)) as log:  # without rounds of launches before
             if launch.resume:
-                resume(out, [log])
+                resume(out, [log], allow_code=launch.allow_code)
             else:
                 run(Experiment.load(folder / "experiment.yaml"), out, [log])
     except (KeyboardInterrupt, SystemExit):  # how Flower ends a ServerApp

@@ -41,6 +41,7 @@ class ModelChoice:
         encoders: YAML file with ``ModelSettings``, whose model is wanted instead.
         seed: of what is drawn at random in ``encoders``.
         data_dir, weights_dir, device: other folders or another device than the run's.
+        allow_code: import what the run names by import path, see ``polyfed.open_run``.
     """
 
     run: Path | None = None
@@ -51,6 +52,7 @@ class ModelChoice:
     data_dir: Path | None = None
     weights_dir: Path | None = None
     device: str | None = None
+    allow_code: bool = False
 
     def open(self) -> Opened:
         """The model, frozen, in evaluation mode, on its device.
@@ -71,7 +73,13 @@ class ModelChoice:
     def _run(self) -> Run | None:
         if self.run is None:
             return None
-        return open_run(self.run, data_dir=self.data_dir, weights_dir=self.weights_dir, device=self.device)
+        return open_run(
+            self.run,
+            data_dir=self.data_dir,
+            weights_dir=self.weights_dir,
+            device=self.device,
+            allow_code=self.allow_code,
+        )
 
     def _described(self, file: Path) -> Opened:
         """The model of a file, pretrained where it says so and else drawn at random; with the data of a run, if any."""

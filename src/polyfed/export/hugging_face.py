@@ -40,6 +40,7 @@ def export_hugging_face(
     weights_dir: Path | None = None,
     push: str | None = None,
     private: bool = True,
+    allow_code: bool = False,
 ) -> Path:
     """Export a run's server model as a Hugging Face folder; it appears complete and checked, or not at all.
 
@@ -52,6 +53,7 @@ def export_hugging_face(
         weights_dir: folder of pretrained weights that the architecture is built from, by default the run's.
         push: ``owner/name`` on the hub, where the folder is uploaded when it is complete; None: nowhere.
         private: whether a repository that is created for it is private.
+        allow_code: import what the run names by import path, see ``polyfed.open_run``.
 
     Returns:
         The folder.
@@ -62,7 +64,8 @@ def export_hugging_face(
     """
     if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
         raise ConfigError(f"'{push}' is no repository; give it as owner/name")
-    opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "hugging-face"
+    opened = open_run(run, weights_dir=weights_dir, device="cpu", allow_code=allow_code)
+    out = Path(out) if out else opened.folder / "hugging-face"
     with new_folder(out) as draft, tempfile.TemporaryDirectory() as place:
         exported = export_programs(opened, Path(place), which)
         _write(exported, Path(place), draft)

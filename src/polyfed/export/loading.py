@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.untrusted import file_json
+from polyfed.core.files import require_plain
+from polyfed.core.untrusted import code_of, file_json
 from polyfed.data.backbones import NO_CODE
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
@@ -33,6 +34,7 @@ def load_model(
     data_dir: Path | None = None,
     weights_dir: Path | None = None,
     device: str | None = None,
+    allow_code: bool = False,
 ) -> LoadedModel:
     """A trained model for use: ``encode``, ``similarity`` and ``search`` of pictures and texts.
 
@@ -43,6 +45,7 @@ def load_model(
         data_dir: folder of data sets, if not where the run had it.
         weights_dir: folder of pretrained weights, likewise.
         device: where it is put; by default the run's, of an export the CPU.
+        allow_code: import what the run or export names by import path, see ``polyfed.open_run``.
 
     Raises:
         RunError: there is no such model, or it is damaged.
@@ -50,14 +53,16 @@ def load_model(
     """
     path = Path(path)
     if (path / "config.yaml").is_file():
-        opened = open_run(path, data_dir=data_dir, weights_dir=weights_dir, device=device)
+        opened = open_run(path, data_dir=data_dir, weights_dir=weights_dir, device=device, allow_code=allow_code)
         return opened.model_of(participant or "server", which)
     if not (path / "config.json").is_file():
         raise RunError(f"'{path}' is neither a run folder nor an export (no config.yaml or config.json in it)")
     asked = {"participant": participant, "which": which, "device": device}
     if wrong := [f"{key} '{value}'" for key, value in asked.items() if value is not None]:
         raise ConfigError(f"'{path}' is an export, which holds one model for the CPU; leave out {', '.join(wrong)}")
-    return _exported(path, weights_dir)
+    require_plain(path)
+    with code_of(path, allow_code):
+        return _exported(path, weights_dir)
 
 
 def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:

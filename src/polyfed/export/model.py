@@ -46,6 +46,7 @@ def export_model(
     which: str | None = None,
     weights_dir: Path | None = None,
     onnx: bool = False,
+    allow_code: bool = False,
 ) -> Path:
     """Export a run's server model; the folder appears complete, with every program checked, or not at all.
 
@@ -55,6 +56,7 @@ def export_model(
         which: ``best`` or ``last``; by default ``best`` if there is one.
         weights_dir: folder of pretrained weights that the architecture is built from, by default the run's.
         onnx: write each program as ONNX too, checked with onnxruntime (extra ``onnx``).
+        allow_code: import what the run names by import path, see ``polyfed.open_run``.
 
     Returns:
         The folder.
@@ -65,7 +67,8 @@ def export_model(
     """
     if onnx:
         require_onnx()
-    opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "export"
+    opened = open_run(run, weights_dir=weights_dir, device="cpu", allow_code=allow_code)
+    out = Path(out) if out else opened.folder / "export"
     with new_folder(out) as draft:
         exported = export_programs(opened, draft, which)
         for modality, program in exported.all_programs if onnx else ():

@@ -75,6 +75,19 @@ class ModelSettings(Settings):
         )
 
 
+def require_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Check weights that somebody handed over; ``load_state_dict`` itself converts types and takes any value.
+
+    Raises:
+        RuntimeError: a tensor is not of the type of the model's own, or a value in it is not finite.
+    """
+    for name, value in weights.items():
+        if name in own and value.dtype != own[name].dtype:
+            raise RuntimeError(f"'{name}' is {value.dtype}, and {own[name].dtype} in the model")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise RuntimeError(f"'{name}' has values that are not finite")
+
+
 class Embedder(Protocol):
     """What a task needs of a model."""
 

@@ -37,14 +37,21 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
         return open_reported(run_experiment(experiment, out, following).folder)
 
 
-def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> ReportedRun:
+def resume(folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code: bool = False) -> ReportedRun:
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
+    Args:
+        folder: of the run.
+        callbacks: follow the run; the caller closes them.
+        allow_code: import what the run names by import path, such as a method of one's own, see ``polyfed.open_run``.
+
     Raises:
+        ConfigError: it names code, which ``allow_code`` does not allow.
         RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
     """
     with _followed(callbacks) as following:
-        return open_reported(resume_run(folder, following).folder)
+        resumed = resume_run(folder, following, allow_code=allow_code)
+        return open_reported(resumed.folder, allow_code=allow_code)
 
 
 @contextlib.contextmanager

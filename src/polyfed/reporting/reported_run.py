@@ -72,8 +72,9 @@ def open_reported(
     data_dir: Path | None = None,
     weights_dir: Path | None = None,
     device: str | None = None,
+    allow_code: bool = False,
 ) -> ReportedRun:
     """Open a run, finished or not; this is ``polyfed.open_run``. Arguments and errors are those of
     ``polyfed.runs.opened.open_run``."""
-    opened = open_run(folder, data_dir=data_dir, weights_dir=weights_dir, device=device)
-    return ReportedRun(opened.folder, opened.data_dir, opened.weights_dir, opened.device)
+    opened = open_run(folder, data_dir=data_dir, weights_dir=weights_dir, device=device, allow_code=allow_code)
+    return ReportedRun(**vars(opened))

@@ -65,6 +65,7 @@ def evaluate_model(
     data_dir: Path | None = None,
     weights_dir: Path | None = None,
     device: str | None = None,
+    allow_code: bool = False,
 ) -> Evaluation:
     """Measure a saved server model on any data set; on the run's own test split, the run's own figures.
 
@@ -75,13 +76,14 @@ def evaluate_model(
         data_dir: folder of data sets; by default the run's, else POLYFED_DATA.
         weights_dir: folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
         device: by default the run's.
+        allow_code: import what the run names by import path, see ``polyfed.open_run``.
 
     Raises:
         RunError: no run folder or no model in it.
         DataError, ConfigError: the data set is not there or lacks what the model or its task needs.
     """
     target = Target(target) if isinstance(target, str) else target
-    opened = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device)
+    opened = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device, allow_code=allow_code)
     server, conditions = opened.server_model(which), opened.conditions
     with cpu_threads(conditions.run.threads):
         samples = _samples(server, target)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.core.files import require_plain
+from polyfed.core.untrusted import code_of
 from polyfed.runs.folder import Checkpoint, RunFolder
 from polyfed.runs.model_folders import chosen_model, saved_models, untrained_best
 from polyfed.runs.records import RunRecords
@@ -41,6 +43,7 @@ def open_run(
     data_dir: Path | None = None,
     weights_dir: Path | None = None,
     device: str | None = None,
+    allow_code: bool = False,
 ) -> Run:
     """Open a run, finished or not; nothing is read before it is asked for.
 
@@ -49,24 +52,27 @@ def open_run(
         data_dir: folder of data sets; by default the run's, else POLYFED_DATA.
         weights_dir: folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
         device: where models are put; by default the run's.
+        allow_code: import what the run names by import path, such as a method of one's own (``core.untrusted.code_of``).
 
     Raises:
-        RunError: it is no run folder.
+        RunError: it is no run folder, or holds what is neither file nor folder, or a link that leads out of it.
     """
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
         raise RunError(f"'{folder}' is no run folder (no config.yaml in it); give the folder of a run")
-    return Run(folder, data_dir, weights_dir, device)
+    require_plain(folder)
+    return Run(folder, data_dir, weights_dir, device, allow_code)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk; ``data_dir``, ``weights_dir`` and ``device`` take the place of the run's own where given."""
+    """A run on disk, opened as ``open_run`` says."""
 
     folder: Path
     data_dir: Path | None = None
     weights_dir: Path | None = None
     device: str | None = None
+    allow_code: bool = False
 
     @property
     def name(self) -> str:
@@ -101,18 +107,21 @@ class Run:
 
         Raises:
             RunError: as for ``files``.
+            ConfigError: it names code, which ``allow_code`` does not allow.
         """
         from polyfed.runs.conditions import moved
         from polyfed.runs.experiment import Experiment
 
-        return moved(Experiment.load(self.files.path / "config.yaml"), self.data_dir, self.weights_dir)
+        with code_of(self.folder, self.allow_code):
+            return moved(Experiment.load(self.files.path / "config.yaml"), self.data_dir, self.weights_dir)
 
     @cached_property
     def conditions(self) -> Conditions:
         """The part of the settings that takes no method, whose code may be elsewhere."""
         from polyfed.runs.conditions import read_conditions
 
-        return read_conditions(self.files.path / "config.yaml", self.data_dir, self.weights_dir)
+        with code_of(self.folder, self.allow_code):
+            return read_conditions(self.files.path / "config.yaml", self.data_dir, self.weights_dir)
 
     @cached_property
     def federation(self) -> Population:
@@ -174,11 +183,12 @@ class Run:
 
         Raises:
             RunError: there is no such model, or it is damaged.
-            ConfigError: the device is not there, or a weights folder that the architecture needs.
+            ConfigError: the device is not there, or a weights folder that the architecture needs; or the model names
+                code, which ``allow_code`` does not allow.
         """
         from polyfed.runs.saved import read_saved_model
 
-        saved, data = read_saved_model(self.model_folder(which)), self.conditions.data
+        saved, data = read_saved_model(self.model_folder(which), self.allow_code), self.conditions.data
         context, place = saved.context(data.cache_folder, data.weights_folder), self.place
         return ServerModel(self, saved, context, saved.build(context).to(place))
 
@@ -213,8 +223,11 @@ class Run:
 
     def _loaded(self, member: Member, weights: Mapping[str, Tensor], misfit: str) -> Model:
         """A client's model with weights from disk, in evaluation mode, on the device."""
+        from polyfed.models.model import require_weights
+
         model = self.federation.client_model(member)
         try:
+            require_weights(weights, model.state_dict())
             model.load_state_dict(dict(weights))
         except RuntimeError as error:
             raise RunError(f"{misfit} ({' '.join(str(error).split())})") from error

@@ -28,17 +28,17 @@ def run_experiment(experiment: Experiment, out: Path | str, callbacks: Iterable[
     return Run(Path(out))
 
 
-def resume_run(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
-    """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
+def resume_run(folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code: bool = False) -> Run:
+    """Continue a run after its last complete round; ``polyfed.resume`` does, and reports the run as well.
 
     Raises:
         RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
     """
-    opened = open_run(folder)
+    opened = open_run(folder, allow_code=allow_code)
     experiment, files = opened.experiment, opened.files
     with cpu_threads(experiment.run.threads), _logged(files) as log:
         Session(experiment, files, files.identity, [*callbacks, log]).resume()
-    return Run(opened.folder)
+    return opened
 
 
 @contextlib.contextmanager

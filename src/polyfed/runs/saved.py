@@ -12,47 +12,78 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import safetensors.torch
 import torch
 from jaxtyping import Int64
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.randomness import isolated
-from polyfed.core.untrusted import file_json
+from polyfed.core.settings import first_problem
+from polyfed.core.untrusted import code_of, file_json
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.federation.server import Server
-from polyfed.models.model import Model, ModelSettings
+from polyfed.models.model import Model, ModelSettings, require_weights
 from polyfed.models.words import frozen_embeddings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.tasks.task import Task
 
 _FROZEN = "frozen.safetensors"
+_Side = Annotated[int, Field(ge=0, le=4096)]
+
+
+class TargetFacts(BaseModel):
+    """Type, shape and greatest value of a target."""
+
+    dtype: Literal["int64", "int32", "uint8", "bool", "float32", "float64"]
+    shape: Annotated[tuple[_Side, ...], Field(max_length=2)]  # a class, a list of them, or a picture of them
+    greatest: int | float
+
+
+class SampleFacts(BaseModel):
+    """What a task sizes its head by."""
+
+    modalities: tuple[str, ...] = ()
+    classes: dict[str, tuple[str, ...]] = {}
+    targets: dict[str, TargetFacts] = {}
+
+
+class SavedFacts(BaseModel):
+    """What the ``config.json`` of a model says."""
+
+    round: Annotated[int, Field(ge=0)]
+    model: ModelSettings
+    task: Task
+    head: str = ""
+    samples: SampleFacts | None
+    public: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A server model on disk: its weights, trained and frozen, and what its ``config.json`` says."""
+    """A server model on disk: its weights, trained and frozen, and what its ``config.json`` says, raw and checked."""
 
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
+    facts: SavedFacts
     folder: Path
 
     @property
     def settings(self) -> ModelSettings:
         """Its architecture."""
-        return ModelSettings.model_validate(self.config["model"])
+        return self.facts.model
 
     @property
     def task(self) -> Task:
         """What it was trained for."""
-        return Task.model_validate(self.config["task"])
+        return self.facts.task
 
     def context(self, cache: Path, weights: Path | None = None) -> DataContext:
         """Where its views find what they learnt: beside the weights, so no public set is needed.
@@ -61,26 +92,27 @@ class SavedModel:
             cache: folder of decoded images and features.
             weights: folder of pretrained weights and vocabularies, where the architecture names any.
         """
-        learnt = {name: _absent(name, mark) for name, mark in self.config.get("public", {}).items()}
+        learnt = {name: _absent(name, mark) for name, mark in self.facts.public.items()}
         return DataContext(cache, weights, public=learnt, bundles=self.folder / "vocabulary")
 
     def build(self, context: DataContext) -> Model:
         """The model with its weights, on the CPU, in evaluation mode.
 
         Raises:
-            RunError: weights and configuration do not fit each other.
+            RunError: weights and configuration do not fit each other, or a weight is not finite.
             ConfigError: the architecture needs a weights folder that is not there.
         """
-        # building draws weights, which are then replaced: the caller's random state must not notice
-        with isolated("saved"):
-            head = self.task.head(self.settings.dim, _outline(self.config["samples"]))
-            model = self.settings.build({} if head is None else {str(self.config["head"]): head}, context)
-        frozen = frozen_embeddings(model)
         try:
+            # building draws weights, which are then replaced: the caller's random state must not notice
+            with isolated("saved"):
+                head = self.task.head(self.settings.dim, _outline(self.facts.samples or SampleFacts()))
+                model = self.settings.build({} if head is None else {self.facts.head: head}, context)
+            frozen = frozen_embeddings(model)
+            require_weights(self.weights, model.state_dict() | {name: words.weight for name, words in frozen.items()})
             for name, words in frozen.items():
                 words.replace(self.weights.get(name))
             model.load_state_dict({name: value for name, value in self.weights.items() if name not in frozen})
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:  # of sizes that are none, torch says so
             reason = " ".join(str(error).split())
             raise RunError(f"'{self.folder}': weights and config.json do not fit each other ({reason})") from error
         return model.eval()
@@ -122,23 +154,23 @@ def _save_common(folder: RunFolder, name: str, model: Model, context: DataContex
         folder.save_tensors(f"{name}/{_FROZEN}", frozen, {"format": "pt"})
 
 
-def read_saved_model(folder: Path) -> SavedModel:
-    """Read what ``save_model`` wrote.
+def read_saved_model(folder: Path, allow_code: bool = False) -> SavedModel:
+    """Read what ``save_model`` wrote; ``allow_code`` as for ``open_run``.
 
     Raises:
         RunError: there is no model, or it is damaged.
+        ConfigError: it names code, which is not allowed.
     """
     try:
         config = file_json((folder / "config.json").read_text())
         weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
         if (folder / _FROZEN).exists():
             weights |= safetensors.torch.load((folder / _FROZEN).read_bytes())
-        saved = SavedModel(weights, config, folder)
-        _ = saved.settings, saved.task, config["samples"], config["round"]
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        reason = " ".join(str(error).split())
+        with code_of(folder, allow_code):
+            return SavedModel(weights, config, SavedFacts.model_validate(config), folder)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        reason = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
         raise RunError(f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume") from error
-    return saved
 
 
 # ---- what a head is sized by
@@ -160,19 +192,18 @@ def _facts(samples: Samples) -> dict[str, Any]:
     }
 
 
-def _outline(facts: Mapping[str, Any] | None) -> Samples:
+def _outline(facts: SampleFacts) -> Samples:
     """One sample without content that has those facts."""
-    facts = facts or {"modalities": (), "classes": {}, "targets": {}}
     return Samples(
-        inputs={name: _NoInputs() for name in facts["modalities"]},
-        rows={name: torch.zeros(1, dtype=torch.int64) for name in facts["modalities"]},
+        inputs={name: _NoInputs() for name in facts.modalities},
+        rows={name: torch.zeros(1, dtype=torch.int64) for name in facts.modalities},
         items=torch.zeros(1, dtype=torch.int64),
         targets={
-            name: torch.full((1, *fact["shape"]), fact["greatest"], dtype=getattr(torch, fact["dtype"]))
-            for name, fact in facts["targets"].items()
+            name: torch.full((1, *fact.shape), fact.greatest, dtype=getattr(torch, fact.dtype))
+            for name, fact in facts.targets.items()
         },
         ids=("",),
-        classes={name: tuple(classes) for name, classes in facts["classes"].items()},
+        classes=facts.classes,
     )
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from polyfed.core.errors import RunError
-from polyfed.core.files import write_atomically
+from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
-from polyfed.core.untrusted import file_json, yaml_content
+from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import PairedSample
 from polyfed.studies.cells import CellFigures
@@ -159,18 +159,21 @@ class Results:
         }
 
     @classmethod
-    def load(cls, folder: Path) -> Results:
-        """What ``save`` wrote.
+    def load(cls, folder: Path, allow_code: bool = False) -> Results:
+        """What ``save`` wrote; ``allow_code`` as for ``polyfed.open_run``.
 
         Raises:
             RunError: there is none, or a file is damaged.
+            ConfigError: its study names code, which is not allowed.
         """
         if not (folder / RESULTS).is_file():
             raise RunError(
                 f"no study in '{folder}' (no {RESULTS} in it); give the folder that polyfed study run printed"
             )
+        require_plain(folder)
         try:
-            study = parse_settings(Study, yaml_content((folder / STUDY).read_text(encoding="utf-8")))
+            with code_of(folder, allow_code):
+                study = parse_settings(Study, yaml_content((folder / STUDY).read_text(encoding="utf-8")))
             content = file_json((folder / RESULTS).read_bytes())
             values = {
                 (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}

@@ -31,7 +31,7 @@ class Downstream(ColumnSettings):
 
     def measure(self, run: Run) -> float:
         """See ``ColumnSettings``."""
-        places = (run.data_dir, run.weights_dir, run.device)
+        places = (run.data_dir, run.weights_dir, run.device, run.allow_code)
         outcome = _task(run.folder, self.suite, self.task, self.client, self.seed, self.draws, places)
         rows = {row["on"]: row["metrics"] for row in outcome["rows"]}
         row = next(iter(rows)) if self.condition is None else self.condition
