@@ -94,6 +94,45 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
     assert digests["one"] == digests["same"] != digests["other"]
 
 
+def test_an_edited_method_makes_another_cell(loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mymethods"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "ours.py").write_text(
+        "from polyfed.algorithms.fedavg import FedAvg\nfrom . import parts\n\n\nclass Ours(FedAvg):\n    pass\n"
+    )
+    (package / "parts.py").write_text("FACTOR = 1\n")
+    (tmp_path / "others.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    study = loaded(rows={"ours": {"set": {"algorithm": {"name": "mymethods.ours.Ours", "local_epochs": 1}}}})
+
+    def digest() -> str:
+        return planned(study, tmp_path).final("ours", ())[0].digest
+
+    first = digest()
+    (tmp_path / "others.py").write_text("x = 2\n")
+    assert digest() == first  # it does not import this
+    for file in ("ours.py", "parts.py"):
+        before, path = digest(), package / file
+        path.write_text(path.read_text() + "# edited\n")
+        assert digest() != before
+
+
+def test_an_edited_column_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfed.studies.column import ColumnSettings
+
+    path = tmp_path / "mycolumns.py"
+    path.write_text(
+        "from polyfed.studies.column import ColumnSettings\n\n\nclass One(ColumnSettings):\n"
+        "    def measure(self, run):\n        return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    column = ColumnSettings.model_validate({"name": "mycolumns.One"})
+    before = column.digest
+    path.write_text(path.read_text().replace("1.0", "2.0"))
+    assert column.digest != before
+
+
 def test_a_row_is_tuned_on_the_mean_over_seeds_of_its_own(loaded: Load, tmp_path: Path) -> None:
     study = loaded(rows={"a": {}, "plain": {"tune": False}}, tuning=RATES)
     plan = planned(study, tmp_path)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
+from polyfed.core.own_code import own_code
 from polyfed.core.settings import Component, parse_settings
 from polyfed.runs.opened import Run
 
@@ -51,7 +52,9 @@ class ColumnSettings(Component):
 
     @property
     def digest(self) -> str:
-        """What identifies the figure in a cell: all settings but those of its display."""
+        """What identifies the figure in a cell: all settings but those of its display, and own code."""
         content: dict[str, Any] = self.model_dump(mode="json")
         shown = {key: value for key, value in content.items() if key not in ("lower", "digits")}
+        if code := own_code(self):
+            shown["own_code"] = code
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
@@ -20,6 +21,7 @@ from polyfed.models.aligner import Detail
 from polyfed.models.model import Detailed, Embedder, Model
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
+from polyfed.tasks.scores import Scores, mean_by_item
 from polyfed.tasks.task import Task
 
 
@@ -101,7 +103,8 @@ class PairTask(Task):
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
             sides = {modality: side for modality, (side, _) in encoded.items()}
-            protocols = {self._suffix(count): self._recalls(sides, count) for count in self.folds}
+            protocols: dict[str, dict[str, float]] = {}
+            protocols |= {self._suffix(count): self._recalls(sides, count) for count in self.folds}
             # blocks of a batch come later: their recalls are easier, and would flatter the sum
             firsts = [f"{a}_to_{b}_r@1" for a, b in self._directions]
             first = sum(recalls[name] for recalls in protocols.values() for name in firsts)
@@ -109,7 +112,14 @@ class PairTask(Task):
                 # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
-        return {self.primary: first} | _suffixed(protocols)
+        by_item = {
+            f"{name}{suffix}": terms
+            for suffix, recalls in protocols.items()
+            if isinstance(recalls, Scores)
+            for name, terms in recalls.by_item.items()
+        }
+        by_item[self.primary] = [by_item[f"{name}{self._suffix(count)}"][0] for count in self.folds for name in firsts]
+        return Scores({self.primary: first} | _suffixed(protocols), by_item)
 
     def judge(self, representations: Mapping[str, Float[Tensor, "n d"]], samples: Samples) -> float | None:
         """``r1_sum`` among all samples at once, of one fold; None if a modality is missing. Of samples with one input
@@ -179,7 +189,7 @@ class PairTask(Task):
     def _suffix(self, folds: int) -> str:
         return "" if len(self.folds) == 1 else "_full" if folds == 1 else f"_{folds}fold"
 
-    def _recalls(self, sides: Mapping[str, _Side], folds: int) -> dict[str, float]:
+    def _recalls(self, sides: Mapping[str, _Side], folds: int) -> Scores:
         """Means over folds, whose sizes in items differ by one at most."""
         items: Tensor = sides[self.between[0]].items.unique()  # type: ignore[no-untyped-call]
         if self.fold_seed is not None:
@@ -188,7 +198,12 @@ class PairTask(Task):
         parts = items.tensor_split(folds)
         results = [self._compare({name: side.of(part) for name, side in sides.items()}) for part in parts]
         means = {name: fmean(result[name] for result in results) for name in results[0]}
-        return means | {"folds": float(folds)}
+        size = int(items.max()) + 1
+        by_item = {
+            name: [sum((_share(result.by_item[name][0], size) for result in results), torch.zeros(2, size).double())]
+            for name in results[0].by_item
+        }
+        return Scores(means | {"folds": float(folds)}, by_item)
 
     def _in_batches(self, pairs: Mapping[str, _Side], size: int) -> dict[str, float]:
         """Means over all queries of what ``_compare`` finds in each block of aligned samples."""
@@ -201,16 +216,19 @@ class PairTask(Task):
         weights = [len(block) for block in blocks]
         return {name: fmean((result[name] for result in results), weights) for name in results[0]}
 
-    def _compare(self, sides: Mapping[str, _Side]) -> dict[str, float]:
+    def _compare(self, sides: Mapping[str, _Side]) -> Scores:
         metrics: dict[str, float] = {}
+        by_item: dict[str, list[Tensor]] = {}
         for source, target in self._directions:
             queries, gallery = sides[source], sides[target]
             positions = ranks(queries.values, gallery.values, queries.matches, gallery.matches)
             name = f"{source}_to_{target}"
             metrics |= {f"{name}_r@{cutoff}": recall for cutoff, recall in recall_at(positions, self.cutoffs).items()}
+            for cutoff in self.cutoffs:
+                by_item[f"{name}_r@{cutoff}"] = [mean_by_item(100.0 * (positions < cutoff), queries.items)]
             metrics[f"gallery_{target}"] = float(len(gallery.matches))
             metrics[f"{name}_positives_per_query"] = positives_per_query(queries.matches, gallery.matches)
-        return metrics
+        return Scores(metrics, by_item)
 
 
 @dataclass(frozen=True)
@@ -228,6 +246,11 @@ class _Side:
     def at(self, index: Int64[Tensor, " k"]) -> _Side:
         """The rows at ``index``."""
         return _Side(self.values[index], self.items[index], self.matches[index])
+
+
+def _share(sums: Float[Tensor, "2 k"], size: int) -> Float[Tensor, "2 size"]:
+    """Sums and counts of a fold's items among all, so that every fold counts alike."""
+    return F.pad(sums, (0, size - sums.shape[1])) / sums[1].sum()
 
 
 def _require_items(count: int, needed: int) -> None:

@@ -92,18 +92,20 @@ def _bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, fl
 def _rates(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
     """Percentiles of the rate, with the threshold as uncertain as it is.
 
-    Of n others Binomial(n, 1 %) are above the true threshold. Between two neighbours each place of it among the members
-    is as likely; given the place, the rate has Jeffreys' posterior. Plain resampling covers 79 % here, as the threshold
-    is among the highest of the others.
+    Of n others Binomial(n, 1 %) are above the true threshold, which lies between two neighbours: the low end goes by
+    the higher of them, the high end by the lower, each with Jeffreys' posterior of the rate. Plain resampling covers
+    79 % at 100 items, as the threshold is among the highest of the others.
     """
     draws, count = np.random.default_rng(seed), len(members)
     ordered = np.concatenate([[np.inf], np.sort(others)[::-1], [-np.inf]])
     above = np.append(count - np.searchsorted(np.sort(members), ordered[:-1], side="right"), count)
     places = draws.binomial(len(others), FALSE_POSITIVES, _DRAWS)
-    told = draws.integers(above[places], above[places + 1], endpoint=True)
-    rates = np.where((told == 0) & (above[places] == 0), 0.0, draws.beta(told + 0.5, count - told + 0.5))
-    low, high = np.quantile(rates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    ends = []
+    for told, level in ((above[places], (1 - LEVEL) / 2), (above[places + 1], (1 + LEVEL) / 2)):
+        rates = draws.beta(told + 0.5, count - told + 0.5)
+        rates[told == (0 if level < 0.5 else count)] = 0 if level < 0.5 else 1  # no rate is beyond
+        ends.append(float(np.quantile(rates, level)))
+    return ends[0], ends[1]
 
 
 def leak_verdict(auc: Interval, *, is_protected: bool) -> str:
