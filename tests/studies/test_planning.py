@@ -94,6 +94,32 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
     assert digests["one"] == digests["same"] != digests["other"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"tuning": RATES | {"column": {"metric": "r1_summ", "kind": "validation"}}},
+            "tuning.column.metric: the server's task has no 'r1_summ'; did you mean 'r1_sum'",
+        ),
+        ({"columns": {"r": "r1_summ"}}, "rows.tiny.columns.r.metric: the server's task has no 'r1_summ'"),
+        ({"columns": {"r": {"metric": "r1_sum", "of": "pared"}}}, "rows.tiny.columns.r.of: no group 'pared'"),
+    ],
+)
+def test_columns_that_no_run_can_have_are_refused_before_any_runs(
+    loaded: Load, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(loaded(**changes), tmp_path).check("tiny", ())
+
+
+def test_where_no_candidate_has_a_figure_nothing_is_chosen(loaded: Load, tmp_path: Path) -> None:
+    plan = planned(loaded(rows={"a": {}}, tuning=RATES | {"seeds": [7]}), tmp_path)
+    for cell in plan.search("a", ()):
+        complete(cell, tmp_path, {rates_column(plan.study): "nobody has it"})
+    with pytest.raises(LookupError, match="no candidate of row 'a' has a figure"):
+        plan.chosen("a", ())
+
+
 def test_an_edited_method_makes_another_cell(loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "mymethods"
     package.mkdir()

@@ -13,6 +13,7 @@ from pydantic import Field
 from polyfed.core.errors import ConfigError
 from polyfed.core.own_code import own_code
 from polyfed.core.settings import Component, parse_settings
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 
 
@@ -33,6 +34,9 @@ class ColumnSettings(Component):
         Raises:
             PolyfedError: the run cannot have it, such as a metric that nobody was measured in.
         """
+
+    def require(self, experiment: Experiment) -> None:
+        """Raise ConfigError if no run of an experiment can have it, as far as that is known beforehand."""
 
     @property
     def needs_models(self) -> bool:

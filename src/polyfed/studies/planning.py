@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import file_json
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.tuning import RECORD
@@ -82,9 +83,18 @@ class StudyPlan:
         """An experiment of a row at a point.
 
         Raises:
-            ConfigError: the row cannot be run there.
+            ConfigError: the row cannot be run there, or a column cannot be measured.
         """
-        return (self.search(row, point) or self.final(row, point))[0].experiment
+        experiment = (self.search(row, point) or self.final(row, point))[0].experiment
+        columns = {f"rows.{row}.columns.{name}": column for name, column in self.study.columns_of(row).items()}
+        if self.study.tuning is not None and self._is_tuned(row):
+            columns["tuning.column"] = self.study.tuning.column
+        for where, column in columns.items():
+            try:
+                column.require(experiment)
+            except ConfigError as error:
+                raise ConfigError(f"{where}.{error}") from error
+        return experiment
 
     def search(self, row: str, point: Point) -> list[Cell]:
         """The cells from which settings of a row are chosen; none where nothing is to be chosen."""
@@ -149,6 +159,8 @@ class StudyPlan:
         sign = -1 if tuning.column.lower else 1
         ranked = {name: -math.inf if math.isnan(score) else sign * score for name, score in scores.items()}
         best = max(ranked, key=ranked.__getitem__)
+        if ranked[best] == -math.inf:
+            raise LookupError(f"tuning.column: no candidate of row '{cells[0].row}' has a figure; nothing is chosen")
         values = next(choice for choice in tuning.candidates() if choice_label(choice) == best)
         at_end = any(_is_end(values[name], grid) for name, grid in tuning.grid.items())
         return Chosen(values, at_end, scores)

@@ -59,6 +59,11 @@ class Classification(Task):
         """``accuracy``."""
         return "accuracy"
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """See ``Task``."""
+        return "accuracy", "top5", "balanced_accuracy", "macro_f1", "loss", "n", "classes", "items"
+
     def head(self, dim: int, samples: Samples) -> nn.Module:
         """The classifier.
 

@@ -82,6 +82,20 @@ class PairTask(Task):
         """``r1_sum``: R@1 summed over directions and protocols."""
         return "r1_sum"
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """See ``Task``."""
+        suffixes = [*map(self._suffix, self.folds), *([f"_batch{self.in_batch}"] if self.in_batch else [])]
+        directions = [(f"{a}_to_{b}", b) for a, b in self._directions]
+        recalls = [f"{name}_r@{k}{end}" for end in suffixes for name, _ in directions for k in self.cutoffs]
+        context = [
+            text + end
+            for end in suffixes
+            for name, b in directions
+            for text in (f"gallery_{b}", f"{name}_positives_per_query", "folds")
+        ]
+        return self.primary, *recalls, *dict.fromkeys(context)
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """The loss that the head is, of the batch's pairs; of tasks whose head is none another."""
         if head is None:
