@@ -192,9 +192,14 @@ def test_a_figure_that_could_not_be_had_is_no_choice(loaded: Load, tmp_path: Pat
     plan = planned(loaded(rows={"a": {}}, tuning=RATES | {"seeds": [7]}), tmp_path)
     for cell, value in zip(plan.search("a", ()), [3.0, "nobody has it", 2.0], strict=True):
         complete(cell, tmp_path, {rates_column(plan.study): value})
+    with pytest.raises(LookupError):  # the grid goes on below its lowest value, as that of a twin
+        plan.chosen("a", ())
+    for rate, value in ((0.05, 4.0), (0.025, 5.0)):
+        assert plan.search("a", ())[-1].purpose == f"rate={rate}"
+        complete(plan.search("a", ())[-1], tmp_path, {rates_column(plan.study): value})
     chosen = plan.chosen("a", ())
     assert chosen is not None
-    assert (chosen.values, chosen.is_at_end) == ({"rate": 0.1}, True)
+    assert (chosen.values, chosen.is_at_end) == ({"rate": 0.025}, True)  # two steps beyond it ends
 
 
 def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -104,16 +105,32 @@ class StudyPlan:
             return [Cell(row, point, with_seed(experiment, seeds[0]), "tuning")]
         if tuning is None or not self._is_tuned(row):
             return []
+        cells = self._tried(row, point, list(tuning.candidates()))
+        with suppress(LookupError):  # of a candidate that is not complete
+            while due := self._beside(row, cells):
+                cells += self._tried(row, point, due)
+        return cells
+
+    def _tried(self, row: str, point: Point, choices: Sequence[Choice]) -> list[Cell]:
+        tuning = self.study.tuning
+        assert tuning is not None
         return [
             Cell(
                 row,
                 point,
                 with_seed(self._experiment(row, point, self._given(row, choice) | tuning.set), seed),
                 choice_label(choice),
+                choice,
             )
-            for choice in tuning.candidates()
+            for choice in choices
             for seed in tuning.seeds
         ]
+
+    def _beside(self, row: str, cells: Sequence[Cell]) -> list[Choice]:
+        """Neighbours of the best candidate that were not tried; raises LookupError if candidates are not complete."""
+        assert self.study.tuning is not None
+        tried = [cell.choice for cell in cells]
+        return [choice for choice in self.study.tuning.around(self._of_grid(cells).values) if choice not in tried]
 
     def final(self, row: str, point: Point) -> list[Cell]:
         """The cells of a row at a point, one a seed, with what was chosen.
@@ -161,8 +178,9 @@ class StudyPlan:
         best = max(ranked, key=ranked.__getitem__)
         if ranked[best] == -math.inf:
             raise LookupError(f"tuning.column: no candidate of row '{cells[0].row}' has a figure; nothing is chosen")
-        values = next(choice for choice in tuning.candidates() if choice_label(choice) == best)
-        at_end = any(_is_end(values[name], grid) for name, grid in tuning.grid.items())
+        values = next(cell.choice for cell in cells if cell.purpose == best)
+        axes: dict[str, list[JsonValue]] = {**tuning.grid, **tuning.axes()}
+        at_end = any(_is_end(values[name], axis) for name, axis in axes.items())
         return Chosen(values, at_end, scores)
 
     def _of_twin(self, cell: Cell) -> Chosen:
