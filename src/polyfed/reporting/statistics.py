@@ -65,7 +65,9 @@ class PairedSample:
         from scipy.stats import t
 
         count = len(self.values)
-        reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * self.spread / math.sqrt(count) if count > 1 else math.nan
+        reach = (
+            float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.spread / math.sqrt(count) if count > 1 else math.nan
+        )
         return self.mean - reach, self.mean + reach
 
     @property
