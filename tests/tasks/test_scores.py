@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from polyfed.tasks.scores import Scores, mean_by_item, share_interval
+from polyfed.tasks.scores import TaskScores, mean_by_item, share_interval
 
 
 def test_samples_of_one_item_are_drawn_together() -> None:
@@ -16,10 +16,10 @@ def test_samples_of_one_item_are_drawn_together() -> None:
     values, items = torch.tensor(hits).repeat_interleave(5).double() * 100, torch.arange(30).repeat_interleave(5)
     value = float(values.mean())
     together, apart = (
-        Scores({"r": value}, {"r": [mean_by_item(values, numbers)]}).intervals()["r"]
+        TaskScores({"r": value}, {"r": [mean_by_item(values, numbers)]}).intervals()["r"]
         for numbers in (items, torch.arange(150))
     )
-    own = Scores({"r": value}, {"r": [mean_by_item(values[::5], torch.arange(30))]}).intervals()["r"]
+    own = TaskScores({"r": value}, {"r": [mean_by_item(values[::5], torch.arange(30))]}).intervals()["r"]
     assert together == pytest.approx(own)
     assert together[1] - together[0] > 2 * (apart[1] - apart[0])
     naive = [100 * hits[draw.integers(0, 30, 30)].mean() for _ in range(4000)]
@@ -29,7 +29,7 @@ def test_samples_of_one_item_are_drawn_together() -> None:
 def test_both_directions_of_an_item_are_drawn_together() -> None:
     values = torch.tensor([100.0, 0.0] * 20)
     terms = [mean_by_item(values, torch.arange(40)), mean_by_item(100 - values, torch.arange(40))]
-    low, high = Scores({"sum": 100.0}, {"sum": terms}).intervals()["sum"]
+    low, high = TaskScores({"sum": 100.0}, {"sum": terms}).intervals()["sum"]
 
     assert low > 60  # drawn apart they would range from 56 to 144
     assert high < 140
@@ -42,9 +42,9 @@ def test_a_share_has_the_exact_interval(value: float, trials: int) -> None:
 
 
 def test_items_that_are_all_alike_have_an_interval_all_the_same() -> None:
-    scores = Scores({"r": 100.0}, {"r": [mean_by_item(torch.full((4,), 100.0), torch.arange(4))]})
+    scores = TaskScores({"r": 100.0}, {"r": [mean_by_item(torch.full((4,), 100.0), torch.arange(4))]})
     assert scores.intervals()["r"] == pytest.approx(share_interval(100.0, 4))
-    assert Scores({"r": 1.0}).intervals() == {}
+    assert TaskScores({"r": 1.0}).intervals() == {}
 
 
 @pytest.mark.parametrize("items", [20, 100])
@@ -54,6 +54,6 @@ def test_coverage_over_items(items: int) -> None:
         chances = draw.beta(2, 2, items).repeat(5)  # captions of a picture are alike
         values = torch.tensor(draw.random(5 * items) < chances).double() * 100
         own = mean_by_item(values, torch.arange(items).repeat_interleave(5))
-        low, high = Scores({"r": float(values.mean())}, {"r": [own]}).intervals()["r"]
+        low, high = TaskScores({"r": float(values.mean())}, {"r": [own]}).intervals()["r"]
         covered += low <= 50 <= high
     assert covered >= 88

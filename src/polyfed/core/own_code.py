@@ -15,14 +15,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 _OURS = __name__.partition(".")[0]
 
 
-def own_code(settings: BaseModel) -> dict[str, str]:
-    """Module -> digest of its source, of all components from outside polyfed among the settings and beneath them, and
+def own_code(settings: BaseModel) -> dict[str, dict[str, str]]:
+    """``own_code``: module -> digest of its source, of all components from outside polyfed among the settings and beneath them, and
     of what their modules import from the same package, or from the same folder. Empty where there are none."""
     digests: dict[str, str] = {}
     for kind in {type(part) for part in _parts(settings)}:
         if kind.__module__.partition(".")[0] != _OURS:
             digests |= _sources(kind.__module__)
-    return digests
+    return {"own_code": digests} if digests else {}
 
 
 def _parts(value: Any) -> Iterator[BaseModel]:

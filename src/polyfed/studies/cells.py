@@ -98,8 +98,7 @@ class Cell:
         data = self.experiment.data
         paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
         content["files"] = {name: _files_in(data.data_folder, path) for name, path in paths.items() if path}
-        if code := own_code(self.experiment):
-            content["own_code"] = code
+        content |= own_code(self.experiment)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
     def folder(self, store: Path) -> Path:

@@ -59,6 +59,5 @@ class ColumnSettings(Component):
         """What identifies the figure in a cell: all settings but those of its display, and own code."""
         content: dict[str, Any] = self.model_dump(mode="json")
         shown = {key: value for key, value in content.items() if key not in ("lower", "digits")}
-        if code := own_code(self):
-            shown["own_code"] = code
+        shown |= own_code(self)
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]

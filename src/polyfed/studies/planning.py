@@ -179,9 +179,7 @@ class StudyPlan:
         if ranked[best] == -math.inf:
             raise LookupError(f"tuning.column: no candidate of row '{cells[0].row}' has a figure; nothing is chosen")
         values = next(cell.choice for cell in cells if cell.purpose == best)
-        axes: dict[str, list[JsonValue]] = {**tuning.grid, **tuning.axes()}
-        at_end = any(_is_end(values[name], axis) for name, axis in axes.items())
-        return Chosen(values, at_end, scores)
+        return Chosen(values, _is_at_end(values, {**tuning.grid, **tuning.axes()}), scores)
 
     def _of_twin(self, cell: Cell) -> Chosen:
         path = cell.folder(self.store) / RECORD
@@ -240,6 +238,10 @@ def choice_label(choice: Choice) -> str:
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in choice.items()
     )
+
+
+def _is_at_end(values: Choice, axes: Mapping[str, Sequence[JsonValue]]) -> bool:
+    return any(_is_end(values[name], axis) for name, axis in axes.items())
 
 
 def _is_end(value: JsonValue, grid: Sequence[JsonValue]) -> bool:

@@ -18,7 +18,7 @@ from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
-from polyfed.tasks.scores import Scores, items_beside, mean_by_item
+from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import Task
 
 
@@ -115,7 +115,7 @@ class Classification(Task):
         positions, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
         metrics = accuracies(positions, predicted, labels, classes)
         metrics |= {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
-        return Scores(
+        return TaskScores(
             metrics | items_beside(samples), {"accuracy": [mean_by_item(100.0 * (positions < 1), samples.items)]}
         )
 

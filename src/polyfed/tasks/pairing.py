@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -21,8 +21,10 @@ from polyfed.models.aligner import Detail
 from polyfed.models.model import Detailed, Embedder, Model
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
-from polyfed.tasks.scores import Scores, mean_by_item
+from polyfed.tasks.scores import TaskScores, mean_by_item
 from polyfed.tasks.task import Task
+
+_T = TypeVar("_T")
 
 
 class PairTask(Task):
@@ -117,23 +119,17 @@ class PairTask(Task):
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
             sides = {modality: side for modality, (side, _) in encoded.items()}
-            protocols: dict[str, dict[str, float]] = {}
-            protocols |= {self._suffix(count): self._recalls(sides, count) for count in self.folds}
+            protocols = {self._suffix(count): self._recalls(sides, count) for count in self.folds}
             # blocks of a batch come later: their recalls are easier, and would flatter the sum
             firsts = [f"{a}_to_{b}_r@1" for a, b in self._directions]
             first = sum(recalls[name] for recalls in protocols.values() for name in firsts)
             if self.in_batch is not None:
                 # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
-                protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
-        by_item = {
-            f"{name}{suffix}": terms
-            for suffix, recalls in protocols.items()
-            if isinstance(recalls, Scores)
-            for name, terms in recalls.by_item.items()
-        }
+                protocols[f"_batch{self.in_batch}"] = TaskScores(self._in_batches(pairs, self.in_batch))
+        by_item = _suffixed({suffix: recalls.by_item for suffix, recalls in protocols.items()})
         by_item[self.primary] = [by_item[f"{name}{self._suffix(count)}"][0] for count in self.folds for name in firsts]
-        return Scores({self.primary: first} | _suffixed(protocols), by_item)
+        return TaskScores({self.primary: first} | _suffixed(protocols), by_item)
 
     def judge(self, representations: Mapping[str, Float[Tensor, "n d"]], samples: Samples) -> float | None:
         """``r1_sum`` among all samples at once, of one fold; None if a modality is missing. Of samples with one input
@@ -203,7 +199,7 @@ class PairTask(Task):
     def _suffix(self, folds: int) -> str:
         return "" if len(self.folds) == 1 else "_full" if folds == 1 else f"_{folds}fold"
 
-    def _recalls(self, sides: Mapping[str, _Side], folds: int) -> Scores:
+    def _recalls(self, sides: Mapping[str, _Side], folds: int) -> TaskScores:
         """Means over folds, whose sizes in items differ by one at most."""
         items: Tensor = sides[self.between[0]].items.unique()  # type: ignore[no-untyped-call]
         if self.fold_seed is not None:
@@ -217,7 +213,7 @@ class PairTask(Task):
             name: [sum((_share(result.by_item[name][0], size) for result in results), torch.zeros(2, size).double())]
             for name in results[0].by_item
         }
-        return Scores(means | {"folds": float(folds)}, by_item)
+        return TaskScores(means | {"folds": float(folds)}, by_item)
 
     def _in_batches(self, pairs: Mapping[str, _Side], size: int) -> dict[str, float]:
         """Means over all queries of what ``_compare`` finds in each block of aligned samples."""
@@ -230,7 +226,7 @@ class PairTask(Task):
         weights = [len(block) for block in blocks]
         return {name: fmean((result[name] for result in results), weights) for name in results[0]}
 
-    def _compare(self, sides: Mapping[str, _Side]) -> Scores:
+    def _compare(self, sides: Mapping[str, _Side]) -> TaskScores:
         metrics: dict[str, float] = {}
         by_item: dict[str, list[Tensor]] = {}
         for source, target in self._directions:
@@ -242,7 +238,7 @@ class PairTask(Task):
                 by_item[f"{name}_r@{cutoff}"] = [mean_by_item(100.0 * (positions < cutoff), queries.items)]
             metrics[f"gallery_{target}"] = float(len(gallery.matches))
             metrics[f"{name}_positives_per_query"] = positives_per_query(queries.matches, gallery.matches)
-        return Scores(metrics, by_item)
+        return TaskScores(metrics, by_item)
 
 
 @dataclass(frozen=True)
@@ -272,7 +268,7 @@ def _require_items(count: int, needed: int) -> None:
         raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
 
 
-def _suffixed(protocols: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _suffixed(protocols: Mapping[str, Mapping[str, _T]]) -> dict[str, _T]:
     return {f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()}
 
 

@@ -16,7 +16,7 @@ _LEVEL = 0.95
 _BLOCK = 1 << 20  # weights of items held at a time
 
 
-class Scores(dict[str, float]):
+class TaskScores(dict[str, float]):
     """Metrics of a task.
 
     Samples of one item (captions of a picture, questions on it) are no independent trials: intervals are over items.

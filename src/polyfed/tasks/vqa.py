@@ -20,7 +20,7 @@ from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import sole_best
-from polyfed.tasks.scores import Scores, items_beside, mean_by_item
+from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import Task
 
 
@@ -125,7 +125,7 @@ class VQA(Task):
             metrics["loss"] = float(losses[answerable].double().mean())
         metrics |= {"answerable": _percent(answerable), "n": float(len(labels)), "answers": float(answers)}
         right = mean_by_item(100.0 * ((said == labels) & (said >= 0)), samples.items)
-        return Scores(metrics | items_beside(samples), {"accuracy": [right]})
+        return TaskScores(metrics | items_beside(samples), {"accuracy": [right]})
 
     def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
         modalities = self._modalities(tuple(batch.inputs))
@@ -181,7 +181,7 @@ class VQA(Task):
         return metrics
 
     def _by_kind(self, samples: Samples, answers: int, said: Int64[Tensor, " n"]) -> dict[str, float]:
-        """Scores and number of questions of every kind that occurs."""
+        """TaskScores and number of questions of every kind that occurs."""
         if KIND not in samples.targets:
             return {}
         metrics: dict[str, float] = {}
