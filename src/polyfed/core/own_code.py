@@ -16,8 +16,8 @@ _OURS = __name__.partition(".")[0]
 
 
 def own_code(settings: BaseModel) -> dict[str, dict[str, str]]:
-    """``own_code``: module -> digest of its source, of all components from outside polyfed among the settings and beneath them, and
-    of what their modules import from the same package, or from the same folder. Empty where there are none."""
+    """``own_code``: module -> digest of its source, of all components from outside polyfed among the settings and
+    beneath them, and of what their modules import from the same package or folder. Empty where there are none."""
     digests: dict[str, str] = {}
     for kind in {type(part) for part in _parts(settings)}:
         if kind.__module__.partition(".")[0] != _OURS:

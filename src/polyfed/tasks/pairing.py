@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self, TypeVar
@@ -127,9 +127,13 @@ class PairTask(Task):
                 # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = TaskScores(self._in_batches(pairs, self.in_batch))
+        return TaskScores({self.primary: first} | _suffixed(protocols), self._by_item(protocols))
+
+    def _by_item(self, protocols: Mapping[str, TaskScores]) -> dict[str, Sequence[Tensor]]:
+        """Of every recall, and of their sum over directions and folds."""
         by_item = _suffixed({suffix: recalls.by_item for suffix, recalls in protocols.items()})
-        by_item[self.primary] = [by_item[f"{name}{self._suffix(count)}"][0] for count in self.folds for name in firsts]
-        return TaskScores({self.primary: first} | _suffixed(protocols), by_item)
+        firsts = [f"{a}_to_{b}_r@1{self._suffix(count)}" for count in self.folds for a, b in self._directions]
+        return by_item | {self.primary: [by_item[name][0] for name in firsts]}
 
     def judge(self, representations: Mapping[str, Float[Tensor, "n d"]], samples: Samples) -> float | None:
         """``r1_sum`` among all samples at once, of one fold; None if a modality is missing. Of samples with one input
