@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 from torch import nn
 
 from polyfed.aggregation.prototypes import ClassMeans, prototype_tensors
 from polyfed.analysis.leakage.canaries import exposures
+from polyfed.analysis.leakage.candidates import one_an_item
 from polyfed.analysis.leakage.classes import class_shares, evidence, told_apart
 from polyfed.analysis.leakage.figures import Discrimination, Interval, area, leak_verdict, threshold
 from polyfed.analysis.leakage.membership import confidence, pair_margin
@@ -36,10 +38,39 @@ def test_one_in_a_hundred_others_may_be_above_the_threshold() -> None:
     assert threshold(np.arange(50.0)) == 49.0  # no other may be
     told = Discrimination.of(np.array([196.5, 197.5, 300.0, 0.0]), others, seed=0)
     assert told.rate.value == 0.5
-    # Clopper and Pearson, 2 of 4
-    assert (told.rate.low, told.rate.high) == pytest.approx((0.0676, 0.9324), abs=1e-4)
+    assert told.rate.low < 0.0676 < 0.9324 < told.rate.high  # those of Clopper and Pearson, at a known threshold
     assert told.auc.low <= told.auc.value <= told.auc.high
     assert Discrimination.of(np.array([1.0, 2.0]), others, 0) == Discrimination.of(np.array([1.0, 2.0]), others, 0)
+
+
+def _covered(shift: float, items: int, studies: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Share of simulated attacks whose interval holds the true rate."""
+    monkeypatch.setattr("polyfed.analysis.leakage.figures._bootstrapped", lambda *_: (0.0, 1.0))
+    draw, true = np.random.default_rng(items), float(norm.sf(norm.isf(0.01) - shift))
+    told = [
+        Discrimination.of(draw.normal(shift, 1, items), draw.normal(0, 1, items), seed).rate for seed in range(studies)
+    ]
+    return sum(rate.low <= true <= rate.high for rate in told) / studies
+
+
+@pytest.mark.parametrize(("shift", "items"), [(0.0, 100), (2.0, 100), (1.0, 250)])
+def test_intervals_of_the_rate_hold_the_true_rate(shift: float, items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _covered(shift, items, 60, monkeypatch) >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("items", [10, 20, 100, 250, 1000])
+def test_coverage_of_the_rate(shift: float, items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.97 to 1.00."""
+    assert _covered(shift, items, 600, monkeypatch) >= 0.95 - 2 * math.sqrt(0.05 * 0.95 / 600)
+
+
+def test_candidates_and_canaries_are_of_an_item_each() -> None:
+    """Captions of one picture are members together: five of them are no five trials."""
+    items = torch.tensor([3, 3, 1, 3, 0, 1])
+    assert one_an_item(items).tolist() == [0, 2, 4]
+    assert one_an_item(torch.arange(4)).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from polyfed.reporting.compare import compare
+from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, twin_table, verdict
 from polyfed.reporting.paired import paired_differences
 from polyfed.runs.records import RunRecords
-from run_folders import write_lines, write_run
+from run_folders import write_lines, write_measured, write_run
 
 SERVER = {"source": "shop", "validation_split": "validation"}
 FEDERATION = {"data": {"sources": {}}, "public": {"source": "shop"}, "server": SERVER, "clients": {"image": {}}}
@@ -39,7 +40,7 @@ def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
     stream = io.StringIO()
     Console(file=stream, width=80).print(outcome(run_of(Path("runs/creamfl"), "creamfl")))
     lines = stream.getvalue().splitlines()
-    assert len(lines) < 30
+    assert len(lines) <= 30
     text = " ".join(stream.getvalue().split())
     assert text.split()[-1] == "+0.00"  # against the twin, which has the same records
     commands = ("polyfed evaluate", "polyfed compare", "polyfed export")
@@ -85,20 +86,23 @@ def test_beside_its_twin_a_run_has_the_differences_that_compare_prints(
 @pytest.mark.parametrize(
     ("metrics", "expected"),
     [
-        ({"accuracy": 10.0, "classes": 10.0, "n": 50.0}, "accuracy is 10.00 %, no better than chance (10.00 %), after"),
-        ({"accuracy": 54.0, "classes": 2.0, "n": 10_000.0}, "54.00 %, 1.08 times chance (50.00 %)"),
-        ({"accuracy": 54.0, "classes": 2.0, "n": 100.0}, "54.00 %, no better than chance (50.00 %)"),
+        (
+            {"accuracy": 10.0, "classes": 10.0, "n": 50.0},
+            "accuracy is 10.00 %, 95 % interval 3.3 to 21.8, no better than chance (10.00 %)",
+        ),
+        ({"accuracy": 54.0, "classes": 2.0, "n": 10_000.0}, "to 55.0, 1.08 times chance (50.00 %)"),
+        ({"accuracy": 54.0, "classes": 2.0, "n": 100.0}, "to 64.0, no better than chance (50.00 %)"),
         ({"accuracy": 54.0, "classes": 2.0}, "54.00 %, 1.08 times chance (50.00 %)"),
         ({"accuracy": 50.0, "classes": 2.0}, "50.00 %, no better than chance (50.00 %)"),
         (
-            {"image_to_text_r@19": 100.0, "gallery_text": 20.0, "gallery_image": 1000.0}
+            {"image_to_text_r@19": 100.0, "gallery_text": 1000.0, "gallery_image": 1000.0}
             | {"image_to_text_positives_per_query": 1.0},
-            "in 100.00 % of cases, 1.05 times chance (95.00 %)",
+            "to 100.0, 52.6 times chance (1.90 %)",
         ),
         (
             {"image_to_text_r@19": 100.0, "gallery_text": 20.0, "gallery_image": 20.0}
             | {"image_to_text_positives_per_query": 1.0},
-            "in 100.00 % of cases, no better than chance (95.00 %)",
+            "to 100.0, no better than chance (95.00 %)",
         ),
     ],
 )
@@ -107,6 +111,44 @@ def test_better_than_chance_depends_on_the_number_of_test_items(
 ) -> None:
     folder = write_run(tmp_path / "run")
     write_lines(folder / "metrics.jsonl", [{"round": 1, "participant": "server", "kind": "test", "metrics": metrics}])
+    assert expected in verdict(records(folder))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (
+            {"text_to_image_r@10": 42.0, "text_to_image_positives_per_query": 1.0}
+            | {"gallery_image": 30.0, "gallery_text": 150.0},
+            "no better than chance (33.33 %)",
+        ),
+        ({"accuracy": 42.0, "classes": 3.0, "n": 150.0, "items": 30.0}, "no better than chance (33.33 %)"),
+        ({"accuracy": 42.0, "classes": 3.0, "n": 150.0}, "1.3 times chance (33.33 %)"),
+    ],
+    ids=["captions of 30 pictures", "texts of 30 items", "150 items"],
+)
+def test_captions_of_one_picture_are_no_trials_of_their_own(
+    tmp_path: Path, metrics: dict[str, float], expected: str
+) -> None:
+    folder = write_run(tmp_path / "run")
+    write_measured(folder, {"server": metrics})
+    assert expected in verdict(records(folder))
+
+
+def test_an_interval_that_the_evaluation_kept_decides(tmp_path: Path) -> None:
+    folder, metrics = write_run(tmp_path / "run"), {"accuracy": 42.0, "classes": 3.0, "n": 150.0}
+    line = {"round": 1, "participant": "server", "kind": "test", "metrics": metrics}
+    write_lines(folder / "metrics.jsonl", [line | {"intervals": {"accuracy": [30.0, 54.0]}}])
+    assert "is 42.00 %, 95 % interval 30.0 to 54.0, no better than chance" in verdict(records(folder))
+    assert "30.0 to 54.0, no better than chance" in write_html_report(records(folder)).read_text()
+
+
+@pytest.mark.parametrize(("test", "expected"), [("all", "no better than chance"), ("dealt", "1.3 times chance")])
+def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str, expected: str) -> None:
+    group = {"source": "shop", "test_split": "test", "test": test}
+    folder = write_run(tmp_path / "run", clients={"image": group})
+    one = {"accuracy": 42.0, "classes": 3.0, "n": 40.0}
+    write_measured(folder, {f"image-{number}": one for number in range(4)})
     assert expected in verdict(records(folder))
 
 

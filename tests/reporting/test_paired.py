@@ -122,7 +122,8 @@ def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) ->
     }
     comparisons = compare(two(tmp_path / "2", {0: 3.0, 1: 3.0}, {0: 1.0, 1: 1.0}))
     (item,) = differences = paired_differences(comparisons)
-    assert item.interval == (2.0, 2.0)  # equal differences are no reason for nan
+    low, high = item.interval
+    assert low < 2.0 < high  # equal differences are no reason for nan, and no proof
     assert paired_table(differences, comparisons).notes[1:] == ("Differences over fewer than 3 seeds are no claim.",)
 
 

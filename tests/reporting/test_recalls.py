@@ -66,7 +66,7 @@ def test_every_recall_of_the_retrieval_task_is_found_with_its_context(folds):
 
 def test_context_of_classification():
     metrics = evaluate(Classification(modality="image"))
-    assert {name for name in metrics if is_context(name)} == {"n", "classes"}
+    assert {name for name in metrics if is_context(name)} == {"n", "items", "classes"}
 
 
 def test_recall_without_context_has_no_chance():

@@ -47,6 +47,15 @@ def test_a_classifier_finds_its_figures_again(classifier_run: Path) -> None:
     assert found.metrics == RunRecords.load(classifier_run).last("server")
 
 
+def test_figures_of_the_server_come_with_intervals_over_test_items(tiny_run: Path, classifier_run: Path) -> None:
+    for run, names in ((tiny_run, ("r1_sum", "text_to_image_r@10")), (classifier_run, ("accuracy",))):
+        records = RunRecords.load(run)
+        for name in names:
+            low, high = records.interval("server", name) or (0.0, 0.0)
+            assert low <= records.last("server")[name] <= high
+            assert low < high
+
+
 def test_the_best_model_is_that_of_the_best_validation(tiny_run: Path) -> None:
     number, value = RunRecords.load(tiny_run).best("server", "r1_sum", "validation") or (-1, 0.0)
     found = evaluate_model(tiny_run, Target("scenes", "validation"))

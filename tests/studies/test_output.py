@@ -78,7 +78,7 @@ def test_claims_without_a_label_are_judged_at_every_point(loaded: Load) -> None:
         (("tiny", "5"), ("tiny", "1")),
         (("prox", "5"), ("tiny", "5")),
     ]
-    assert [item.verdict for item in judged] == ["undecided", "undecided", "held", "undecided"]
+    assert [item.verdict for item in judged] == ["undecided"] * 4  # equal differences of three seeds are no proof
 
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from polyfed.core.errors import ConfigError
+from polyfed.runs.config_files import read_config
 from polyfed.studies.cells import Cell, CellFigures, Places, resolve
 from polyfed.studies.planning import StudyPlan
 from polyfed.studies.study import Study
@@ -94,6 +97,71 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
     assert digests["one"] == digests["same"] != digests["other"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"tuning": RATES | {"column": {"metric": "r1_summ", "kind": "validation"}}},
+            "tuning.column.metric: the server's task has no 'r1_summ'; did you mean 'r1_sum'",
+        ),
+        ({"columns": {"r": "r1_summ"}}, "rows.tiny.columns.r.metric: the server's task has no 'r1_summ'"),
+        ({"columns": {"r": {"metric": "r1_sum", "of": "pared"}}}, "rows.tiny.columns.r.of: no group 'pared'"),
+    ],
+)
+def test_columns_that_no_run_can_have_are_refused_before_any_runs(
+    loaded: Load, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(loaded(**changes), tmp_path).check("tiny", ())
+
+
+def test_where_no_candidate_has_a_figure_nothing_is_chosen(loaded: Load, tmp_path: Path) -> None:
+    plan = planned(loaded(rows={"a": {}}, tuning=RATES | {"seeds": [7]}), tmp_path)
+    for cell in plan.search("a", ()):
+        complete(cell, tmp_path, {rates_column(plan.study): "nobody has it"})
+    with pytest.raises(LookupError, match="no candidate of row 'a' has a figure"):
+        plan.chosen("a", ())
+
+
+def test_an_edited_method_makes_another_cell(loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mymethods"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "ours.py").write_text(
+        "from polyfed.algorithms.fedavg import FedAvg\nfrom . import parts\n\n\nclass Ours(FedAvg):\n    pass\n"
+    )
+    (package / "parts.py").write_text("FACTOR = 1\n")
+    (tmp_path / "others.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    study = loaded(rows={"ours": {"set": {"algorithm": {"name": "mymethods.ours.Ours", "local_epochs": 1}}}})
+
+    def digest() -> str:
+        return planned(study, tmp_path).final("ours", ())[0].digest
+
+    first = digest()
+    (tmp_path / "others.py").write_text("x = 2\n")
+    assert digest() == first  # it does not import this
+    for file in ("ours.py", "parts.py"):
+        before, path = digest(), package / file
+        path.write_text(path.read_text() + "# edited\n")
+        assert digest() != before
+
+
+def test_an_edited_column_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfed.studies.column import ColumnSettings
+
+    path = tmp_path / "mycolumns.py"
+    path.write_text(
+        "from polyfed.studies.column import ColumnSettings\n\n\nclass One(ColumnSettings):\n"
+        "    def measure(self, run):\n        return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    column = ColumnSettings.model_validate({"name": "mycolumns.One"})
+    before = column.digest
+    path.write_text(path.read_text().replace("1.0", "2.0"))
+    assert column.digest != before
+
+
 def test_a_row_is_tuned_on_the_mean_over_seeds_of_its_own(loaded: Load, tmp_path: Path) -> None:
     study = loaded(rows={"a": {}, "plain": {"tune": False}}, tuning=RATES)
     plan = planned(study, tmp_path)
@@ -127,9 +195,14 @@ def test_a_figure_that_could_not_be_had_is_no_choice(loaded: Load, tmp_path: Pat
     plan = planned(loaded(rows={"a": {}}, tuning=RATES | {"seeds": [7]}), tmp_path)
     for cell, value in zip(plan.search("a", ()), [3.0, "nobody has it", 2.0], strict=True):
         complete(cell, tmp_path, {rates_column(plan.study): value})
+    with pytest.raises(LookupError):  # the grid goes on below its lowest value, as that of a twin
+        plan.chosen("a", ())
+    for rate, value in ((0.05, 4.0), (0.025, 5.0)):
+        assert plan.search("a", ())[-1].purpose == f"rate={rate}"
+        complete(plan.search("a", ())[-1], tmp_path, {rates_column(plan.study): value})
     chosen = plan.chosen("a", ())
     assert chosen is not None
-    assert (chosen.values, chosen.is_at_end) == ({"rate": 0.1}, True)
+    assert (chosen.values, chosen.is_at_end) == ({"rate": 0.025}, True)  # two steps beyond it ends
 
 
 def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load, tmp_path: Path) -> None:
@@ -143,3 +216,25 @@ def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load,
     (cell.folder(tmp_path) / "config.yaml").write_text("edited")
     with pytest.raises(RunError, match="was edited after the run; delete the folder"):
         CellFigures.of(cell.folder(tmp_path))
+
+
+def test_every_row_of_the_example_in_the_documentation_resolves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-study.md"
+    (tmp_path / "mine.yaml").write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
+    content = read_config("scenes-demo") | {"name": "shop"}
+    content["clients"]["paired"] = content["clients"].get("paired") or next(iter(content["clients"].values()))
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "mymethods").mkdir()
+    (tmp_path / "mymethods" / "ours.py").write_text(
+        "from polyfed.algorithms.creamfl import CreamFL\n\n\nclass Ours(CreamFL):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mymethods", raising=False)
+    study = Study.load(tmp_path / "mine.yaml")
+    plan = planned(study, tmp_path)
+    for row, point in plan.row_points():
+        method = plan.check(row, point).algorithm.component_name()
+        assert method in (row, "server_only", "mymethods.ours.Ours")
+    assert len({cell.digest for row, point in plan.row_points() for cell in plan.search(row, point)}) > 5

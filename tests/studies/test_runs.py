@@ -59,7 +59,11 @@ def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
     study = loaded(
         seeds=1,
         rows={"broken": BROKEN, "tiny": {}},
-        columns={"r1": "r1_sum", "none": "no_such", "killed": {"name": f"{OWN}.Killed", "marker": marker}},
+        columns={
+            "r1": "r1_sum",
+            "none": {"metric": "no_such", "of": "paired"},
+            "killed": {"name": f"{OWN}.Killed", "marker": marker},
+        },
     )
     ended = run(study, tmp_path / "out").ended
     assert set(ended.failures) == {"broken, seed 0", "tiny, seed 0"}
@@ -68,7 +72,7 @@ def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
     assert set(again.ended.failures) == {"broken, seed 0"}
     assert again.results.at("tiny", (), "killed") == {0: 1.0}
     assert again.results.at("tiny", (), "none") == {}
-    assert "nobody in 'server'" in again.results.causes["tiny, seed 0: none"]
+    assert "nobody in 'paired'" in again.results.causes["tiny, seed 0: none"]
 
 
 def test_a_full_disk_ends_the_study_and_says_so(loaded: Load, tmp_path: Path) -> None:

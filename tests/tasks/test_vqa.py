@@ -131,6 +131,7 @@ def test_metrics_equal_a_loop_over_the_questions():
         "answerable": 100 * 7 / 9,
         "loss": sum(losses) / 7,
         "n": 9,
+        "items": 5,
         "answers": 3,
     }
     for number, name in enumerate(KINDS):
@@ -229,7 +230,7 @@ def test_metrics_do_not_depend_on_the_order_or_on_the_batch():
 def test_kinds_and_priors_are_reported_where_the_samples_say_them():
     samples = asked([0, 1])
     metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
-    assert set(metrics) == {"accuracy", "answerable", "loss", "n", "answers"}
+    assert set(metrics) == {"accuracy", "answerable", "loss", "n", "items", "answers"}
     samples = asked([0, 1], kinds=[0, 0])
     metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
     assert {name for name in metrics if "_" in name} == {"accuracy_truth", "n_truth"}

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, harmonic_mean
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
@@ -19,12 +19,12 @@ from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
 from polyfed.runs.twins import chosen_in_words
+from polyfed.tasks.scores import share_interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _ROWS = 8  # of the table, below its headings
-_DEVIATIONS = 2.0  # standard deviations above chance that count as better than it
 _MAIN = ("accuracy", "r1_sum")
 _TWINS = {SERVER: "server_only", "clients": "local"}
 _SAME = {
@@ -42,16 +42,21 @@ class Headline:
     value: float  # after the last evaluation; of clients the mean over those that have it
     chance: float  # what guessing reaches, NaN where that is not known
     meaning: str  # a clause with a place for the value
-    # test items that the value is a share of, NaN where that is not known; of a mean over clients as many as would
-    # deviate as far
+    # test items, never their captions, that the value is a share of, NaN where that is not known; of a mean over
+    # clients as many as would deviate as far
     trials: float = math.nan
+    kept: tuple[float, float] | None = None  # interval over test items that the evaluation kept
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
+        is_share = self.trials > 0 and 0 <= self.value <= 100
+        return self.kept or (share_interval(self.value, self.trials) if is_share else None)
 
     @property
     def is_above_chance(self) -> bool:
-        """Whether guessing seldom reaches as much on so many test items; on unknown many, whether it is more."""
-        share = self.chance / 100.0
-        deviation = 100.0 * math.sqrt(share * (1.0 - share) / self.trials) if self.trials > 0 else 0.0
-        return self.value > self.chance + _DEVIATIONS * deviation
+        """Whether all of the interval is above chance; without one, whether the value is."""
+        return (self.interval[0] if self.interval else self.value) > self.chance
 
 
 def outcome(records: RunRecords) -> RenderableType:
@@ -85,13 +90,18 @@ def verdict(records: RunRecords) -> str:
     best = headline(records)
     if best is None:
         return f"{records.name} is finished ({took}); nobody was measured."
-    clauses = [best.meaning.format(figure(best.value))]
+    clauses = [best.meaning.format(figure(best.value)), *interval_in_words(best.interval)]
     if best.chance > 0 and not best.is_above_chance:
         clauses.append(f"no better than chance ({figure(best.chance)} %)")
     elif best.chance > 0:
         times = best.value / best.chance
         clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({figure(best.chance)} %)")
     return ", ".join([*clauses, f"after {took}."])
+
+
+def interval_in_words(interval: tuple[float, float] | None) -> list[str]:
+    """One clause, or none where there is no interval."""
+    return [] if interval is None else [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}"]
 
 
 def headline(records: RunRecords) -> Headline | None:
@@ -104,13 +114,16 @@ def headline(records: RunRecords) -> Headline | None:
         source, _, target = best.direction.partition(" to ")
         first = f"the first {best.cutoff} of {count(best.gallery)}"
         meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-        # the queries of one gallery are the gallery of the other direction
-        queries = math.nan if best.protocol else metrics.get(f"gallery_{source}", math.nan)
-        return Headline(SERVER, best.name, best.value, best.chance, meaning, queries)
+        # an entry of the smaller gallery is an item, such as a picture with its captions
+        items = (
+            math.nan if best.protocol else min(metrics.get(f"gallery_{side}", math.nan) for side in (source, target))
+        )
+        kept = records.interval(SERVER, best.name)
+        return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)
     if "accuracy" in metrics:
         meaning = "The server's accuracy is {} %"
-        value, trials = metrics["accuracy"], metrics.get("n", math.nan)
-        return Headline(SERVER, "accuracy", value, _guessing(metrics), meaning, trials)
+        value, kept = metrics["accuracy"], records.interval(SERVER, "accuracy")
+        return Headline(SERVER, "accuracy", value, _guessing(metrics), meaning, _items(metrics), kept)
     return _clients_headline(records)
 
 
@@ -121,9 +134,7 @@ def _clients_headline(records: RunRecords) -> Headline | None:
             several, unit = len(measured) > 1, " %" if metric == "accuracy" else ""
             whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
             meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
-            # so many items of one client deviate from chance as far as the mean of these clients' shares does
-            items = [metrics.get("n", math.nan) for metrics in measured]
-            trials = len(items) * harmonic_mean(items) if min(items) > 0 else math.nan
+            trials = _common_trials(records, metric)
             value = fmean(metrics[metric] for metrics in measured)
             return Headline("clients", metric, value, _common_chance(metric, measured), meaning, trials)
     return None
@@ -132,6 +143,27 @@ def _clients_headline(records: RunRecords) -> Headline | None:
 def _measured(records: RunRecords, participants: Sequence[str], metric: str) -> list[Metrics]:
     """The last metrics of those participants that have a finite value of one."""
     return [last for last in map(records.last, participants) if math.isfinite(last.get(metric, math.nan))]
+
+
+def _items(metrics: Metrics) -> float:
+    return metrics.get("items", metrics.get("n", math.nan))
+
+
+def _common_trials(records: RunRecords, metric: str) -> float:
+    """Items of one client whose share would deviate as far as the mean of the clients' shares does.
+
+    Clients of a source's split that is not dealt out are tested on the same items, which are no further trials.
+    """
+    tested: dict[str, list[float]] = {}
+    for group, clients in records.groups.items():
+        settings = (records.config.get("clients") or {}).get(group) or {}
+        is_shared = settings.get("test_split") is not None and settings.get("test") in ("all", "matched")
+        split = f"{settings.get('source')} {settings.get('test_split')}"
+        for client in clients:
+            if math.isfinite(records.last(client).get(metric, math.nan)):
+                tested.setdefault(split if is_shared else client, []).append(_items(records.last(client)))
+    count = sum(map(len, tested.values()))
+    return 1 / sum((len(items) / count) ** 2 / max(items) for items in tested.values()) if count else math.nan
 
 
 def _guessing(metrics: Metrics) -> float:

@@ -1,17 +1,19 @@
-"""Paired samples over seeds: mean, spread, intervals, tests, and how many seeds would tell."""
+"""Paired samples over seeds: mean, spread, intervals, and tests."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from statistics import fmean, stdev
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
 """Below these a difference is no claim."""
 
-_MOST_SEEDS = 1000
+_NOISE = 1e-9  # of the largest difference: closer ones differ by rounding of floats
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class PairedSample:
         """The differences."""
         return list(self.by_seed.values())
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """Mean difference."""
         return fmean(self.values)
@@ -39,6 +41,19 @@ class PairedSample:
         """Sample standard deviation; NaN of a single one."""
         return stdev(self.values) if len(self.values) > 1 else math.nan
 
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation that tests and intervals go by; NaN of a single difference.
+
+        Figures of n test items move in steps of 100 / n, so that equal differences have a spread that they do not show.
+        A figure that is rounded to a step h has a variance of h^2 / 12 (Sheppard 1898), a difference of two of them
+        h^2 / 6, which the variance is at least. The step is the smallest gap among the differences and 0.
+        """
+        values = sorted({0.0, *self.values})
+        noise = _NOISE * max(map(abs, values))
+        step = min((high - low for low, high in pairwise(values) if high - low > noise), default=0.0)
+        return max(self.std, step / math.sqrt(6)) if len(self.values) > 1 else math.nan
+
     @property
     def smallest(self) -> float:
         """The lowest difference."""
@@ -46,45 +61,37 @@ class PairedSample:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) std / sqrt(n); NaN of a single difference."""
+        """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) spread / sqrt(n); NaN of a single one."""
+        from scipy.stats import t
+
         count = len(self.values)
-        reach = _quantile(count) * self.std / math.sqrt(count) if count > 1 else math.nan
+        reach = (
+            float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.spread / math.sqrt(count) if count > 1 else math.nan
+        )
         return self.mean - reach, self.mean + reach
 
     @property
     def p(self) -> float:
-        """Of Student's two-sided test that the mean is 0; NaN of a single difference.
+        """Of Student's two-sided test that the mean is 0; NaN of a single difference."""
+        return self.p_with(len(self.values))
 
-        Differences that are all the same leave no doubt: 0, or 1 where they are 0.
-        """
-        from scipy.stats import t
+    def p_with(self, seeds: int) -> float:
+        """What ``p`` would be with so many seeds, at this mean and spread."""
+        from scipy.special import stdtr  # a claim's number of seeds asks for many: scipy.stats takes 50 times as long
 
-        count = len(self.values)
-        if count < 2:
-            return math.nan
-        if self.std == 0:
-            return float(self.mean == 0)
-        return float(2 * t.sf(abs(self.mean) / (self.std / math.sqrt(count)), count - 1))
-
-    def seeds_to_decide(self) -> int | None:
-        """Fewest seeds with which, at this mean and spread, the 95 % interval leaves 0 out; None: over a thousand."""
-        if math.isnan(self.std):
-            return None
-        counts = range(FEWEST_SEEDS, _MOST_SEEDS + 1)
-        return next((n for n in counts if _quantile(n) * self.std / math.sqrt(n) < abs(self.mean)), None)
-
-
-def _quantile(count: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf((1 + CONFIDENCE) / 2, count - 1))
+        if math.isnan(self.spread) or self.mean == 0:
+            return math.nan if math.isnan(self.spread) else 1.0
+        return float(2 * stdtr(seeds - 1, -abs(self.mean) / (self.spread / math.sqrt(seeds))))
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values adjusted so that the chance of any false rejection stays below the level (Holm 1979); NaN stays NaN."""
+    """P-values adjusted so that the chance of any false rejection stays below the level (Holm 1979).
+
+    A test that has none (NaN) stays without, and counts as one of the family all the same.
+    """
     order = sorted((number for number, p in enumerate(values) if not math.isnan(p)), key=values.__getitem__)
     adjusted, highest = [math.nan] * len(values), 0.0
     for place, number in enumerate(order):
-        highest = max(highest, min(1.0, values[number] * (len(order) - place)))
+        highest = max(highest, min(1.0, values[number] * (len(values) - place)))
         adjusted[number] = highest
     return adjusted

@@ -13,6 +13,7 @@ from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.events import Callback, Measured
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import SERVER
+from polyfed.tasks.scores import TaskScores
 from polyfed.wire.ledger import Ledger
 
 
@@ -48,7 +49,8 @@ class Evaluations:
             if samples is not None and self.server.has_model:
                 at_work(SERVER, f"measuring ({kind})")
                 metrics, number = self.server.evaluate(samples), self.server.clock.round
-                self.events.handle(Measured(number, SERVER, kind, dict(metrics)))
+                known = metrics.intervals() if kind == "test" and isinstance(metrics, TaskScores) else {}
+                self.events.handle(Measured(number, SERVER, kind, dict(metrics), known))
                 if kind == "validation":
                     self._select(number, metrics[self.server.task.primary])
 

@@ -198,4 +198,6 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Sequence):
         return list(value)
-    return {name: float(number) for name, number in value.items()} if hasattr(value, "items") else float(value)
+    if not hasattr(value, "items"):
+        return float(value)
+    return {name: list(item) if isinstance(item, Sequence) else float(item) for name, item in value.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 Metrics = Mapping[str, float]
@@ -109,6 +109,7 @@ class Measured(Event):
     participant: str
     kind: str
     metrics: Metrics
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of metrics, over test items
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,9 @@ class Callbacks(Callback):
 def record_of(event: Event) -> dict[str, object] | None:
     """The line of ``metrics.jsonl`` that an event makes, if any."""
     match event:
-        case Measured(round_number, participant, kind, metrics):
+        case Measured(round_number, participant, kind, metrics, intervals):
             line: dict[str, object] = {"round": round_number, "participant": participant, "kind": kind}
-            return line | {"metrics": dict(metrics)}
+            return line | {"metrics": dict(metrics)} | ({"intervals": dict(intervals)} if intervals else {})
         # others go to history.jsonl: a resumed run has the same metrics.jsonl as one that was never stopped
         case Incident(round_number, participant, incident, reason, is_result=True):
             line = {"round": round_number, "participant": participant, "kind": "event"}

@@ -47,6 +47,7 @@ class Measurement:
     participant: str
     kind: str
     metrics: Mapping[str, float]
+    intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of metrics, 95 % over test items
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,12 @@ class RunRecords:
         """Metrics of the last round in which the participant was measured; empty if it never was."""
         latest = max(self._of(participant, kind), key=lambda record: record.round, default=None)
         return latest.metrics if latest is not None else {}
+
+    def interval(self, participant: str, metric: str) -> tuple[float, float] | None:
+        """95 % interval over test items of what ``last`` has; None where nobody kept it."""
+        latest = max(self._of(participant, "test"), key=lambda record: record.round, default=None)
+        ends = latest.intervals.get(metric) if latest is not None else None
+        return None if ends is None else (float(ends[0]), float(ends[1]))
 
     def best(self, participant: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
         """Round and value of the highest value (the first, if several), or None; NaN never is the best."""

@@ -113,6 +113,12 @@ class Grid:
         )
 
 
+def with_beyond(values: list[float]) -> list[float]:
+    """Values of a grid, ascending, with what follows on both ends in the ratio of the last two there."""
+    ends = _continued(sorted(values)[::-1])[::-1], _continued(sorted(values))
+    return [float(f"{value:.12g}") for value in (*ends[0], *sorted(values), *ends[1])]
+
+
 def _continued(values: list[Any]) -> list[float]:
     """What follows on values in the ratio of the last two; nothing on a single one."""
     return [values[-1] * (values[-1] / values[-2]) ** step for step in range(1, _BEYOND + 1)] if len(values) > 1 else []

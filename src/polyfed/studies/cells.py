@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce
 from math import isfinite
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
+from polyfed.core.own_code import own_code
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import folder_of
 from polyfed.engines.flower import Flower
@@ -63,12 +64,14 @@ class Cell:
         point: labels of the axes.
         experiment: resolved.
         purpose: what a run that only chooses something is for, such as ``rate=0.01``; empty of all others.
+        choice: the values that it tries, by name of the grid.
     """
 
     row: str
     point: Point
     experiment: Experiment
     purpose: str = ""
+    choice: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -79,7 +82,8 @@ class Cell:
     def digest(self) -> str:
         """Equal for equal runs: of all settings but names, places, and what changes no figure, and of the data's files.
 
-        Data are known by the names and sizes of their files, pretrained weights by their names.
+        Data are known by the names and sizes of their files, pretrained weights by their names, components from outside
+        polyfed by their source code.
         """
         content = self.experiment.model_dump(mode="json")
         for key in _LABELS:
@@ -94,6 +98,7 @@ class Cell:
         data = self.experiment.data
         paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
         content["files"] = {name: _files_in(data.data_folder, path) for name, path in paths.items() if path}
+        content |= own_code(self.experiment)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
     def folder(self, store: Path) -> Path:

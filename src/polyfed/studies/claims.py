@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,7 @@ _FORM = re.compile(
     r"(?P<left>.+?) (?P<sign>>=|<=|>|<) (?P<right>.+?) on (?P<column>.+?)(?: at (?P<at>.+?))?(?: by (?P<by>\d*\.?\d+))?"
 )
 _LEVEL = 0.05
+_MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,15 @@ class Judgement:
         sample: left minus right by seed, or None where no seed has both.
         excess: the same beyond the margin, towards the claim.
         p: of the two-sided paired t-test that ``excess`` is 0, adjusted for all claims (Holm); NaN below two seeds.
+        seeds_to_decide: with how many seeds of all claims, at their means and spreads, the adjusted test would decide;
+            None where it has decided, or a thousand would not.
     """
 
     claim: Claim
     sample: PairedSample | None
     excess: PairedSample | None
     p: float
+    seeds_to_decide: int | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -96,17 +101,36 @@ class Judgement:
             return "undecided"
         return "held" if self.excess.mean > 0 else "contradicted"
 
-    @property
-    def seeds_to_decide(self) -> int | None:
-        """How many seeds would decide at the mean and spread seen so far; None where that cannot be said."""
-        return None if self.excess is None else self.excess.seeds_to_decide()
-
 
 def judge(claims: Sequence[Claim], samples: Sequence[PairedSample | None]) -> list[Judgement]:
-    """Judge claims, each by its left minus right over seeds; p-values are adjusted over all of them (Holm 1979)."""
+    """Judge the claims of a study, each by its left minus right over seeds.
+
+    P-values are adjusted over all claims (Holm 1979), also those that were not run: which rows are run does not change
+    the family.
+    """
     excesses = [
         None if sample is None else PairedSample({seed: claim.excess(value) for seed, value in sample.by_seed.items()})
         for claim, sample in zip(claims, samples, strict=True)
     ]
-    adjusted = holm([float("nan") if excess is None else excess.p for excess in excesses])
-    return [Judgement(*parts) for parts in zip(claims, samples, excesses, adjusted, strict=True)]
+    adjusted = holm([_p_with(excess, 0) for excess in excesses])
+    enough = [_enough(excesses, number) for number in range(len(claims))]
+    return [Judgement(*parts) for parts in zip(claims, samples, excesses, adjusted, enough, strict=True)]
+
+
+def _p_with(excess: PairedSample | None, seeds: int) -> float:
+    """With so many seeds, or those that there are where they are more; NaN where no seed was run."""
+    return float("nan") if excess is None else excess.p_with(max(seeds, len(excess.values)))
+
+
+def _enough(excesses: Sequence[PairedSample | None], number: int) -> int | None:
+    """Fewest seeds with which the adjusted test of a claim would decide."""
+    excess = excesses[number]
+
+    def is_decided(seeds: int) -> bool:
+        return holm([_p_with(other, seeds) for other in excesses])[number] < _LEVEL
+
+    if excess is None or (len(excess.values) >= FEWEST_SEEDS and is_decided(0)):
+        return None
+    counts = range(max(FEWEST_SEEDS, len(excess.values) + 1), _MOST_SEEDS + 1)
+    place = bisect(counts, False, key=is_decided)  # the more seeds, the smaller every p
+    return counts[place] if place < len(counts) else None

@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
+from polyfed.core.own_code import own_code
 from polyfed.core.settings import Component, parse_settings
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 
 
@@ -33,6 +35,9 @@ class ColumnSettings(Component):
             PolyfedError: the run cannot have it, such as a metric that nobody was measured in.
         """
 
+    def require(self, experiment: Experiment) -> None:
+        """Raise ConfigError if no run of an experiment can have it, as far as that is known beforehand."""
+
     @property
     def needs_models(self) -> bool:
         """Whether it reads models or clients' states, which a cell keeps no longer than it must."""
@@ -51,7 +56,8 @@ class ColumnSettings(Component):
 
     @property
     def digest(self) -> str:
-        """What identifies the figure in a cell: all settings but those of its display."""
+        """What identifies the figure in a cell: all settings but those of its display, and own code."""
         content: dict[str, Any] = self.model_dump(mode="json")
         shown = {key: value for key, value in content.items() if key not in ("lower", "digits")}
+        shown |= own_code(self)
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]

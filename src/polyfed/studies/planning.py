@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import file_json
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.tuning import RECORD
@@ -82,9 +84,18 @@ class StudyPlan:
         """An experiment of a row at a point.
 
         Raises:
-            ConfigError: the row cannot be run there.
+            ConfigError: the row cannot be run there, or a column cannot be measured.
         """
-        return (self.search(row, point) or self.final(row, point))[0].experiment
+        experiment = (self.search(row, point) or self.final(row, point))[0].experiment
+        columns = {f"rows.{row}.columns.{name}": column for name, column in self.study.columns_of(row).items()}
+        if self.study.tuning is not None and self._is_tuned(row):
+            columns["tuning.column"] = self.study.tuning.column
+        for where, column in columns.items():
+            try:
+                column.require(experiment)
+            except ConfigError as error:
+                raise ConfigError(f"{where}.{error}") from error
+        return experiment
 
     def search(self, row: str, point: Point) -> list[Cell]:
         """The cells from which settings of a row are chosen; none where nothing is to be chosen."""
@@ -94,16 +105,32 @@ class StudyPlan:
             return [Cell(row, point, with_seed(experiment, seeds[0]), "tuning")]
         if tuning is None or not self._is_tuned(row):
             return []
+        cells = self._tried(row, point, list(tuning.candidates()))
+        with suppress(LookupError):  # of a candidate that is not complete
+            while due := self._beside(row, cells):
+                cells += self._tried(row, point, due)
+        return cells
+
+    def _tried(self, row: str, point: Point, choices: Sequence[Choice]) -> list[Cell]:
+        tuning = self.study.tuning
+        assert tuning is not None
         return [
             Cell(
                 row,
                 point,
                 with_seed(self._experiment(row, point, self._given(row, choice) | tuning.set), seed),
                 choice_label(choice),
+                choice,
             )
-            for choice in tuning.candidates()
+            for choice in choices
             for seed in tuning.seeds
         ]
+
+    def _beside(self, row: str, cells: Sequence[Cell]) -> list[Choice]:
+        """Neighbours of the best candidate that were not tried; raises LookupError if candidates are not complete."""
+        assert self.study.tuning is not None
+        tried = [cell.choice for cell in cells]
+        return [choice for choice in self.study.tuning.around(self._of_grid(cells).values) if choice not in tried]
 
     def final(self, row: str, point: Point) -> list[Cell]:
         """The cells of a row at a point, one a seed, with what was chosen.
@@ -149,9 +176,10 @@ class StudyPlan:
         sign = -1 if tuning.column.lower else 1
         ranked = {name: -math.inf if math.isnan(score) else sign * score for name, score in scores.items()}
         best = max(ranked, key=ranked.__getitem__)
-        values = next(choice for choice in tuning.candidates() if choice_label(choice) == best)
-        at_end = any(_is_end(values[name], grid) for name, grid in tuning.grid.items())
-        return Chosen(values, at_end, scores)
+        if ranked[best] == -math.inf:
+            raise LookupError(f"tuning.column: no candidate of row '{cells[0].row}' has a figure; nothing is chosen")
+        values = next(cell.choice for cell in cells if cell.purpose == best)
+        return Chosen(values, _is_at_end(values, {**tuning.grid, **tuning.axes()}), scores)
 
     def _of_twin(self, cell: Cell) -> Chosen:
         path = cell.folder(self.store) / RECORD
@@ -210,6 +238,10 @@ def choice_label(choice: Choice) -> str:
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in choice.items()
     )
+
+
+def _is_at_end(values: Choice, axes: Mapping[str, Sequence[JsonValue]]) -> bool:
+    return any(_is_end(values[name], axis) for name, axis in axes.items())
 
 
 def _is_end(value: JsonValue, grid: Sequence[JsonValue]) -> bool:

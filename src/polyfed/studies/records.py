@@ -108,6 +108,17 @@ class StudyRecord:
         return hashlib.sha256("".join(sorted(self.results.cells.values())).encode()).hexdigest()[:12]
 
     @property
+    def outdated(self) -> str:
+        """What was tuned in the run, where the study tunes something else by now; empty where it does not."""
+        if self.results is None:
+            return ""
+        then, now = (
+            ", ".join(study.tuning.grid) if study.tuning else "nothing"
+            for study in (self.study, Study.load(self.name, self.scale))
+        )
+        return f"tuned on the grid: {then}; the study tunes {now} by now" if then != now else ""
+
+    @property
     def code(self) -> str:
         """Versions and states of the code that ran it."""
         return ", ".join(self.results.code) if self.results else ""

@@ -166,7 +166,7 @@ class Runner:
         elif outcome.ending == "no space":
             self._stopped = f"{outcome.cause}; free some, then give the same command"
         else:
-            self._failures[cell.label] = outcome.cause
+            self._failures[cell.label] = f"{outcome.cause} (cells/{cell.digest}.log)"
 
     def _spent(self, begun: float) -> str:
         return _BUDGET if self.budget is not None and time.monotonic() - begun > self.budget else ""

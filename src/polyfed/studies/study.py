@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, SerializeAsAny, field_validator, model_va
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
+from polyfed.runs.tuning import with_beyond
 from polyfed.runs.twins import TwinSettings
 from polyfed.studies.claims import Claim
 from polyfed.studies.column import ColumnSettings
@@ -83,7 +84,8 @@ class Row(Settings):
 
 
 class Tuning(Settings):
-    """A search over one grid, the same for every row, on validation data and on seeds of its own."""
+    """A search over one grid, the same for every row, on validation data and on seeds of its own, until the best
+    candidate has been compared with all its neighbours."""
 
     grid: dict[str, list[JsonValue]] = Field(min_length=1, description="name -> values; their product is tried")
     paths: dict[str, list[str]] = Field(description="name -> settings that get the value; * stands for every group")
@@ -105,6 +107,17 @@ class Tuning(Settings):
         if left := [name for name in self.grid if name not in self.paths]:
             raise ValueError(f"paths: nothing gets the values of '{left[0]}'; give paths.{left[0]}")
         return self
+
+    def around(self, choice: Mapping[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
+        """The neighbours of a choice: a grid of decimal numbers goes on beyond its ends, as that of a twin does."""
+        for name, axis in self.axes().items():
+            place = axis.index(choice[name])
+            yield from ({**choice, name: value} for value in axis[max(0, place - 1) : place + 2])
+
+    def axes(self) -> dict[str, list[JsonValue]]:
+        """Name -> values, with those beyond the ends, of the grids of several decimal numbers."""
+        grids = {name: [value for value in grid if isinstance(value, float)] for name, grid in self.grid.items()}
+        return {name: [*with_beyond(own)] for name, own in grids.items() if len(own) == len(self.grid[name]) > 1}
 
     def candidates(self) -> Iterator[dict[str, JsonValue]]:
         """Every combination: name -> value."""

@@ -133,8 +133,8 @@ def claims_table(judgements: Sequence[Judgement]) -> TextTable:
     body = [claim_evidence(item) for item in judgements]
     heads = ("claim", "verdict", "seeds", "mean difference", "95 % interval", "adjusted p")
     notes = (
-        "Verdicts: paired t-test over seeds, p adjusted for all claims of the study (Holm), level 0.05, never on fewer "
-        f"than {FEWEST_SEEDS} seeds. Difference: left minus right.",
+        "Verdicts: paired t-test over seeds, p adjusted for all claims of the study (Holm), run or not, level 0.05, "
+        f"never on fewer than {FEWEST_SEEDS} seeds. Difference: left minus right.",
         *_undecided(judgements),
     )
     return TextTable("Claims", heads, body, notes)
@@ -160,9 +160,14 @@ def _evidence(item: Judgement) -> list[str]:
 def _undecided(judgements: Sequence[Judgement]) -> Iterator[str]:
     for item in judgements:
         if item.verdict == "undecided":
-            seeds = item.seeds_to_decide
-            enough = "more than a thousand" if seeds is None else f"about {seeds}"
-            yield f"{_claim_text(item)}: undecided; at this mean and spread {enough} seeds would decide."
+            yield f"{_claim_text(item)}: undecided; {_enough(item)}."
+
+
+def _enough(item: Judgement) -> str:
+    if item.excess is not None and math.isnan(item.excess.spread):
+        return "one seed has no spread, so nobody knows how many would decide"
+    enough = "more than a thousand" if item.seeds_to_decide is None else f"about {item.seeds_to_decide}"
+    return f"at this mean and spread {enough} seeds would decide"
 
 
 # ---- tuning, and what is missing

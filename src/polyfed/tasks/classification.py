@@ -18,6 +18,7 @@ from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
+from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import Task
 
 
@@ -57,6 +58,11 @@ class Classification(Task):
     def primary(self) -> str:
         """``accuracy``."""
         return "accuracy"
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """See ``Task``."""
+        return "accuracy", "top5", "balanced_accuracy", "macro_f1", "loss", "n", "classes", "items"
 
     def head(self, dim: int, samples: Samples) -> nn.Module:
         """The classifier.
@@ -108,7 +114,10 @@ class Classification(Task):
         # left on the device until here, so that no batch waits for a GPU
         positions, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
         metrics = accuracies(positions, predicted, labels, classes)
-        return metrics | {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
+        metrics |= {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
+        return TaskScores(
+            metrics | items_beside(samples), {"accuracy": [mean_by_item(100.0 * (positions < 1), samples.items)]}
+        )
 
     def feature(self, model: Embedder, batch: Batch) -> Float[Tensor, "b d"]:
         """What the classifier takes of a batch: the embedding, or the mean of those of several modalities."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
@@ -20,7 +21,10 @@ from polyfed.models.aligner import Detail
 from polyfed.models.model import Detailed, Embedder, Model
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
+from polyfed.tasks.scores import TaskScores, mean_by_item
 from polyfed.tasks.task import Task
+
+_T = TypeVar("_T")
 
 
 class PairTask(Task):
@@ -80,6 +84,20 @@ class PairTask(Task):
         """``r1_sum``: R@1 summed over directions and protocols."""
         return "r1_sum"
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """See ``Task``."""
+        suffixes = [*map(self._suffix, self.folds), *([f"_batch{self.in_batch}"] if self.in_batch else [])]
+        directions = [(f"{a}_to_{b}", b) for a, b in self._directions]
+        recalls = [f"{name}_r@{k}{end}" for end in suffixes for name, _ in directions for k in self.cutoffs]
+        context = [
+            text + end
+            for end in suffixes
+            for name, b in directions
+            for text in (f"gallery_{b}", f"{name}_positives_per_query", "folds")
+        ]
+        return self.primary, *recalls, *dict.fromkeys(context)
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """The loss that the head is, of the batch's pairs; of tasks whose head is none another."""
         if head is None:
@@ -108,8 +126,14 @@ class PairTask(Task):
             if self.in_batch is not None:
                 # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
-                protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
-        return {self.primary: first} | _suffixed(protocols)
+                protocols[f"_batch{self.in_batch}"] = TaskScores(self._in_batches(pairs, self.in_batch))
+        return TaskScores({self.primary: first} | _suffixed(protocols), self._by_item(protocols))
+
+    def _by_item(self, protocols: Mapping[str, TaskScores]) -> dict[str, Sequence[Tensor]]:
+        """Of every recall, and of their sum over directions and folds."""
+        by_item = _suffixed({suffix: recalls.by_item for suffix, recalls in protocols.items()})
+        firsts = [f"{a}_to_{b}_r@1{self._suffix(count)}" for count in self.folds for a, b in self._directions]
+        return by_item | {self.primary: [by_item[name][0] for name in firsts]}
 
     def judge(self, representations: Mapping[str, Float[Tensor, "n d"]], samples: Samples) -> float | None:
         """``r1_sum`` among all samples at once, of one fold; None if a modality is missing. Of samples with one input
@@ -179,7 +203,7 @@ class PairTask(Task):
     def _suffix(self, folds: int) -> str:
         return "" if len(self.folds) == 1 else "_full" if folds == 1 else f"_{folds}fold"
 
-    def _recalls(self, sides: Mapping[str, _Side], folds: int) -> dict[str, float]:
+    def _recalls(self, sides: Mapping[str, _Side], folds: int) -> TaskScores:
         """Means over folds, whose sizes in items differ by one at most."""
         items: Tensor = sides[self.between[0]].items.unique()  # type: ignore[no-untyped-call]
         if self.fold_seed is not None:
@@ -188,7 +212,12 @@ class PairTask(Task):
         parts = items.tensor_split(folds)
         results = [self._compare({name: side.of(part) for name, side in sides.items()}) for part in parts]
         means = {name: fmean(result[name] for result in results) for name in results[0]}
-        return means | {"folds": float(folds)}
+        size = int(items.max()) + 1
+        by_item = {
+            name: [sum((_share(result.by_item[name][0], size) for result in results), torch.zeros(2, size).double())]
+            for name in results[0].by_item
+        }
+        return TaskScores(means | {"folds": float(folds)}, by_item)
 
     def _in_batches(self, pairs: Mapping[str, _Side], size: int) -> dict[str, float]:
         """Means over all queries of what ``_compare`` finds in each block of aligned samples."""
@@ -201,16 +230,19 @@ class PairTask(Task):
         weights = [len(block) for block in blocks]
         return {name: fmean((result[name] for result in results), weights) for name in results[0]}
 
-    def _compare(self, sides: Mapping[str, _Side]) -> dict[str, float]:
+    def _compare(self, sides: Mapping[str, _Side]) -> TaskScores:
         metrics: dict[str, float] = {}
+        by_item: dict[str, list[Tensor]] = {}
         for source, target in self._directions:
             queries, gallery = sides[source], sides[target]
             positions = ranks(queries.values, gallery.values, queries.matches, gallery.matches)
             name = f"{source}_to_{target}"
             metrics |= {f"{name}_r@{cutoff}": recall for cutoff, recall in recall_at(positions, self.cutoffs).items()}
+            for cutoff in self.cutoffs:
+                by_item[f"{name}_r@{cutoff}"] = [mean_by_item(100.0 * (positions < cutoff), queries.items)]
             metrics[f"gallery_{target}"] = float(len(gallery.matches))
             metrics[f"{name}_positives_per_query"] = positives_per_query(queries.matches, gallery.matches)
-        return metrics
+        return TaskScores(metrics, by_item)
 
 
 @dataclass(frozen=True)
@@ -230,12 +262,17 @@ class _Side:
         return _Side(self.values[index], self.items[index], self.matches[index])
 
 
+def _share(sums: Float[Tensor, "2 k"], size: int) -> Float[Tensor, "2 size"]:
+    """Sums and counts of a fold's items among all, so that every fold counts alike."""
+    return F.pad(sums, (0, size - sums.shape[1])) / sums[1].sum()
+
+
 def _require_items(count: int, needed: int) -> None:
     if count < needed:
         raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
 
 
-def _suffixed(protocols: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _suffixed(protocols: Mapping[str, Mapping[str, _T]]) -> dict[str, _T]:
     return {f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()}
 
 

@@ -36,6 +36,11 @@ class Task(Component):
     def primary(self) -> str:
         """Name of the metric that selects models; higher is better."""
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """All names that ``evaluate`` may give; empty: they are not known beforehand."""
+        return ()
+
     @abstractmethod
     def head(self, dim: int, samples: Samples) -> nn.Module | None:
         """The task's own trainable module (classifier, learnable scale), or None; draws from the global generator.

@@ -20,6 +20,7 @@ from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import sole_best
+from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import Task
 
 
@@ -122,7 +123,9 @@ class VQA(Task):
         metrics |= self._by_kind(samples, answers, said)
         if bool(answerable.any()):  # a mean of nothing is no number
             metrics["loss"] = float(losses[answerable].double().mean())
-        return metrics | {"answerable": _percent(answerable), "n": float(len(labels)), "answers": float(answers)}
+        metrics |= {"answerable": _percent(answerable), "n": float(len(labels)), "answers": float(answers)}
+        right = mean_by_item(100.0 * ((said == labels) & (said >= 0)), samples.items)
+        return TaskScores(metrics | items_beside(samples), {"accuracy": [right]})
 
     def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
         modalities = self._modalities(tuple(batch.inputs))
@@ -178,7 +181,7 @@ class VQA(Task):
         return metrics
 
     def _by_kind(self, samples: Samples, answers: int, said: Int64[Tensor, " n"]) -> dict[str, float]:
-        """Scores and number of questions of every kind that occurs."""
+        """TaskScores and number of questions of every kind that occurs."""
         if KIND not in samples.targets:
             return {}
         metrics: dict[str, float] = {}

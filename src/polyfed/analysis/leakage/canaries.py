@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from polyfed.analysis.leakage.candidates import one_an_item
 from polyfed.analysis.leakage.figures import AttackResult, Discrimination, NoAttack, leak_verdict
 from polyfed.analysis.leakage.membership import head_of
 from polyfed.analysis.leakage.membership_attacks import Found, obstacle, sent_model, shown_kind
@@ -46,8 +47,9 @@ class Canaries:
 
 
 def planted(samples: Samples, target: str, classes: int, number: int, draws: torch.Generator) -> Canaries:
-    """So many random samples with another class than their own, each as likely."""
-    places = torch.randperm(len(samples), generator=draws)[: min(number, int(_SHARE * len(samples)))]
+    """So many random samples, of an item each, with another class than their own, each as likely."""
+    order = torch.randperm(len(samples), generator=draws)
+    places = order[one_an_item(samples.items[order])][: min(number, int(_SHARE * len(samples)))]
     labels = samples.targets[target].clone()
     shifts = torch.randint(1, classes, (len(places),), generator=draws)
     labels[places] = ((labels[places].long() + shifts) % classes).to(labels.dtype)

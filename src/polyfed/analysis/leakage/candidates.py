@@ -19,6 +19,14 @@ from polyfed.tasks.task import Task
 FEWEST_CANDIDATES = 10  # of each kind: below, no interval says anything
 
 
+def one_an_item(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
+    """The place of the first sample of each item, in their order: samples of one item are members together."""
+    firsts: dict[int, int] = {}
+    for place, item in enumerate(items.tolist()):
+        firsts.setdefault(item, place)
+    return torch.tensor(list(firsts.values()), dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Members and others, n together.
@@ -42,7 +50,7 @@ def candidates_of(
     most: int,
     seed: int,
 ) -> Candidates | str:
-    """Candidates for what the clients made together, or why there are none.
+    """Candidates for what the clients made together, or why there are none: one sample an item.
 
     A classification has as many members as others of each class: else the attacker would tell a client's classes
     instead of its samples.
@@ -64,14 +72,14 @@ def candidates_of(
     inside, outside = _alike(inside, outside, members[0].settings.task)
     size = min(len(inside), len(outside), most)
     if size < FEWEST_CANDIDATES:
-        return f"{size} training and test samples of like classes, an attack needs {FEWEST_CANDIDATES} of each"
+        return f"{size} training and test items of like classes, an attack needs {FEWEST_CANDIDATES} of each"
     both = union([inside.subset(torch.arange(size)), outside.subset(torch.arange(size))])
     return Candidates(both, torch.arange(2 * size) < size)
 
 
 def _shuffled(samples: Samples, seed: int, name: str) -> Samples:
     order = torch.randperm(len(samples), generator=generator(seed, "candidates", name, len(samples)))
-    return samples.subset(order)
+    return samples.subset(order[one_an_item(samples.items[order])])
 
 
 def _alike(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, Samples]:

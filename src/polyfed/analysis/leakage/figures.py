@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest, rankdata
+from scipy.stats import rankdata
 
 LEVEL = 0.95
 FALSE_POSITIVES = 0.01
@@ -37,6 +37,8 @@ class Interval:
 class Discrimination:
     """How well scores tell members from others; chance has an AUC of 0.5 and a rate of 0.01.
 
+    Each score is of an item of its own: intervals take them as independent.
+
     Attributes:
         auc: area under the curve of true over false positives.
         rate: share of members that are told at 1 % false positives.
@@ -53,8 +55,7 @@ class Discrimination:
         """By scores that are higher for members."""
         auc = Interval(area(members, others), *_bootstrapped(members, others, seed))
         told = int((members > threshold(others)).sum())
-        exact = binomtest(told, len(members)).proportion_ci(LEVEL)
-        rate = Interval(told / len(members), float(exact.low), float(exact.high))
+        rate = Interval(told / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
 
     def to_json(self) -> dict[str, object]:
@@ -86,6 +87,25 @@ def _bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, fl
     areas = [area(draws.choice(members, len(members)), draws.choice(others, len(others))) for _ in range(_DRAWS)]
     low, high = np.quantile(areas, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def _rates(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
+    """Percentiles of the rate, with the threshold as uncertain as it is.
+
+    Of n others Binomial(n, 1 %) are above the true threshold, which lies between two neighbours: the low end goes by
+    the higher of them, the high end by the lower, each with Jeffreys' posterior of the rate. Plain resampling covers
+    79 % at 100 items, as the threshold is among the highest of the others.
+    """
+    draws, count = np.random.default_rng(seed), len(members)
+    ordered = np.concatenate([[np.inf], np.sort(others)[::-1], [-np.inf]])
+    above = np.append(count - np.searchsorted(np.sort(members), ordered[:-1], side="right"), count)
+    places = draws.binomial(len(others), FALSE_POSITIVES, _DRAWS)
+    ends = []
+    for told, level in ((above[places], (1 - LEVEL) / 2), (above[places + 1], (1 + LEVEL) / 2)):
+        rates = draws.beta(told + 0.5, count - told + 0.5)
+        rates[told == (0 if level < 0.5 else count)] = 0 if level < 0.5 else 1  # no rate is beyond
+        ends.append(float(np.quantile(rates, level)))
+    return ends[0], ends[1]
 
 
 def leak_verdict(auc: Interval, *, is_protected: bool) -> str:

@@ -11,6 +11,7 @@ from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.curves import chance_of, main_metric
 from polyfed.reporting.html.facts import component, recorded_environment, setting
 from polyfed.reporting.html.page_tables import PageTable, TableCell, plain_table
+from polyfed.reporting.outcome import interval_in_words, verdict
 from polyfed.reporting.tables import duration, figure
 from polyfed.reporting.traffic import byte_size
 from polyfed.runs.records import SERVER, RunRecords
@@ -35,6 +36,7 @@ def page_head(records: RunRecords) -> dict[str, Any]:
     return {
         "title": component(setting(records.config, "name")) or records.name,
         "description": component(setting(records.config, "description")),
+        "verdict": verdict(records),
         "status": status,
         "hint": hint,
         "facts": {name: value for name, value in _facts(records, environment).items() if value},
@@ -94,6 +96,7 @@ def _server_cards(records: RunRecords) -> Iterator[Card]:
         best, chance = records.best(SERVER, name, kind), chance_of(name, metrics)
         context = [f"best {figure(best[1])} in round {best[0]}"] if best else []
         context += [f"chance {figure(chance)}"] if math.isfinite(chance) else []
+        context += interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
         yield Card(f"server {_label(name)}, {kind}", f"{figure(metrics[name])} %", " · ".join(context))
 
 

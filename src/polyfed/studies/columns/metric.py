@@ -12,6 +12,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.charts import finite_values
 from polyfed.reporting.client_spread import ClientSpread
 from polyfed.reporting.curves import selected_round
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER, RunRecords
 from polyfed.studies.column import ColumnSettings
@@ -34,6 +35,14 @@ class Metric(ColumnSettings):
         description="the round that validation selects (the last where nothing was validated), the last, or that with "
         "the highest value of all; of clients it is always the last",
     )
+
+    def require(self, experiment: Experiment) -> None:
+        """See ``ColumnSettings``: by the server's task, and the groups that there are."""
+        if self.of not in (valid := [SERVER, CLIENTS, *experiment.clients]):
+            raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
+        names = experiment.server.task.metric_names if self.of == SERVER and experiment.server else ()
+        if names and self.metric not in names:
+            raise ConfigError(f"metric: the server's task has no '{self.metric}'; {nearest(self.metric, names)}")
 
     def measure(self, run: Run) -> float:
         """See ``ColumnSettings``."""

@@ -1,0 +1,82 @@
+"""Metrics with what each test item adds to them, and their 95 % intervals over items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from polyfed.data.samples import Samples
+
+_DRAWS = 1000
+_LEVEL = 0.95
+_BLOCK = 1 << 20  # weights of items held at a time
+
+
+class TaskScores(dict[str, float]):
+    """Metrics of a task.
+
+    Samples of one item (captions of a picture, questions on it) are no independent trials: intervals are over items.
+
+    Args:
+        metrics: name -> value.
+        by_item: metric -> the means that it is the sum of, each as sums and counts by item.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, float], by_item: Mapping[str, Sequence[Float[Tensor, "2 items"]]] | None = None
+    ) -> None:
+        super().__init__(metrics)
+        self.by_item = dict(by_item or {})
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Percentiles of each metric over draws of items with replacement, the same draws for all metrics."""
+        if not self.by_item:
+            return {}
+        means = torch.cat([torch.stack(list(terms)) for terms in self.by_item.values()]).double().cpu()
+        means = means[:, :, means[:, 1].sum(0) > 0]  # [means, 2, items]
+        items, drawn = means.shape[2], []
+        stream = torch.Generator().manual_seed(0)
+        block = max(1, _BLOCK // max(1, items))
+        for start in range(0, _DRAWS, block):
+            rows = torch.randint(items, (min(block, _DRAWS - start), items), generator=stream)
+            weights = torch.zeros(len(rows), items, dtype=torch.float64).scatter_add_(
+                1, rows, torch.ones_like(rows, dtype=torch.float64)
+            )
+            sums = torch.einsum("di,mki->dmk", weights, means)
+            drawn.append(sums[..., 0] / sums[..., 1])
+        values, ends = torch.cat(drawn), torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], dtype=torch.float64)
+        intervals, start = {}, 0
+        for name, terms in self.by_item.items():
+            low, high = values[:, start : start + len(terms)].sum(1).nanquantile(ends).tolist()
+            start += len(terms)
+            # items that are all alike show no spread: no draw differs
+            sure = share_interval(self[name] / len(terms), items)
+            intervals[name] = (low, high) if low < high else (len(terms) * sure[0], len(terms) * sure[1])
+        return intervals
+
+
+def mean_by_item(values: Tensor, items: Int64[Tensor, " n"]) -> Float[Tensor, "2 items"]:
+    """Sums and counts of the values [n] of each item's samples."""
+    places = items.cpu()
+    return torch.stack([torch.bincount(places, values.double().cpu()), torch.bincount(places).double()])
+
+
+def items_beside(samples: Samples) -> dict[str, float]:
+    """``items``: how many items the samples are of, where these are fewer."""
+    items = len(set(samples.items.tolist()))
+    return {"items": float(items)} if items < len(samples) else {}
+
+
+def share_interval(value: float, trials: float) -> tuple[float, float]:
+    """95 % interval of a share of independent trials, both in percent (Clopper and Pearson 1934)."""
+    from scipy.special import betaincinv
+
+    hits = value / 100 * trials
+    misses, tail = trials - hits, (1 - _LEVEL) / 2
+    low = float(betaincinv(hits, misses + 1, tail)) if hits > 1e-9 else 0.0
+    high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 1e-9 else 1.0
+    return (100 * low, 100 * high) if math.isfinite(value) else (math.nan, math.nan)
