@@ -97,7 +97,7 @@ def sums(clients: int, megabytes: float, repeats: int) -> None:
         return mean.result()
 
     def laid_out() -> list[Any]:
-        return [numbers.encoded(tensor.numpy(), 1 / clients, "w") for tensor in tensors]
+        return [numbers.encoded(tensor.numpy(), 1 / clients) for tensor in tensors]
 
     def unmasked() -> object:
         return numbers.mean(total(laid_out()), 1.0, np.dtype(np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,16 @@ from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.aggregation.masking.unmasking import Unmasking
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.engines.local import LocalEngine
-from polyfed.federation.mask_keeper import KEYS, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
+from polyfed.federation.mask_keeper import (
+    KEYS,
+    REQUEST,
+    SEALED,
+    SHARES,
+    SIGNED,
+    bytes_bundle,
+    bytes_in,
+    request_digest,
+)
 from polyfed.federation.summed import TOTAL, SummedReply
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request
@@ -127,22 +137,22 @@ def test_keys_that_the_server_changes_are_found_out_by_name(tmp_path: Path, tamp
 
 def read_by_a_server_that_plays_all_others(site: Any, weights: Weights, run: str) -> Residues:
     """What ``text-1`` sends, without a mask."""
-    needed, context = site.spec.secure.required, context_of(run, 1, 0)
+    asked_for = Payload({"weights": weights, TOTAL: 240})
+    digest = request_digest("fit", asked_for)
+    needed, context = site.spec.secure.required, context_of(run, 1, 0, digest)
 
     def asked(step: str, **fields: Any) -> Payload:
         reply: Payload = site.handle(Request("text-1", step, 1, 0, None, Payload(fields)))
         return reply
 
     forged = {name: Party(name, context) for name in CLIENTS if name != "text-1"}
-    public = {name: party.public for name, party in forged.items()} | bytes_in(asked(KEYS), KEYS)
+    public = {name: party.public for name, party in forged.items()} | bytes_in(asked(KEYS, **{REQUEST: digest}), KEYS)
     signed = {name: SiteIdentity(NEW).signature(name, context, public[name]) for name in CLIENTS}
     fields = {KEYS: bytes_bundle(public), SIGNED: bytes_bundle(signed)}
     sealed = {"text-1": bytes_in(asked(SHARES, **fields), SEALED)}
     sealed |= {name: party.shares(public, needed) for name, party in forged.items()}
     for_client = bytes_bundle({name: shares["text-1"] for name, shares in sealed.items() if name != "text-1"})
-    words = SummedReply.received(
-        asked("fit", weights=weights, **{TOTAL: 240, SEALED: for_client}), site.spec.secure.numbers
-    )
+    words = SummedReply.received(asked("fit", **asked_for.fields, **{SEALED: for_client}), site.spec.secure.numbers)
     sent, shares = [words.words], {}
     for name, party in forged.items():
         party.receive({other: made[name] for other, made in sealed.items() if other != name}, needed)
@@ -154,7 +164,7 @@ def read_by_a_server_that_plays_all_others(site: Any, weights: Weights, run: str
 def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(tmp_path: Path) -> None:
     session = prepared(federation(), tmp_path)
     assert isinstance(session.engine, LocalEngine)
-    site, run = session.engine.site, session.engine.site.spec.run
+    site, run = session.engine.site, session.engine.site.spec.fingerprint
     weights = session.server.weights_for(session.server.clients[1])
     stolen = read_by_a_server_that_plays_all_others(site, weights, run)
     plain = prepared(federation("unmasked"), tmp_path / "plain")
@@ -188,8 +198,10 @@ def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
 
     engine = Faulty(session.engine, changes=changed)
     session.engine = session.cohorts.engine = engine
+    start = copy.deepcopy(session.server.weights)
     for place, number in enumerate(rounds):
         session.server.begin(number)
+        session.server.weights.update(copy.deepcopy(start))
         session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
         assert place or not errors_of(engine, "text-1"), "the first is as it should be"
     return errors_of(engine, "text-1")
@@ -203,7 +215,7 @@ def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -
 
 def test_keys_and_signatures_of_the_same_round_before_it_was_cut_short_open_nothing(tmp_path: Path) -> None:
     with pytest.raises(
-        ExchangeError, match=r"text-1: PayloadError: 'text-2': shares that were not made for this client"
+        ExchangeError, match=r"text-2: PayloadError: 'text-1': shares that were not made for this client"
     ):
         replayed(tmp_path, [1, 1])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from pydantic import Field, SerializeAsAny
 
 from polyfed.aggregation.secure_sum import SecureSum
@@ -45,6 +47,11 @@ class RunSpec(Settings):
     evaluates: bool = Field(default=True, description="whether clients are asked for test metrics")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all of it, in hexadecimal digits: places that were told of other settings have another."""
+        return sha256(self.model_dump_json().encode()).hexdigest()
 
     def cost(self, schema: StepSchema, samples: int, batch: int) -> PrivacyCost | None:
         """What the reply to a step costs a client in privacy, if anything.

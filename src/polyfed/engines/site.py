@@ -301,7 +301,7 @@ class Site:
     @cached_property
     def _masks(self) -> MaskKeeper | None:
         secure = self.spec.secure
-        return None if secure is None else MaskKeeper(secure, self.spec.run, self.store.folder, self.identity)
+        return None if secure is None else MaskKeeper(secure, self.spec.fingerprint, self.store.folder, self.identity)
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:

@@ -64,6 +64,10 @@ class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weig
     of: Callable[[ClientInfo], _T]
 
 
+Contents = dict[str, tuple[Payload, Payload]]
+"""Client -> what it is asked, plain and as it crosses."""
+
+
 class Engine(Protocol):
     """Where client steps execute."""
 
@@ -224,7 +228,7 @@ class Cohort:
         drop: Callable[..., None],
     ) -> Iterator[tuple[ClientInfo, Payload]]:
         """Clients' own replies, or with a robust rule what stands for them."""
-        requests, deadline = self._requests(step, phase, fields), self.reply_policy(step).deadline
+        requests, deadline = self._requests(step, phase, self._contents(fields)), self.reply_policy(step).deadline
         # all is laid out by now, so what cannot be sent stops the round before anybody is asked
         self.asking(step, [client.id for client in self.clients])
         answers = self.exchange(requests, deadline)
@@ -294,13 +298,20 @@ class Cohort:
             self.arrived(client, request.step)
             yield arrival
 
-    def _requests(self, step: str, phase: int, fields: Mapping[str, Any]) -> list[Request]:
+    def _contents(self, fields: Mapping[str, Any]) -> Contents:
         encode = self.transport.encoder()
+        contents = {}
+        for client in self.clients:
+            plain = Payload(
+                {key: value.of(client) if isinstance(value, each) else value for key, value in fields.items()}
+            )
+            contents[client.id] = plain, encode(plain)  # what several clients receive is encoded once
+        return contents
+
+    def _requests(self, step: str, phase: int, contents: Contents) -> list[Request]:
         made = []
         for client in self.clients:
-            content = {name: value.of(client) if isinstance(value, each) else value for name, value in fields.items()}
-            plain = Payload(content)
-            wire = encode(plain)  # what several clients receive is encoded once
+            plain, wire = contents[client.id]
             self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire, plain)
             made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
         return made

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.core.errors import PayloadError
 from polyfed.core.files import private_files, write_atomically
+from polyfed.federation.answered_sums import AnsweredSum, AnsweredSums
 from polyfed.federation.summed import TOTAL, SummedReply
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle
@@ -29,7 +32,15 @@ SIGNED = "mask_signatures"
 """Field of replies to ``mask_keys`` and of requests for ``mask_shares``: client -> its site's signature of its keys."""
 SEALED = "secure_shares"
 """Field of requests and replies: client -> sealed shares."""
+REQUEST = "request_digest"
+"""Field of a request for ``mask_keys``: ``request_digest`` of the step's request that is to come."""
 _FILE = "masks.json"
+
+
+def request_digest(step: str, payload: Payload) -> str:
+    """SHA-256, in hexadecimal digits, of a step's name and of all that it is asked with but the sealed shares."""
+    asked = Payload({name: value for name, value in payload.fields.items() if name != SEALED})
+    return sha256(step.encode() + b"\0" + asked.digest).hexdigest()
 
 
 def bytes_bundle(values: dict[str, bytes]) -> TensorBundle:
@@ -76,7 +87,7 @@ class MaskKeeper:
 
     Attributes:
         rule: that holds; the threshold is the site's to check.
-        run: identity of the run.
+        run: fingerprint of the run's spec.
         folder: of clients' states.
         identity: signs the clients' keys, and says whose signatures count; None: of a simulation, which has none.
     """
@@ -99,7 +110,11 @@ class MaskKeeper:
     def _keys(self, request: Request, received: Payload) -> Payload:
         from polyfed.aggregation.masking.party import Party
 
-        party = Party(request.client, self._context(request))
+        asked = received.scalars.get(REQUEST)
+        if not isinstance(asked, str) or len(asked) != sha256().digest_size * 2:
+            raise PayloadError(f"'{KEYS}' without {REQUEST}: keys of a masked sum are for one request")
+        self._answered(request).require_same(_ask(request), request=asked)
+        party = Party(request.client, self._context(request, asked))
         self._save(party)
         fields = {KEYS: bytes_bundle({request.client: party.public})}
         if self.identity is not None:
@@ -112,14 +127,20 @@ class MaskKeeper:
         if self.identity is not None:
             signatures = bytes_in(received, SIGNED) if SIGNED in received.fields else {}
             self.identity.require_signed(members, signatures, party.context)
+        self._answered(request).require_same(_ask(request), members=members)
         made = party.shares(members, self.rule.required)
         self._save(party)
         return Payload({SEALED: bytes_bundle(made)})
 
     def _opening(self, request: Request, received: Payload) -> Payload:
-        party = self._party(request)
-        told = party.opened(bytes_in(received, OPENING), self.rule.required)
+        party, survivors = self._party(request), bytes_in(received, OPENING)
+        answered = self._answered(request)
+        answered.require_same(_ask(request), survivors=survivors)
+        members = sorted(party.members)
+        told = party.opened(survivors, self.rule.required)
         # before anything is told: what was told once must not be told for other survivors
+        if members:
+            answered.record(_ask(request), AnsweredSum(_asked(party), members, sorted(survivors)))
         self._save(party)
         return Payload({OPENING: bytes_bundle(told)})
 
@@ -138,6 +159,11 @@ class MaskKeeper:
         party = None
         if self.rule.masks:
             party = self._party(request)
+            if request_digest(request.step, request.payload) != _asked(party):
+                raise PayloadError(
+                    f"'{request.step}' asks something else than was announced when this client made its keys; "
+                    "with clients who are asked something else its masks do not cancel"
+                )
             party.receive(bytes_in(received, SEALED), self.rule.required)
             del fields[SEALED]
 
@@ -147,6 +173,8 @@ class MaskKeeper:
                 return reply.payload()
             words = party.masked(reply.words)
             # masks are for one vector: a second one under them would give the difference away
+            record = AnsweredSum(_asked(party), sorted(party.members))
+            self._answered(request).record(_ask(request), record)
             self._save(party)
             return SummedReply(words, reply.layout).payload()
 
@@ -154,10 +182,13 @@ class MaskKeeper:
 
     # ---- between phases
 
-    def _context(self, request: Request) -> bytes:
+    def _context(self, request: Request, asked: str) -> bytes:
         from polyfed.aggregation.masking.party import context_of
 
-        return context_of(self.run, request.round, request.phase)
+        return context_of(self.run, *_ask(request), asked)
+
+    def _answered(self, request: Request) -> AnsweredSums:
+        return AnsweredSums(self.folder / request.client)
 
     def _path(self, client: str) -> Path:
         return self.folder / client / _FILE
@@ -169,10 +200,19 @@ class MaskKeeper:
             party = Party.from_json(self._path(request.client).read_text())
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise PayloadError("there are no keys of this sum here; they are made anew each round") from error
-        if party.context != self._context(request):
+        if party.context != self._context(request, _asked(party)):
             raise PayloadError("the keys here are of another round or step; they are made anew each round")
         return party
 
     def _save(self, party: Party) -> None:
         with private_files():
             write_atomically(self._path(party.name), party.to_json().encode())
+
+
+def _ask(request: Request) -> tuple[int, int]:
+    return request.round, request.phase
+
+
+def _asked(party: Party) -> str:
+    """Digest of the request that a party's keys are for."""
+    return str(json.loads(party.context)[-1])

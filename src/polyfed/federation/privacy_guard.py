@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from polyfed.core.errors import BudgetError, PayloadError
 from polyfed.core.secret import kept_secret, keyed_digest, read_secret
 from polyfed.federation.accounting import Neighbours, PrivacyCost, epsilon_of, fits
@@ -24,19 +22,6 @@ from polyfed.wire.schema import StepSchema
 
 PRIVATE = ".privacy"
 """Folder of a place's secret and ledgers, beside those of its runs, whose names begin with a letter or number."""
-
-
-def payload_digest(payload: Payload) -> bytes:
-    """SHA-256 of all that a payload holds, the same on every engine."""
-    digest = hashlib.sha256(json.dumps(payload.scalars, sort_keys=True).encode())
-    for field, bundle in sorted(payload.bundles.items()):
-        digest.update(json.dumps([field, bundle.kind, bundle.attributes()], sort_keys=True).encode())
-        for name, value in sorted(bundle.items()):
-            # a view as bytes: numpy has no bfloat16
-            content = value.detach().cpu().contiguous()
-            digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(content.reshape(-1).view(torch.uint8).numpy().tobytes() if content.numel() else b"")
-    return digest.digest()
 
 
 @dataclass(frozen=True)
@@ -108,7 +93,7 @@ class PrivacyGuard:
         if missing := next(uncovered(self.settings, request.step, schema), None):
             raise PayloadError(f"differential privacy does not cover {missing}")
         about = [request.client, request.step, request.round, request.phase, request.after]
-        parts = json.dumps(about).encode(), payload_digest(received), self.terms, before
+        parts = json.dumps(about).encode(), received.digest, self.terms, before
         digest = keyed_digest(self._secret, b"request", *parts)
         if cost is not None:
             with self.ledger(request.client).held() as ledger:
@@ -150,7 +135,7 @@ class PrivacyGuard:
             PayloadError: it holds what is not covered.
             BudgetError: the request was answered otherwise before, and another answer costs more than is left.
         """
-        key = keyed_digest(self._secret, b"reply", digest, self._protection, payload_digest(content))
+        key = keyed_digest(self._secret, b"reply", digest, self._protection, content.digest)
         reply = self.settings.reply
         made = content if reply is None else released(content, received, reply, key, samples)
         if cost is None:

@@ -10,13 +10,23 @@ from polyfed.aggregation.masking.fixed_point import Residues, total
 from polyfed.aggregation.secure_sum import FEWEST, SecureSum
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
+from polyfed.federation.mask_keeper import (
+    KEYS,
+    OPENING,
+    REQUEST,
+    SEALED,
+    SHARES,
+    SIGNED,
+    bytes_bundle,
+    bytes_in,
+    request_digest,
+)
 from polyfed.federation.summed import TOTAL, SummedReply
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
 
 if TYPE_CHECKING:
-    from polyfed.federation.cohort import Cohort
+    from polyfed.federation.cohort import Cohort, Contents
 
 Exclude = Callable[[ClientInfo, str, str], None]
 """Puts a client out of the round, with the reason in a line and in detail."""
@@ -28,7 +38,7 @@ class SecureSums:
 
     Attributes:
         rule: that holds.
-        run: identity of the run, which keys depend on.
+        run: fingerprint of the run's spec, which keys depend on.
         weights: client step -> scalar field of its reply that is its weight; None: each client counts alike.
     """
 
@@ -64,6 +74,7 @@ class _Type:
 
     Attributes:
         asked: at the beginning.
+        request: digest of what all of them are asked.
         public: client -> its public half, of those who sent some.
         signed: client -> its site's signature of that, of those whose sites sign.
         sealed: receiver -> sender -> shares.
@@ -73,6 +84,7 @@ class _Type:
     """
 
     asked: Sequence[ClientInfo]
+    request: str = ""
     public: dict[str, bytes] = field(default_factory=dict)
     signed: dict[str, bytes] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -117,13 +129,30 @@ class SecureAsk:
             ExchangeError: of a type too few are left.
         """
         self._types = {name: _Type(kind) for name, kind in _by_type(self.cohort.clients).items()}
-        extra: dict[str, Any] = {TOTAL: each(lambda client: self._total(self._of(client)))}
+        contents = self.cohort._contents({**fields, TOTAL: each(lambda client: self._total(self._of(client)))})
         if self.sums.rule.masks:
+            self._settle_requests(contents)
             self._exchange_keys()
             self._exchange_shares()
-            extra[SEALED] = each(lambda client: bytes_bundle(self._of(client).sealed[client.id]))
+            contents = {client.id: self._with_shares(client, *contents[client.id]) for client in self.cohort.clients}
         self._require_enough(lambda kind: [client for client in self.cohort.clients if client in kind.asked])
-        return self.cohort._requests(self.step, self.phase, {**fields, **extra})
+        return self.cohort._requests(self.step, self.phase, contents)
+
+    def _settle_requests(self, contents: Contents) -> None:
+        """Lay down what each type is asked, before its clients make keys that are good for nothing else."""
+        for kind in self._types.values():
+            digests = {client.id: request_digest(self.step, contents[client.id][1]) for client in kind.asked}
+            kind.request = digests[kind.asked[0].id]
+            if other := next((name for name, digest in digests.items() if digest != kind.request), None):
+                raise ExchangeError(
+                    f"{self._where(kind)}: '{other}' would be asked something else than '{kind.asked[0].id}', and a "
+                    "masked sum is of clients of a type that are all asked the same"
+                )
+
+    def _with_shares(self, client: ClientInfo, plain: Payload, wire: Payload) -> tuple[Payload, Payload]:
+        shares = Payload({SEALED: bytes_bundle(self._of(client).sealed[client.id])})
+        coded = self.cohort.transport.encode(shares)
+        return Payload({**plain.fields, **shares.fields}), Payload({**wire.fields, **coded.fields})
 
     def replies(self, requests: Sequence[Request], answers: Iterator[Answer]) -> Iterator[tuple[ClientInfo, Payload]]:
         """The mean of each type, from each of its clients; prototypes once, as they count by class.
@@ -141,7 +170,8 @@ class SecureAsk:
     # ---- phases
 
     def _exchange_keys(self) -> None:
-        for client, payload in self._carried(KEYS, {client.id: Payload({}) for client in self.cohort.clients}):
+        asked = {client.id: Payload({REQUEST: self._of(client).request}) for client in self.cohort.clients}
+        for client, payload in self._carried(KEYS, asked):
             public = bytes_in(payload, KEYS)
             signed = bytes_in(payload, SIGNED) if SIGNED in payload.fields else {}
             if set(public) != {client.id} or set(signed) - {client.id}:
@@ -221,7 +251,7 @@ class SecureAsk:
 
         survivors = [client.id for client in kind.sent]
         masked = sorted({*next(iter(kind.sealed[name] for name in survivors)), survivors[0]})
-        context = context_of(self.sums.run, self.cohort.round, self.phase)
+        context = context_of(self.sums.run, self.cohort.round, self.phase, kind.request)
         unmasking = Unmasking(context, kind.public, masked, self.sums.rule.required(len(kind.public)))
         return unmasking.sum(words, survivors, {name: shares[name] for name in survivors if name in shares})
 

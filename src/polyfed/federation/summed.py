@@ -49,7 +49,7 @@ class SummedReply:
         """
         weight = 1 if by is None else content.fields[by]
         if not isinstance(weight, int) or not 0 <= weight <= total < 1 << (numbers.bits - 1):
-            raise PayloadError(f"a weight of {weight} does not fit a sum of {total}")
+            raise PayloadError(f"this client's weight does not fit {TOTAL}, {total}")
         parts: list[Residues] = []
         layout: list[Any] = []
         for field, bundle in sorted(content.bundles.items()):
@@ -57,7 +57,7 @@ class SummedReply:
             for name, values in _values(bundle):
                 share = weight / total if isinstance(values, Tensor) else _shares(values, total)
                 rows = values if isinstance(values, Tensor) else _dense(values)
-                parts.append(numbers.encoded(_array(rows), share, f"{field}.{name}"))
+                parts.append(numbers.encoded(_array(rows), share))
                 if not isinstance(values, Tensor):
                     parts.append(_counts(values).astype(numbers.dtype))
                 entries.append([name, str(rows.dtype).removeprefix("torch."), list(rows.shape)])
@@ -175,5 +175,5 @@ def _shares(own: ClassMeans, total: int) -> NDArray[np.float64]:
     """Of each entry of ``_dense``, as a class counts by its samples."""
     counts = _counts(own)
     if counts.sum() > total:
-        raise PayloadError(f"prototypes of {counts.sum()} samples do not fit a sum of {total}")
+        raise PayloadError(f"this client's prototypes do not fit {TOTAL}, {total}")
     return np.repeat(counts / total, own.means.shape[1])

@@ -43,7 +43,7 @@ class Cohorts:
         accepted: client -> version of its state after the last step whose reply was accepted.
         medians: what updates were last like, by which the next are bounded.
         away: clients that were excluded and have not answered since.
-        identity: of the run.
+        fingerprint: of the run's spec, which keys of masked sums depend on.
         notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
     """
 
@@ -55,7 +55,7 @@ class Cohorts:
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     medians: Medians = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
-    identity: str = ""
+    fingerprint: str = ""
     notices: list[tuple[str, str, str]] = field(default_factory=list)
     _waiting_since: float = 0.0
 
@@ -134,7 +134,7 @@ class Cohorts:
     def _secure(self) -> SecureSums | None:
         rule = self.experiment.aggregation.secure
         # a method's sums only: whoever evaluates learns of each client
-        return None if rule is None else SecureSums(rule, self.identity, self.experiment.algorithm.summed)
+        return None if rule is None else SecureSums(rule, self.fingerprint, self.experiment.algorithm.summed)
 
     # ---- what becomes of clients
 

@@ -52,7 +52,7 @@ def open_run(
         data_dir: folder of data sets; by default the run's, else POLYFED_DATA.
         weights_dir: folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
         device: where models are put; by default the run's.
-        allow_code: import what the run names by import path, such as a method of one's own (``core.untrusted.code_of``).
+        allow_code: import what the run names by import path (``core.untrusted.code_of``).
 
     Raises:
         RunError: it is no run folder, or holds what is neither file nor folder, or a link that leads out of it.

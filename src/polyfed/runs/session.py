@@ -147,7 +147,7 @@ class Session:
             self.server,
             engine,
             self.events,
-            identity=self.identity,
+            fingerprint=self.hosting.spec.fingerprint,
             notices=self._notices,
         )
         self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here

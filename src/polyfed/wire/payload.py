@@ -6,6 +6,8 @@ A payload is a set of named fields; a field is a scalar or a bundle, that is, na
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -57,6 +59,18 @@ class TensorBundle(Mapping[str, Tensor]):
     def specs(self) -> Specs:
         """Names, types and shapes of the tensors."""
         return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items())
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of kind, attributes, names, types, shapes and values, the same on every engine."""
+        digest = hashlib.sha256(json.dumps([self.kind, self.attributes()], sort_keys=True).encode())
+        for name, value in sorted(self.items()):
+            # a view as bytes: numpy has no bfloat16
+            content = value.detach().cpu().contiguous()
+            digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+            values: Any = content.reshape(-1).view(torch.uint8).numpy() if content.numel() else b""
+            digest.update(values)
+        return digest.digest()
 
     @cached_property
     def is_settled(self) -> bool:
@@ -227,6 +241,12 @@ class Payload:
     def scalars(self) -> dict[str, Scalar]:
         """The other fields."""
         return {name: value for name, value in self.fields.items() if not isinstance(value, TensorBundle)}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all fields, the same on every engine."""
+        parts = {name: bundle.digest.hex() for name, bundle in self.bundles.items()}
+        return hashlib.sha256(json.dumps([self.scalars, parts], sort_keys=True).encode()).digest()
 
     def require_sound(self, limits: Limits, sent: Callable[[str], Mapping[str, Tensor]] = lambda field: {}) -> None:
         """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit.

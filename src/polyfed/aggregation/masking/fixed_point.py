@@ -44,25 +44,23 @@ class FixedPoint:
         """Size of a unit in the sum; each client rounds to half of it."""
         return self.range / 2.0 ** (self.bits - 2)
 
-    def encoded(self, values: NDArray[Any], share: float | NDArray[np.float64], what: str) -> Residues:
+    def encoded(self, values: NDArray[Any], share: float | NDArray[np.float64]) -> Residues:
         """A client's values in their words, flat.
 
         Args:
             values: floating, or whole numbers, which have a range and resolution of their own.
             share: the client's weight over that of all who were asked, from 0 to 1; or one a value.
-            what: name of the values, for the error.
 
         Raises:
-            PayloadError: a value is not finite, or beyond the range where that is refused.
+            PayloadError: a value is not finite, or beyond the range where that is refused; it tells nothing of the
+                values, as the server reads it.
         """
         flat, limit = values.reshape(-1).astype(np.float64), self._limit(values.dtype)
         largest = float(np.abs(flat).max(initial=0.0))
-        if not np.isfinite(largest):
-            raise PayloadError(f"'{what}' has NaN or infinite values")
-        if largest > limit:
-            if self.beyond == "refuse":
+        if not largest <= limit:
+            if self.beyond == "refuse" or not np.isfinite(largest):
                 raise PayloadError(
-                    f"'{what}' has a value of magnitude {largest:.4g}, beyond {limit:g}; raise "
+                    f"a reply that does not fit {self.bits} bits of range {self.range:g}; raise "
                     "aggregation.secure.range, or clip with aggregation.secure.beyond=clip"
                 )
             flat = flat.clip(-limit, limit)

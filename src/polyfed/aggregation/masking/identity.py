@@ -37,7 +37,7 @@ class SiteIdentity:
 
         Args:
             client: its name.
-            context: run, round and ask.
+            context: run, round, ask and request.
             public: both keys and the commitment.
         """
         return self.key.sign(_statement(client, context, public), _SCHEME)
@@ -63,5 +63,5 @@ class SiteIdentity:
             except InvalidSignature as error:
                 raise PayloadError(
                     f"keys of '{client}' are not signed by its site for this round: they are another's, of another "
-                    "round, or were changed on the way"
+                    "round, were changed on the way, or its client was asked something else than this one"
                 ) from error

@@ -79,4 +79,6 @@ def opened(key: bytes, text: bytes, about: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, text, about)
     except InvalidTag as error:
-        raise PayloadError("shares that were not made for this client and round, or were changed on the way") from error
+        raise PayloadError(
+            "shares that were not made for this client and request, or were changed on the way"
+        ) from error

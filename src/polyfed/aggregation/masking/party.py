@@ -22,6 +22,11 @@ def context_of(*parts: str | int) -> bytes:
     return json.dumps(parts).encode()
 
 
+def group_digest(members: Mapping[str, bytes]) -> bytes:
+    """What differs for other parties, or other public halves: who was told of others holds masks that do not cancel."""
+    return sha256(context_of(*(f"{name} {public.hex()}" for name, public in sorted(members.items())))).digest()
+
+
 def pair_mask_seed(private: bytes, public: bytes, context: bytes, one: str, other: str) -> bytes:
     """Seed of the mask of two parties, the same from either side."""
     return keys.agreed(private, public, context + context_of("mask", *sorted((one, other))))
@@ -46,7 +51,8 @@ class Party:
 
     Attributes:
         name: its own.
-        context: run, round and step, which all keys depend on.
+        context: run, round, ask and request, which all keys depend on.
+        group: digest of the members and their public halves, which masks and sealed shares depend on as well.
         stage: ``keys``, ``shared``, ``ready``, ``sent``, ``opened``: what it has done.
         for_shares, for_masks: private keys.
         seed: of its own mask.
@@ -66,6 +72,7 @@ class Party:
     held: dict[str, bytes] = field(default_factory=dict, repr=False)
     made: dict[str, bytes] = field(default_factory=dict)
     digest: str = ""
+    group: bytes = b""
 
     @property
     def public(self) -> bytes:
@@ -88,6 +95,7 @@ class Party:
         self._at("keys", "shared")
         self._require_members(members)
         self.members = dict(sorted(members.items()))  # places of shares, the same for all, whatever a wire does
+        self.group = group_digest(self.members)
         t, n = threshold(len(members)), len(members)
         pairs = zip(shamir.split(self.seed, n, t), shamir.split(self.for_masks, n, t), strict=True)
         own = {name: first + second for name, (first, second) in zip(self.members, pairs, strict=True)}
@@ -138,7 +146,7 @@ class Party:
             if name == self.name:
                 continue
             public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
-            seed = pair_mask_seed(self.for_masks, public, self.context, self.name, name)
+            seed = pair_mask_seed(self.for_masks, public, self.context + self.group, self.name, name)
             keys.add_mask(result, seed, negative=self.name > name)
         return result
 
@@ -190,7 +198,7 @@ class Party:
 
     def _key(self, peer: str, sender: str, receiver: str) -> bytes:
         public = self.members[peer][: keys.KEY_BYTES]
-        return keys.agreed(self.for_shares, public, self.context + context_of("shares", sender, receiver))
+        return keys.agreed(self.for_shares, public, self.context + self.group + context_of("shares", sender, receiver))
 
     # ---- between phases
 
@@ -202,7 +210,7 @@ class Party:
     def from_json(cls, text: str) -> Party:
         """What ``to_json`` made."""
         content: dict[str, Any] = json.loads(text)
-        for key in ("context", "for_shares", "for_masks", "seed"):
+        for key in ("context", "for_shares", "for_masks", "seed", "group"):
             content[key] = bytes.fromhex(content[key])
         for key in ("members", "held", "made"):
             content[key] = {name: bytes.fromhex(value) for name, value in content[key].items()}

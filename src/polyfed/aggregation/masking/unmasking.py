@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyfed.aggregation.masking import keys, shamir
 from polyfed.aggregation.masking.fixed_point import Residues
-from polyfed.aggregation.masking.party import commitment, own_mask_seed, pair_mask_seed
+from polyfed.aggregation.masking.party import commitment, group_digest, own_mask_seed, pair_mask_seed
 from polyfed.core.errors import PayloadError
 
 
@@ -16,7 +16,7 @@ class Unmasking:
     """One sum.
 
     Attributes:
-        context: run, round and step.
+        context: run, round, ask and request.
         members: party -> public half, of those among whom shares were dealt out.
         masked: those who received each other's shares; masks run between them.
         threshold: t.
@@ -50,9 +50,10 @@ class Unmasking:
 
     def _remove(self, words: Residues, absent: str, private: bytes, survivors: Sequence[str]) -> None:
         """Take off the masks that survivors have in common with one who is absent."""
+        context = self.context + group_digest(self.members)
         for name in survivors:
             public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
-            seed = pair_mask_seed(private, public, self.context, absent, name)
+            seed = pair_mask_seed(private, public, context, absent, name)
             # the survivor added it if its name comes first
             keys.add_mask(words, seed, negative=name < absent)
 

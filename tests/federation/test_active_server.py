@@ -1,0 +1,299 @@
+"""A server that asks clients of a masked sum different things reads nothing of one: no sum opens but the honest one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from polyfed.aggregation.masking.identity import SiteIdentity
+from polyfed.core.errors import PolyfedError
+from polyfed.engines.local import LocalEngine
+from polyfed.federation.answered_sums import FILE
+from polyfed.federation.mask_keeper import (
+    KEYS,
+    OPENING,
+    REQUEST,
+    SEALED,
+    SHARES,
+    bytes_bundle,
+    bytes_in,
+    request_digest,
+)
+from polyfed.federation.summed import TOTAL
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Weights
+from sessions import first_cohort, prepared
+from small_federations import topics
+
+CLIENTS = [f"text-{number}" for number in range(4)]
+VICTIM = "text-1"
+OWN = ec.generate_private_key(ec.SECP384R1())
+IDENTITY = SiteIdentity(OWN, dict.fromkeys(CLIENTS, OWN.public_key()))
+STEPS = [KEYS, SHARES, "fit", OPENING]
+Change = Callable[[Request], Request]
+
+
+def federation(secure: str = "pairwise_masks") -> Any:
+    config = topics(name="fedavg")
+    config["clients"]["text"]["count"] = len(CLIENTS)
+    config["data"]["sources"]["texts"]["train"] = 80
+    config["aggregation"] = {"secure": secure}
+    config["run"] |= {"bounds": {"update": None, "refuse": None, "size": None, "weight": None}, "rounds": 2}
+    return config
+
+
+def with_fields(request: Request, **fields: Any) -> Request:
+    return replace(request, payload=Payload({**request.payload.fields, **fields}))
+
+
+@dataclass
+class Active:
+    """An engine whose requests the server changes on their way, and whose answers it may drop."""
+
+    engine: LocalEngine
+    change: Change
+    lost: frozenset[tuple[str, str]] = frozenset()
+    errors: dict[str, str] = field(default_factory=dict)
+    sent: set[str] = field(default_factory=set)
+
+    def clients(self) -> Any:
+        return self.engine.clients()
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for answer in self.engine.exchange([self.change(one) for one in requests], deadline):
+            self.errors |= {} if answer.error is None else {answer.client: answer.error}
+            step, is_lost = requests[0].step, (answer.client, requests[0].step) in self.lost
+            if step == "fit" and answer.payload is not None and not is_lost:
+                self.sent.add(answer.client)
+            yield Answer(answer.client, error="dropped") if is_lost else answer
+
+
+def session_in(folder: Path, change: Change = lambda request: request, lost: frozenset[tuple[str, str]] = frozenset()):
+    session = prepared(federation(), folder)
+    assert isinstance(session.engine, LocalEngine)
+    session.engine.site.identity = IDENTITY
+    engine = Active(session.engine, change, lost)
+    session.engine = session.cohorts.engine = engine
+    return session, engine
+
+
+def round_of(session: Any) -> dict[str, torch.Tensor]:
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    (kind,) = session.server.weights
+    return dict(session.server.weights[kind])
+
+
+@cache
+def honest(survivors: frozenset[str]) -> dict[str, torch.Tensor]:
+    """The mean of these clients, in the clear."""
+    with TemporaryDirectory() as folder:
+        session = prepared(federation("unmasked"), Path(folder))
+        gone = frozenset((name, "fit") for name in CLIENTS if name not in survivors)
+        session.engine = session.cohorts.engine = Active(session.engine, lambda request: request, gone)
+        return round_of(session)
+
+
+def equals(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+# ---- the attacks that read a reply exactly while requests were not bound
+
+
+def total_of(victims: int, others: int) -> Change:
+    def change(request: Request) -> Request:
+        if request.step == KEYS:
+            return request
+        return (
+            with_fields(request, **{TOTAL: victims if request.client == VICTIM else others})
+            if (request.step == "fit")
+            else request
+        )
+
+    return change
+
+
+def zeroed(request: Request) -> Request:
+    if request.step != "fit" or request.client == VICTIM:
+        return request
+    weights = {name: torch.zeros_like(value) for name, value in request.payload.bundles["weights"].items()}
+    return with_fields(request, weights=Weights(weights))
+
+
+@pytest.mark.parametrize("change", [total_of(20, 2**31 - 1), zeroed], ids=["totals", "zeroed weights"])
+def test_clients_that_are_asked_different_things_send_nothing(tmp_path: Path, change: Change) -> None:
+    session, engine = session_in(tmp_path, change)
+    with pytest.raises(PolyfedError, match="asks something else than was announced"):
+        round_of(session)
+    assert set(engine.errors) >= set(CLIENTS) - {VICTIM}
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_server_that_announces_different_requests_is_refused_by_the_name_of_the_client(
+    tmp_path: Path, signed: bool
+) -> None:
+    """The victim is told of another request from the first phase on, so it has no objection itself."""
+    kept: dict[str, Request] = {}
+
+    def change(request: Request) -> Request:
+        if request.client != VICTIM or request.step not in (KEYS, "fit"):
+            return request
+        if request.step == KEYS:
+            return with_fields(request, **{REQUEST: request_digest("fit", told.payload)})
+        return with_fields(request, **{TOTAL: 20})
+
+    session, engine = session_in(tmp_path, change)
+    site = engine.engine.site
+    site.identity = IDENTITY if signed else None
+    fields = {"weights": session.server.weights_for(session.server.clients[1]), TOTAL: 20}
+    told = Request(VICTIM, "fit", 1, 0, None, Payload(fields))
+    kept[VICTIM] = told
+    with pytest.raises(PolyfedError, match=f"'{VICTIM}'"):
+        round_of(session)
+    reason = f"keys of '{VICTIM}' are not signed by its site" if signed else f"'{VICTIM}': shares that were not made"
+    assert all(reason in engine.errors[name] for name in CLIENTS if name != VICTIM)
+
+
+# ---- the same ask, for others
+
+
+def test_an_ask_is_not_answered_again_for_fewer_clients(tmp_path: Path) -> None:
+    session, engine = session_in(tmp_path)
+    start = {kind: {name: value.clone() for name, value in own.items()} for kind, own in session.server.weights.items()}
+    assert equals(round_of(session), honest(frozenset(CLIENTS)))
+
+    def again(lost: set[tuple[str, str]]) -> dict[str, torch.Tensor]:
+        engine.lost, engine.errors = frozenset(lost), {}
+        session.server.begin(1)
+        session.server.weights.update({kind: Weights(own) for kind, own in start.items()})
+        return round_of(session)
+
+    with pytest.raises(PolyfedError, match=r"was answered here for text-0, text-1, text-2, text-3, not text-0, "):
+        again({(VICTIM, KEYS)})
+    with pytest.raises(PolyfedError, match=r"was answered here for text-0, text-1, text-2, text-3, not text-0, text-2"):
+        again({(VICTIM, "fit")})
+    assert equals(again(set()), honest(frozenset(CLIENTS))), "all as it was"
+    for name in CLIENTS:  # the operators agree
+        (engine.engine.site.store.folder / name / FILE).unlink()
+    assert equals(again({(VICTIM, KEYS)}), honest(frozenset(CLIENTS) - {VICTIM}))
+
+
+def test_a_damaged_record_of_sums_answers_nothing(tmp_path: Path) -> None:
+    session, engine = session_in(tmp_path)
+    round_of(session)
+    (engine.engine.site.store.folder / VICTIM / FILE).write_text("{")
+    answer = engine.engine.site.answer(Request(VICTIM, KEYS, 1, 0, None, Payload({REQUEST: "0" * 64})))
+    assert f"'{FILE}' is damaged" in (answer.error or "")
+
+
+# ---- whatever else it does
+
+
+def scaled(draw: random.Random, request: Request) -> Request:
+    weights = dict(request.payload.bundles["weights"])
+    name = draw.choice(sorted(weights))
+    factor = draw.choice([0.0, 2.0, 1 + 2**-20, -1.0])
+    return with_fields(request, weights=Weights({**weights, name: weights[name] * factor}))
+
+
+def fewer(field_name: str) -> Callable[[random.Random, Request], Request]:
+    def change(draw: random.Random, request: Request) -> Request:
+        values = bytes_in(request.payload, field_name)
+        gone = draw.choice(sorted(values))
+        return with_fields(request, **{field_name: bytes_bundle({k: v for k, v in values.items() if k != gone})})
+
+    return change
+
+
+def exchanged(field_name: str) -> Callable[[random.Random, Request], Request]:
+    def change(draw: random.Random, request: Request) -> Request:
+        values = bytes_in(request.payload, field_name)
+        one, other = draw.choice(sorted(values)), draw.choice(sorted(values))
+        return with_fields(request, **{field_name: bytes_bundle({**values, one: values[other]})})
+
+    return change
+
+
+def flipped(field_name: str) -> Callable[[random.Random, Request], Request]:
+    def change(draw: random.Random, request: Request) -> Request:
+        values = bytes_in(request.payload, field_name)
+        name = draw.choice(sorted(values))
+        own = bytearray(values[name])
+        own[draw.randrange(len(own))] ^= 1 << draw.randrange(8)
+        return with_fields(request, **{field_name: bytes_bundle({**values, name: bytes(own)})})
+
+    return change
+
+
+def set_to(name: str, *values: Any) -> Callable[[random.Random, Request], Request]:
+    return lambda draw, request: with_fields(request, **{name: draw.choice(values)})
+
+
+DEVIATIONS: dict[str, list[Callable[[random.Random, Request], Request]]] = {
+    KEYS: [set_to(REQUEST, "0" * 64, "", 1), lambda draw, request: replace(request, round=2)],
+    SHARES: [fewer(KEYS), exchanged(KEYS), flipped(KEYS), lambda draw, request: replace(request, phase=1)],
+    "fit": [
+        scaled,
+        set_to(TOTAL, 1, 20, 79, 81, 2**31 - 1, 2**40, 0, -1),
+        fewer(SEALED),
+        exchanged(SEALED),
+        flipped(SEALED),
+        set_to("extra", 1.0),
+        lambda draw, request: replace(request, round=2),
+    ],
+    OPENING: [fewer(OPENING), lambda draw, request: with_fields(request, **{OPENING: bytes_bundle({VICTIM: b"1"})})],
+}
+
+
+def outcome(seed: int, folder: Path) -> tuple[bool, int]:
+    """Whether a sum opens against a server that deviates at random, and how many requests it changed.
+
+    It must be the honest sum of those who are in it.
+    """
+    draw = random.Random(seed)
+    victims = set(draw.sample(CLIENTS, draw.randint(1, 3)))
+    plans = {step: draw.choice(own) for step, own in DEVIATIONS.items() if draw.random() < 0.4}
+    lost = {(draw.choice(CLIENTS), draw.choice(STEPS))} if draw.random() < 0.4 or not plans else set()
+    twice, changed = draw.random() < 0.3, 0
+
+    def change(request: Request) -> Request:
+        nonlocal changed
+        if request.step not in plans or request.client not in victims:
+            return request
+        changed += 1
+        if twice:  # first what it deviates to, then the honest request
+            engine.engine.site.answer(plans[request.step](draw, request))
+            return request
+        return plans[request.step](draw, request)
+
+    session, engine = session_in(folder, change, frozenset(lost))
+    try:
+        opened = round_of(session)
+    except PolyfedError:
+        return False, changed + len(lost)
+    assert equals(opened, honest(frozenset(engine.sent))), f"seed {seed}: another sum than the honest one"
+    return True, changed + len(lost)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 400), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_no_sum_opens_but_the_honest_one(
+    tmp_path: Path, seeds: range, record_property: Callable[[str, object], None]
+) -> None:
+    outcomes = [outcome(seed, tmp_path / str(seed)) for seed in seeds]
+    opened = sum(has_opened for has_opened, _ in outcomes)
+    assert 0 < opened < len(outcomes)
+    record_property("deviations, rounds, sums opened", (sum(count for _, count in outcomes), len(outcomes), opened))
