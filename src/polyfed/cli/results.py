@@ -9,7 +9,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyfed.cli.options import AllowCode, AsJson, BestOrLast, PlaceOptions, RunArgument, RunArguments, WeightsDir, pairs_in
+from polyfed.cli.options import (
+    AllowCode,
+    AsJson,
+    BestOrLast,
+    PlaceOptions,
+    RunArgument,
+    RunArguments,
+    WeightsDir,
+    pairs_in,
+)
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
@@ -179,13 +188,9 @@ def export_command(
     from polyfed.export.model import export_model
 
     if form == "huggingface":
-        path = export_hugging_face(
-            run, out, which=which, weights_dir=weights_dir, push=push, allow_code=allow_code
-        )
+        path = export_hugging_face(run, out, which=which, weights_dir=weights_dir, push=push, allow_code=allow_code)
     elif push is not None:
         raise ConfigError(f"--push {push}: only a folder of --format huggingface is uploaded; add that")
     else:
-        path = export_model(
-            run, out, which=which, weights_dir=weights_dir, onnx=form == "onnx", allow_code=allow_code
-        )
+        path = export_model(run, out, which=which, weights_dir=weights_dir, onnx=form == "onnx", allow_code=allow_code)
     typer.echo(f"exported and checked: {path}{f', uploaded: {push}' if push else ''}")
