@@ -226,7 +226,7 @@ def test_a_replaced_log_is_replayed_even_if_it_is_as_long(path):
         ('{"event": "RunStarted"}', "damaged line .*'at'"),
         ('{"at": 1, "event": "__init__"}', "unknown event '__init__', valid: Preparing"),
         ('{"at": 1, "event": "Event"}', "unknown event 'Event'"),
-        ('{"at": 1, "event": "RoundComplete", "up": 1}', "damaged line .*missing 2 required"),
+        ('{"at": 1, "event": "RoundComplete", "up": 1}', "damaged line .*round: Field required"),
         ("[1]", "damaged line"),
     ],
 )

@@ -101,13 +101,17 @@ def test_an_export_gives_the_vectors_of_its_run(tiny_run: Path, tmp_path: Path) 
     pictures, texts = values(tiny_run)
     texts = [*texts, "", "?!", "unheard of words"]
     for found, expected in zip(
-        load_model(folder).encode(pictures, texts), load_model(tiny_run).encode(pictures, texts), strict=True
+        load_model(folder, allow_code=True).encode(pictures, texts),
+        load_model(tiny_run).encode(pictures, texts),
+        strict=True,
     ):
         np.testing.assert_allclose(found, expected, atol=1e-5)
     with pytest.raises(ConfigError, match="is an export, which holds one model"):
         load_model(folder, "server")
     (folder / "image.pt2").unlink()
     with pytest.raises(RunError, match="no complete export"):
+        load_model(folder, allow_code=True)
+    with pytest.raises(ConfigError, match="its programs are code; .* pass allow_code=True"):
         load_model(folder)
     with pytest.raises(RunError, match="neither a run folder nor an export"):
         load_model(tmp_path)

@@ -15,12 +15,18 @@ import re
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from polyfed.core.errors import ConfigError, PayloadError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
 
 TEXT_BYTES = 1 << 21
 """Largest text that is parsed unless a caller knows better, bytes."""
@@ -81,12 +87,34 @@ def file_json(text: str | bytes) -> Any:
     """The JSON in a file that somebody handed over, which may be as long as its file.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than Python reads.
+        ValueError: it is no JSON, or nested deeper than Python reads, or a whole number in it has more than 64 bits.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise ValueError("JSON that is nested too deeply") from error
+
+
+def typed(kind: type[T], content: object) -> T:
+    """An instance of a dataclass with values of the types that it declares; it may hold more than the class knows.
+
+    Raises:
+        ValueError: a value is missing or of another type; in one line, with its name.
+    """
+    from pydantic import ValidationError  # takes a tenth of a second
+
+    try:
+        return _adapter(kind).validate_python(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'all of it'}: {problem['msg']}") from error
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def yaml_content(text: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import require_plain
-from polyfed.core.untrusted import code_of, file_json
+from polyfed.core.untrusted import file_json
 from polyfed.data.backbones import NO_CODE
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
@@ -45,11 +45,12 @@ def load_model(
         data_dir: folder of data sets, if not where the run had it.
         weights_dir: folder of pretrained weights, likewise.
         device: where it is put; by default the run's, of an export the CPU.
-        allow_code: import what the run or export names by import path, see ``polyfed.open_run``.
+        allow_code: import what a run names by import path, see ``polyfed.open_run``; an export, whose programs may do
+            anything when they are loaded, needs it always.
 
     Raises:
         RunError: there is no such model, or it is damaged.
-        ConfigError: something is asked for that the model does not have.
+        ConfigError: something is asked for that the model does not have, or it is code, which is not allowed.
     """
     path = Path(path)
     if (path / "config.yaml").is_file():
@@ -60,9 +61,12 @@ def load_model(
     asked = {"participant": participant, "which": which, "device": device}
     if wrong := [f"{key} '{value}'" for key, value in asked.items() if value is not None]:
         raise ConfigError(f"'{path}' is an export, which holds one model for the CPU; leave out {', '.join(wrong)}")
+    if not allow_code:  # torch.export.load unpickles, and evaluates expressions, as programs may hold any objects
+        raise ConfigError(
+            f"'{path}' is an export, and its programs are code; if you trust whoever made it, pass allow_code=True"
+        )
     require_plain(path)
-    with code_of(path, allow_code):
-        return _exported(path, weights_dir)
+    return _exported(path, weights_dir)
 
 
 def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.settings import DataSettings, ServerSettings
-from polyfed.runs.experiment import Experiment, RunSettings, read_config
+from polyfed.runs.config_files import resolved_config
+from polyfed.runs.experiment import Experiment, RunSettings
 
 _JUDGING = ("device", "threads", "precision", "evaluation_batch")
 
@@ -26,8 +27,9 @@ E = TypeVar("E", Experiment, Conditions)
 
 def read_conditions(config: Path, data_dir: Path | None = None, weights_dir: Path | None = None) -> Conditions:
     """The part of a run's ``config.yaml`` that judging its model takes; folders as for ``moved``."""
-    content = read_config(config)
-    own = {key: value for key, value in content.get("run", {}).items() if key in _JUDGING}
+    content = resolved_config(config)
+    run = content.get("run", {})
+    own = {key: run[key] for key in _JUDGING if key in run} if isinstance(run, dict) else run
     # not the algorithm nor the clients: their classes may live in a package that is not installed here
     kept = {key: content[key] for key in ("name", "data", "server") if key in content}
     return moved(parse_settings(Conditions, kept | {"run": own}), data_dir, weights_dir)

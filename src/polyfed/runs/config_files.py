@@ -68,6 +68,15 @@ def _instead(source: str) -> str:
     return f"{hint}polyfed list presets shows all; a file of your own ends in .yaml"
 
 
+def resolved_config(path: Path) -> dict[str, Any]:
+    """The mapping of a run's own configuration, which extends nothing: a run is what its folder holds.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    return _parse_yaml(_read(path), str(path))
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with the keys of ``over``, recursively; a component of another name replaces the whole component."""
     result = dict(base)
@@ -123,6 +132,8 @@ def _read(path: Path) -> str:
         raise ConfigError(
             f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name"
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"'{path}' is not UTF-8 text ({error}); save it as UTF-8") from error
 
 
 def _parse_yaml(text: str, where: str) -> dict[str, Any]:

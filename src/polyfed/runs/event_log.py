@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from polyfed.core.errors import RunError
-from polyfed.core.untrusted import file_json
+from polyfed.core.untrusted import file_json, typed
 from polyfed.runs.events import (
     Callback,
     Event,
@@ -158,7 +158,7 @@ def _parsed(path: Path, line: bytes, folder: Path) -> tuple[Event, float]:
         name, at = str(content.pop("event")), float(content.pop("at"))
         if name not in LOGGED:
             raise ValueError(f"unknown event '{name}', valid: {', '.join(LOGGED)}")
-        return (RunComplete(folder) if name == RunComplete.__name__ else LOGGED[name](**content)), at
+        return (RunComplete(folder) if name == RunComplete.__name__ else typed(LOGGED[name], content)), at
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         shown = line[:80].decode(errors="replace").strip()
         raise RunError(f"'{path}' has a damaged line ({error}): {shown}; delete the line or the file") from error

@@ -110,10 +110,12 @@ class Run:
             ConfigError: it names code, which ``allow_code`` does not allow.
         """
         from polyfed.runs.conditions import moved
+        from polyfed.runs.config_files import resolved_config
         from polyfed.runs.experiment import Experiment
 
         with code_of(self.folder, self.allow_code):
-            return moved(Experiment.load(self.files.path / "config.yaml"), self.data_dir, self.weights_dir)
+            experiment = Experiment.load(resolved_config(self.files.path / "config.yaml"))
+        return moved(experiment, self.data_dir, self.weights_dir)
 
     @cached_property
     def conditions(self) -> Conditions:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
-from polyfed.core.untrusted import file_json, yaml_content
+from polyfed.core.untrusted import file_json, typed, yaml_content
 from polyfed.federation.accounting import between_sets
 from polyfed.runs.model_folders import untrained_best
 
@@ -35,6 +35,9 @@ _COLUMNS = {
     "traffic": ("round", "client", "group", "direction", "step", "bundle", "kind", "dtype", "bytes", "full"),
     "rounds": ("round", "seconds", "up", "down"),
 }
+_OPTIONAL = {"public", "server", "privacy", "twin"}
+_SECTIONS = _OPTIONAL | {"data", "clients", "algorithm", "aggregation", "run"}
+_MOST_ROUNDS = 1_000_000
 _T = TypeVar("_T")
 _Line = Mapping[str, Any]
 
@@ -46,7 +49,7 @@ class Measurement:
     round: int
     participant: str
     kind: str
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, int | float]
     intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of metrics, 95 % over test items
 
 
@@ -99,6 +102,14 @@ class Holding:
     also: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Wall time of a round."""
+
+    round: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class RunRecords:
     """Records of a run, in the order in which they were written."""
@@ -125,15 +136,18 @@ class RunRecords:
         lines = list(_lines(folder / "metrics.jsonl", warnings))
         happened = list(_lines(folder / "history.jsonl", warnings))
         measurements = tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event")
-        config = _parsed(folder / "config.yaml", yaml_content)
+        transfers = tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings))
+        times = [_typed(Timing, line, at) for at, line in _lines(folder / "timing.jsonl", warnings)]
+        config = _settings(folder / "config.yaml")
         privacy = _with_privacy(measurements, config)
         events = tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line)
+        _require_rounds(folder, chain(measurements, events, transfers, times))
         return cls(
             folder=folder,
             measurements=measurements,
             events=events,
-            transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
-            seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
+            transfers=transfers,
+            seconds={time.round: time.seconds for time in times},
             holdings=_holdings(folder / "partition.json"),
             config=config,
             warnings=(*warnings, *filter(None, [untrained_best(folder), _with_attackers(events), privacy])),
@@ -313,7 +327,10 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:
         if not line.strip():
             continue
         try:
-            yield f"{path.name} line {number}", file_json(line)
+            content = file_json(line)
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds a {type(content).__name__}, not an object")
+            yield f"{path.name} line {number}", content
         except ValueError as error:
             if number < len(lines):
                 raise RunError(
@@ -324,27 +341,41 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:
 
 def _typed(kind: type[_T], line: _Line, where: str) -> _T:
     try:
-        # a line may hold more than this version knows
-        return kind(**{item.name: line[item.name] for item in fields(kind) if item.name in line})  # type: ignore[arg-type]
-    except TypeError as error:
+        return typed(kind, line)
+    except ValueError as error:
         noun = kind.__name__.removesuffix("Record").lower()
         raise RunError(f"{where} is no {noun}: {error}; is it of another version of polyfed?") from error
 
 
-def _round_time(line: _Line, where: str) -> tuple[int, float]:
-    try:
-        return int(line["round"]), float(line["seconds"])
-    except KeyError as error:
-        raise RunError(f"{where} lacks {error}; is it of another version of polyfed?") from error
+def _require_rounds(folder: Path, records: Iterable[Measurement | EventRecord | Transfer | Timing]) -> None:
+    """Charts and tables have a place for every round."""
+    for record in records:
+        if not 0 <= record.round <= _MOST_ROUNDS:
+            raise RunError(f"'{folder}' has a record of round {record.round}; rounds are from 0 to {_MOST_ROUNDS:,}")
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        return dict(parse(path.read_text()) or {}) if path.exists() else {}
-    except (ValueError, RecursionError) as error:
+        content = (parse(path.read_text("utf-8")) or {}) if path.exists() else {}
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, not a mapping")
+    except (OSError, ValueError) as error:
         raise RunError(f"{path.name} is damaged: {' '.join(str(error).split())}; restore {path}") from error
+    return content
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The configuration, whose method may be code that is not here: of the right form where records need it."""
+    config = _parsed(path, yaml_content)
+    for key in _SECTIONS & config.keys():
+        if not isinstance(config[key], dict) and (config[key] is not None or key not in _OPTIONAL):
+            raise RunError(f"{path.name}: '{key}' is {config[key]!r:.60}, not a section; restore {path}")
+    for key in ("rounds", "seed"):
+        if type(number := config.get("run", {}).get(key, 0)) is not int:
+            raise RunError(f"{path.name}: 'run.{key}' is {number!r:.60}, not a whole number; restore {path}")
+    return config
 
 
 def _holdings(path: Path) -> dict[str, Holding]:
-    clients = _parsed(path, json.loads).items()
+    clients = _parsed(path, file_json).items()
     return {client: _typed(Holding, entry, f"{path.name} entry '{client}'") for client, entry in clients}
