@@ -111,7 +111,7 @@ def test_an_export_gives_the_vectors_of_its_run(tiny_run: Path, tmp_path: Path) 
     (folder / "image.pt2").unlink()
     with pytest.raises(RunError, match="no complete export"):
         load_model(folder, allow_code=True)
-    with pytest.raises(ConfigError, match="its programs are code; .* pass allow_code=True"):
+    with pytest.raises(ConfigError, match=r"its programs are code; .* pass allow_code=True"):
         load_model(folder)
     with pytest.raises(RunError, match="neither a run folder nor an export"):
         load_model(tmp_path)

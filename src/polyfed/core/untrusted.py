@@ -104,7 +104,8 @@ def typed(kind: type[T], content: object) -> T:
     from pydantic import ValidationError  # takes a tenth of a second
 
     try:
-        return _adapter(kind).validate_python(content)
+        made: T = _adapter(kind).validate_python(content)  # type: ignore[arg-type]
+        return made
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'all of it'}: {problem['msg']}") from error

@@ -35,8 +35,6 @@ _COLUMNS = {
     "traffic": ("round", "client", "group", "direction", "step", "bundle", "kind", "dtype", "bytes", "full"),
     "rounds": ("round", "seconds", "up", "down"),
 }
-_OPTIONAL = {"public", "server", "privacy", "twin"}
-_SECTIONS = _OPTIONAL | {"data", "clients", "algorithm", "aggregation", "run"}
 _MOST_ROUNDS = 1_000_000
 _T = TypeVar("_T")
 _Line = Mapping[str, Any]
@@ -138,7 +136,7 @@ class RunRecords:
         measurements = tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event")
         transfers = tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings))
         times = [_typed(Timing, line, at) for at, line in _lines(folder / "timing.jsonl", warnings)]
-        config = _settings(folder / "config.yaml")
+        config = _parsed(folder / "config.yaml", yaml_content)
         privacy = _with_privacy(measurements, config)
         events = tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line)
         _require_rounds(folder, chain(measurements, events, transfers, times))
@@ -362,18 +360,6 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"{path.name} is damaged: {' '.join(str(error).split())}; restore {path}") from error
     return content
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    """The configuration, whose method may be code that is not here: of the right form where records need it."""
-    config = _parsed(path, yaml_content)
-    for key in _SECTIONS & config.keys():
-        if not isinstance(config[key], dict) and (config[key] is not None or key not in _OPTIONAL):
-            raise RunError(f"{path.name}: '{key}' is {config[key]!r:.60}, not a section; restore {path}")
-    for key in ("rounds", "seed"):
-        if type(number := config.get("run", {}).get(key, 0)) is not int:
-            raise RunError(f"{path.name}: 'run.{key}' is {number!r:.60}, not a whole number; restore {path}")
-    return config
 
 
 def _holdings(path: Path) -> dict[str, Holding]:
