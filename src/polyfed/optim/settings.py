@@ -49,7 +49,10 @@ class OptimizerSettings(Settings):
         if self.kind == "sgd":
             # keys are named as torch's arguments are
             options = self._options("lr", "momentum", "weight_decay", "nesterov")
-            return torch.optim.SGD(parameters, **options, fused=True)
+            descent = torch.optim.SGD(parameters, **options, fused=True)
+            if self.momentum:
+                descent.register_step_pre_hook(_complete_momenta)
+            return descent
         options = self._options("lr", "betas", "eps", "weight_decay")
         if self.kind == "adamp":
             return AdamP(parameters, **options, nesterov=self.nesterov)
@@ -117,6 +120,18 @@ class Schedule(Settings):
             case "exponential":
                 return warm * self.decay ** (round * epochs + epoch if self.unit == "epoch" else round)
         return warm
+
+
+def _complete_momenta(optimizer: Optimizer, *_: Any) -> None:
+    """Start momenta of parameters that get a gradient later than others: torch's kernel takes all or none as new.
+
+    From zero a momentum becomes the first gradient, as torch starts it.
+    """
+    for group in optimizer.param_groups:
+        reached = [parameter for parameter in group["params"] if parameter.grad is not None]
+        new = [parameter for parameter in reached if not optimizer.state.get(parameter)]
+        if len(new) < len(reached):
+            optimizer.state.update({value: {"momentum_buffer": torch.zeros_like(value)} for value in new})
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> Tensor | None:

@@ -1,0 +1,89 @@
+"""Every method trains with every optimiser: all clients reply usably, and the models of all move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from by_hand import as_left, copies, play
+from polyfed.federation.settings import TrainingSettings
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from sessions import prepared, round_records, woken
+from small_federations import METHODS, Config, federation_for, participants
+
+FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
+    "change_distillation:gradient": {"digest": "gradient", "linear": True},
+    "fedafd:alternate": {"baa_update": "alternate"},
+    "fedmd:digest": {"digest_epochs": 1},
+}
+"""Methods with their defaults, and forms in which some parameters get their first gradient in a later step."""
+OPTIMIZERS: dict[str, Config] = {
+    "sgd": {"kind": "sgd", "weight_decay": 0.01},
+    "sgd-nesterov": {"kind": "sgd", "nesterov": True, "clip": 1.0},
+    "sgd-plain": {"kind": "sgd", "momentum": 0.0},
+    "adam": {"kind": "adam", "clip": 1.0},
+    "adamw": {"kind": "adamw", "weight_decay": 0.01},
+    "adamp": {"kind": "adamp", "weight_decay": 0.01},
+    "adamp-nesterov": {"kind": "adamp", "nesterov": True},
+}
+THROUGHOUT = {"fedavg", "fedmd:digest", "fedafd:alternate"}
+"""Fast with every optimiser: one loop; two loops in turn; two optimisers over parts of a model."""
+COSTLY = {"fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot"}
+"""Slow: they step once a batch over all that trains, as ``fedavg`` does, or take seconds."""
+
+
+def cases() -> Iterator[Any]:
+    """With momentum every method; in pairs with other optimisers three."""
+    for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
+        is_fast = form in THROUGHOUT or (optimizer == "sgd" and form not in COSTLY)
+        yield pytest.param(form, optimizer, marks=() if is_fast else pytest.mark.slow, id=f"{form}-{optimizer}")
+
+
+@pytest.mark.parametrize(("form", "optimizer"), list(cases()))
+def test_all_reply_and_all_move(form: str, optimizer: str, tmp_path: Path) -> None:
+    session = prepared(_config(form, OPTIMIZERS[optimizer] | {"lr": 0.01}), tmp_path)
+    before = _parameters(session)
+    for number in (1, 2):
+        play(session, number, number)
+        happened = {str(record["event"]) for record in round_records(session) if record["kind"] == "event"}
+        assert happened <= {"update_shortened"}
+    after = _parameters(session)
+    assert all(value.isfinite().all() for tensors in after.values() for value in tensors.values())
+    assert not {owner for owner in after if not _moved(before[owner], after[owner])}
+
+
+def _config(form: str, optimizer: Config) -> Config:
+    """Participants, and the trainings that a method has of its own, with this optimiser."""
+    method = form.split(":")[0]
+    config = federation_for(method, **FORMS[form])
+    for participant in participants(config):
+        participant["training"] = {"optimizer": optimizer, "batch_size": 8}
+    algorithm = Experiment.parse(config).algorithm
+    fields = type(algorithm).model_fields
+    trainings = [name for name in fields if isinstance(getattr(algorithm, name), TrainingSettings)]
+    config["algorithm"] |= {name: {"optimizer": optimizer} for name in trainings}
+    return config
+
+
+def _parameters(session: Session) -> dict[str, dict[str, Tensor]]:
+    """Of the server's model, of the global models by type, and of each client that keeps its model or a part."""
+    server, groups = session.server, dict[str, dict[str, Tensor]]()
+    keeps_models = "model" in session.experiment.algorithm.keeps
+    for client in session.server.clients if keeps_models else ():
+        is_trained = client.id in session.cohorts.accepted
+        model = (as_left if is_trained else woken)(session, client.id).model
+        names = {name for name, _ in model.named_parameters()}
+        groups |= copies({client.id: {name: value for name, value in model.state_dict().items() if name in names}})
+    if server.has_model and session.experiment.algorithm.component_name() != "local":  # it trains no server
+        groups |= copies({"server": dict(server.model.named_parameters())})
+    return groups | copies({f"global {kind}": dict(tensors) for kind, tensors in server.weights.items()})
+
+
+def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
+    return any(not value.equal(after[name]) for name, value in before.items())
