@@ -24,7 +24,7 @@ from polyfed.deploy.server_app import Launch, ServedOutcome
 def test_an_end_is_told_with_what_can_be_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: str, mendable: bool
 ) -> None:
-    def fails(*arguments: object) -> None:
+    def fails(*arguments: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr(server_app, "resume", fails)

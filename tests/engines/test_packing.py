@@ -23,6 +23,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Payload
 from sessions import prepared, site_of
 from small_federations import UNBOUND, bag, experiment, pixels, scenes, training, words
 
@@ -154,7 +155,9 @@ def test_a_failing_client_fails_alone(method: type[LocalOnly], tmp_path: Path) -
 def test_lateness_is_judged_client_by_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = prepared(crowd(algorithm=named(Slow), sizes=(16, 16, 16)), tmp_path / "run")
     session.attach(LocalEngine(site_of(session), pack=3))
-    requests = session.cohort(1, Ledger())._requests("fit", 0, {})
+    requests = session.cohort(1, Ledger())._requests(
+        "fit", 0, dict.fromkeys(("c0", "c1", "c2"), (Payload({}), Payload({})))
+    )
     monkeypatch.setattr(packed.time, "monotonic", lambda: Slow.now[0])
     answers = session.engine.exchange(requests, 1.0)
     assert [(answer.client, answer.error) for answer in answers if answer.error] == [("c1", "no answer within 1 s")]

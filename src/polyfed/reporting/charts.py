@@ -6,7 +6,6 @@ files, ``html`` as inline SVG for pages, and notebooks show a ``FigureSheet`` by
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,9 @@ from polyfed.core.files import write_atomically
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+LARGEST = 1e100
+"""Magnitude beyond which values are drawn no more than infinite ones are: sums and squares of them must be finite."""
 
 _Key = TypeVar("_Key")
 RoundSeries: TypeAlias = Mapping[int, float]
@@ -156,7 +158,7 @@ class HeatMap:
             return self.limits
         import numpy as np  # takes a quarter of a second, and displays of a run need no map
 
-        finite = np.concatenate([frame.values[np.isfinite(frame.values)] for frame in self.frames.values()])
+        finite = np.concatenate([frame.values[np.abs(frame.values) <= LARGEST] for frame in self.frames.values()])
         return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
@@ -265,5 +267,5 @@ def sheet_of(title: str, charts: Sequence[SheetChart], columns: int = 3) -> Figu
 
 
 def finite_values(values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """The values that are neither infinite nor NaN."""
-    return {key: value for key, value in values.items() if math.isfinite(value)}
+    """The values that can be drawn: no NaN, and none beyond ``LARGEST``."""
+    return {key: value for key, value in values.items() if abs(value) <= LARGEST}

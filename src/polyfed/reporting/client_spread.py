@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import fmean, pstdev
 from typing import Any
 
 from polyfed.reporting.charts import finite_values
 from polyfed.reporting.recalls import is_context
+from polyfed.reporting.statistics import mean_of, spread_of
 from polyfed.runs.records import RunRecords
 
 _EVERYBODY = "all clients"
@@ -35,7 +35,7 @@ class ClientSpread:
     @property
     def mean(self) -> float:
         """Mean over clients, each counting the same."""
-        return fmean(self.values.values()) if self.values else math.nan
+        return mean_of(self.values.values()) if self.values else math.nan
 
     @property
     def worst_client(self) -> str:
@@ -62,7 +62,7 @@ class ClientSpread:
     @property
     def std(self) -> float:
         """Standard deviation of these clients' values (they are all there are, so divided by their number)."""
-        return pstdev(self.values.values()) if self.values else math.nan
+        return spread_of(self.values.values(), sample=False)
 
     def to_json(self) -> dict[str, Any]:
         """Figures by name."""

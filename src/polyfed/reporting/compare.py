@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
+from polyfed.reporting.statistics import mean_of, spread_of
 from polyfed.reporting.tables import MIB, TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -38,7 +38,7 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         """Over the finite ones among ``values``."""
         finite = [value for value in values if math.isfinite(value)]
-        return cls(fmean(finite) if finite else math.nan, stdev(finite) if len(finite) > 1 else math.nan)
+        return cls(mean_of(finite) if finite else math.nan, spread_of(finite))
 
     def __str__(self) -> str:
         return figure(self.mean) + ("" if math.isnan(self.std) else f" ± {figure(self.std)}")

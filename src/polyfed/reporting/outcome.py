@@ -7,19 +7,17 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
 from polyfed.reporting.client_spread import client_spread, quality_names
 from polyfed.reporting.paired import shared_figures
 from polyfed.reporting.recalls import find_recalls
+from polyfed.reporting.statistics import mean_of
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
-from polyfed.runs.twins import chosen_in_words
-from polyfed.tasks.scores import share_interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,6 +48,8 @@ class Headline:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
+        from polyfed.tasks.scores import share_interval  # takes torch, which pages of finished runs do without
+
         is_share = self.trials > 0 and 0 <= self.value <= 100
         return self.kept or (share_interval(self.value, self.trials) if is_share else None)
 
@@ -135,7 +135,7 @@ def _clients_headline(records: RunRecords) -> Headline | None:
             whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
             meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
             trials = _common_trials(records, metric)
-            value = fmean(metrics[metric] for metrics in measured)
+            value = mean_of(metrics[metric] for metrics in measured)
             return Headline("clients", metric, value, _common_chance(metric, measured), meaning, trials)
     return None
 
@@ -183,6 +183,8 @@ def _common_chance(metric: str, measured: Sequence[Metrics]) -> float:
 def twin_table(records: RunRecords) -> TextTable | None:
     """What ``polyfed compare`` compares of a run and its twin: own figures, the twin's, their differences; or None."""
     best = headline(records)
+    from polyfed.runs.twins import chosen_in_words  # takes torch, which pages of finished runs do without
+
     twin = finished_twin(records, _TWINS[best.participant]) if best else None
     if best is None or twin is None:
         return None

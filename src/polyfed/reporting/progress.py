@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from threading import RLock
 
 from rich.console import Console, OverflowMethod, RenderableType
@@ -20,6 +19,7 @@ from polyfed.core.untrusted import plain
 from polyfed.reporting.outcome import outcome_of
 from polyfed.reporting.recalls import is_context
 from polyfed.reporting.run_state import PREPARING, RunState, ticking
+from polyfed.reporting.statistics import mean_of
 from polyfed.reporting.tables import duration
 from polyfed.runs import events
 from polyfed.runs.events import Callback
@@ -216,7 +216,7 @@ def summaries(latest: Mapping[tuple[str, str], events.Metrics]) -> dict[str, str
 def _brief(values: Mapping[str, Sequence[float]], participants: int) -> str:
     shown = [name for name in values if not is_context(name)][:_MOST_METRICS]
     counts = {name: f" (of {len(values[name])})" if len(values[name]) < participants else "" for name in shown}
-    return ", ".join(f"{name} {fmean(values[name]):.2f}{counts[name]}" for name in shown)
+    return ", ".join(f"{name} {mean_of(values[name]):.2f}{counts[name]}" for name in shown)
 
 
 def event_line(event: events.RunStarted | events.Incident) -> str:

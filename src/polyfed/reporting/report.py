@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from polyfed.core.files import write_atomically
@@ -18,6 +17,7 @@ from polyfed.reporting.client_spread import client_spreads, quality_names, sprea
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.saved_tables import leakage_parts
+from polyfed.reporting.statistics import mean_of
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS
@@ -166,5 +166,5 @@ def _context(measured: Sequence[Mapping[str, float]]) -> str:
     for name in filter(is_context, dict.fromkeys(chain(*measured))):
         values = [metrics[name] for metrics in measured if name in metrics]
         low, high = min(values), max(values)
-        parts.append(f"{name} {count(fmean(values))}{f' ({count(low)} to {count(high)})' if low != high else ''}")
+        parts.append(f"{name} {count(mean_of(values))}{f' ({count(low)} to {count(high)})' if low != high else ''}")
     return f"Measured with {', '.join(parts)}."

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
-from statistics import fmean
 from typing import Literal
 
 from polyfed.reporting.recalls import is_context
+from polyfed.reporting.statistics import mean_of
 from polyfed.reporting.tables import duration
 from polyfed.runs.events import (
     Callback,
@@ -95,7 +95,7 @@ class MetricCurve:
     def by_round(self) -> dict[int, float]:
         """Round -> mean over the finite values, NaN if there is none; rounds ascending."""
         finite = [value for value in self._values.values() if math.isfinite(value)]
-        latest = {self._round: fmean(finite) if finite else math.nan} if self._values else {}
+        latest = {self._round: mean_of(finite) if finite else math.nan} if self._values else {}
         return dict(sorted((self._means | latest).items()))
 
 
@@ -304,7 +304,7 @@ class RunState(Callback):
     @property
     def _seconds_a_round(self) -> float | None:
         if self.seconds:
-            return fmean(self.seconds[number] for number in sorted(self.seconds)[-_WINDOW:])
+            return mean_of(self.seconds[number] for number in sorted(self.seconds)[-_WINDOW:])
         return None if self._expected is None else max(self._expected, self._spent)  # the server's work comes on top
 
     @property

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean, pstdev, stdev
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
 """Below these a difference is no claim."""
 
 _NOISE = 1e-9  # of the largest difference: closer ones differ by rounding of floats
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """The mean of one or more finite values; NaN where their sum is beyond what a float holds."""
+    try:
+        return fmean(values)
+    except OverflowError:
+        return math.nan
+
+
+def spread_of(values: Iterable[float], *, sample: bool = True) -> float:
+    """Standard deviation of finite values, of a sample or of all there are; NaN of too few, or beyond a float."""
+    known = list(values)
+    if len(known) < 1 + sample:
+        return math.nan
+    try:
+        return stdev(known) if sample else pstdev(known)
+    except OverflowError:
+        return math.nan
 
 
 @dataclass(frozen=True)
@@ -34,12 +53,12 @@ class PairedSample:
     @cached_property
     def mean(self) -> float:
         """Mean difference."""
-        return fmean(self.values)
+        return mean_of(self.values)
 
     @property
     def std(self) -> float:
         """Sample standard deviation; NaN of a single one."""
-        return stdev(self.values) if len(self.values) > 1 else math.nan
+        return spread_of(self.values)
 
     @cached_property
     def spread(self) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
+from polyfed.reporting.statistics import mean_of
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -48,9 +48,9 @@ def _sentences(records: RunRecords) -> Iterator[str]:
 
 
 def _agreement(norms: Sequence[float]) -> Iterator[str]:
-    if norms and fmean(norms) < _LOOSE:
+    if norms and mean_of(norms) < _LOOSE:
         yield (
-            f"The clients' mean has norm {figure(fmean(norms))}, where 1 would be agreement: their spaces are not "
+            f"The clients' mean has norm {figure(mean_of(norms))}, where 1 would be agreement: their spaces are not "
             "aligned; see algorithm.alignment and kd_loss similarity."
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from polyfed.reporting.charts import ChartBand, ChartLine, RoundChart
+from polyfed.reporting.charts import LARGEST, ChartBand, ChartLine, RoundChart
 
 WIDTH, HEIGHT = 400, 245
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 26, 38
@@ -64,9 +64,14 @@ def scale_of(chart: RoundChart) -> ChartScale:
 
 
 def round_marks(low: float, high: float, most: int = 5) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten that enclose ``low`` and ``high``: ``most`` steps or fewer."""
-    # one value has no span of its own
-    span = (high - low) or abs(high) or 1.0
+    """Multiples of 1, 2 or 5 times a power of ten that enclose ``low`` and ``high``: ``most`` steps or fewer.
+
+    Magnitudes are ``LARGEST`` at most.
+    """
+    size = max(abs(low), abs(high))
+    # one value has no span of its own, and neither have two that differ by rounding
+    span = high - low if high - low > 1e-9 * size else size
+    span = span if span > 1 / LARGEST else 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     steps = (power * factor for factor in (1, 2, 5, 10, 20))
     step = next(s for s in steps if math.ceil(high / s - 1e-9) - math.floor(low / s + 1e-9) <= most)

@@ -1,0 +1,131 @@
+"""Charts of values as runs can have them: nearly equal, huge, tiny, infinite, or none."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from polyfed.reporting.charts import (
+    LARGEST,
+    BarPart,
+    BarRows,
+    BubbleChart,
+    ChartBand,
+    ChartLine,
+    HeatMap,
+    HeatMapFrame,
+    RoundChart,
+    sheet_of,
+    stacked_chart,
+)
+from polyfed.reporting.html.svg import round_marks, svg_parts
+
+ODD = [
+    0.0,
+    -0.0,
+    5e-324,
+    -5e-324,
+    1e-310,
+    2.883861842751503,
+    2.8838618427515034,
+    1e16,
+    1e16 + 2,
+    1e100,
+    1.7e308,
+    -1.7e308,
+]
+VALUES = st.one_of(st.sampled_from([*ODD, math.inf, -math.inf, math.nan]), st.floats())
+SERIES = st.dictionaries(st.integers(0, 2000), VALUES, max_size=6)
+NAMES = st.sampled_from(["r1", "<b>&\"'", "$x_", "", "a" * 300, "\u202e\x00"])
+
+
+def drawn(chart: Any) -> None:
+    """As a part of a page and as a PNG file; a chart without a value is false and drawn by nobody."""
+    if isinstance(chart, RoundChart):
+        if not chart:
+            return
+        parts = svg_parts(chart)
+        places = [value for shape in parts["shapes"] for place in shape.markers for value in place]
+        assert all(math.isfinite(value) for value in places)
+        assert not any("nan" in shape.path or "inf" in shape.path for shape in parts["shapes"])
+        json.loads(parts["data"], parse_constant=pytest.fail)
+    sheet = sheet_of("figure", [chart])
+    assert sheet is not None
+    assert sheet._repr_html_()
+    assert sheet._repr_png_().startswith(b"\x89PNG")
+
+
+@given(st.floats(-LARGEST, LARGEST), st.floats(-LARGEST, LARGEST))
+@example(2.883861842751503, 2.8838618427515034)
+@example(-LARGEST, LARGEST)
+@example(0.0, 5e-324)
+def test_marks_enclose_all_values(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    marks = round_marks(low, high)
+    assert all(before < after for before, after in itertools.pairwise(marks))
+    assert 2 <= len(marks) <= 7
+    near = 1e-8 * max(abs(low), abs(high), 1e-100)
+    assert marks[0] <= low + near
+    assert marks[-1] >= high - near
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(SERIES, min_size=1, max_size=3), NAMES)
+@example([{1: 2.883861842751503, 2: 2.8838618427515034}], "r1")
+@example([{1: 1.7e308, 2: -1.7e308}, {1: math.nan}], "r1")
+@example([{1: 5e-324}], "r1")
+def test_lines_and_bands_draw(series: list[dict[int, float]], name: str) -> None:
+    lines = [ChartLine(name, values, (name,), number) for number, values in enumerate(series)]
+    bands = [ChartBand(line.finite, line.finite, line.keys) for line in lines]
+    drawn(RoundChart(name, "%", lines, bands=bands))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(SERIES, min_size=1, max_size=3))
+@example([{1: 1.7e308}, {1: 1.7e308}])
+def test_stacked_bars_draw(series: list[dict[int, float]]) -> None:
+    drawn(stacked_chart("bytes", "MiB", {str(k): {n: abs(v) for n, v in own.items()} for k, own in enumerate(series)}))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(VALUES, min_size=4, max_size=4), NAMES)
+@example([1.7e308, -1.7e308, 0.0, math.nan], "r1")
+@example([2.883861842751503, 2.8838618427515034] * 2, "r1")
+@example([math.nan] * 4, "r1")
+def test_maps_bars_and_bubbles_draw(values: list[float], name: str) -> None:
+    grid = np.array(values).reshape(2, 2)
+    drawn(HeatMap(name, {1: HeatMapFrame([name, "b"], grid)}, "column", ["x", name]))
+    counts = np.nan_to_num(np.abs(grid), nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
+    parts = [BarPart(float(count), name, 1) for count in counts.flat]
+    drawn(BarRows(name, {name: parts}, {name: "all"}, "client"))
+    drawn(BubbleChart(name, [name, "b"], "column", ["x", name], counts, 1, []))
+
+
+def test_thousands_of_rounds_draw() -> None:
+    drawn(RoundChart("long", "%", [ChartLine("a", {n: math.sin(n) for n in range(5000)}, ("a",))]))
+
+
+@pytest.mark.parametrize("values", [[1e308, 1e308], [2.883861842751503, 2.8838618427515034], [-1e308, 1e308]])
+def test_a_run_with_odd_metrics_has_a_report(tiny_run: Path, tmp_path: Path, values: list[float], cli: Any) -> None:
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run, folder)
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        if "metrics" in line:
+            line["metrics"] = {name: values[number % len(values)] for name in line["metrics"]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "report.html").unlink(missing_ok=True)
+    code, _, errors = cli("report", folder)
+    assert (code, errors) == (0, "")
+    assert (folder / "report.html").is_file()
