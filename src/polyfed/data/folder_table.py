@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -105,9 +106,24 @@ def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
         for name in names:
             if not name.startswith("."):
                 path = Path(top, name)
-                status = path.stat()
-                found[path.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
+                found[_readable(path, folder)] = _stamp(path)
     return dict(sorted(found.items()))
+
+
+def _readable(path: Path, folder: Path) -> str:
+    try:
+        path.name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"the name of file {path.name!a} in '{folder}' is not UTF-8; rename it") from error
+    return path.relative_to(folder).as_posix()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read ({error.strerror}); mend the link or remove it") from error
+    return status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=8)
@@ -115,11 +131,22 @@ def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     pictures = [name for name in _files_in(layout.folder) if name.rpartition(".")[2].lower() in PICTURES]
     rows = _rows(layout, pictures)
     splits = _splits(rows, layout)
-    table = pa.Table.from_pandas(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), preserve_index=False)
+    table = _arrow(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), layout)
     if FILE not in rows:
         return FolderTable(table, splits, stamp)
     unused = sorted(set(pictures).difference(rows[FILE]))
     return FolderTable(_with_pictures(table), splits, stamp, tuple(unused))
+
+
+def _arrow(rows: pd.DataFrame, layout: FolderLayout) -> pa.Table:
+    columns = {}
+    for name in rows.columns:
+        try:
+            columns[str(name)] = pa.array(rows[name], from_pandas=True)
+        except (pa.ArrowException, UnicodeError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"'{layout.path}', column '{name}' holds values of several types: {reason}") from error
+    return pa.table(columns)
 
 
 def _rows(layout: FolderLayout, pictures: Sequence[str]) -> pd.DataFrame:
@@ -149,7 +176,7 @@ def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:
 
 
 def _annotated(file: Path, layout: FolderLayout) -> pd.DataFrame:
-    rows = read_annotations(file, layout.file_column)
+    rows = read_annotations(file, layout.file_column, layout.folder)
     base = file.parent.relative_to(layout.folder).as_posix()
     told = file.stem if base in (".", "annotations") else f"{base} {file.stem}"
     return rows.assign(**{_BASE: base, _TOLD: told})
@@ -185,24 +212,35 @@ def _check_gaps(missing: Sequence[str], rows: pd.DataFrame, layout: FolderLayout
 
 
 def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
-    """Finds a picture by its path, by its name in whatever folder, or by its name without ending."""
+    """Finds a picture by its path, by its name in whatever folder, or by its name without ending.
+
+    As systems write names in several ways, accents are composed and endings in small letters before names are compared;
+    a name that is letter by letter that of a file is that file's all the same.
+    """
     paths = set(pictures)
     by_name: dict[str, list[str]] = {}
     for path in pictures:
-        pure = PurePosixPath(path)
-        for name in {pure.name, pure.stem}:
+        pure = PurePosixPath(_folded(path))
+        for name in {str(pure), pure.name, pure.stem}:
             by_name.setdefault(name, []).append(path)
 
     def find(name: str, base: str) -> str | None:
-        wanted = PurePosixPath(base, name.replace("\\", "/")).as_posix()
+        wanted = PurePosixPath(base, name.strip().replace("\\", "/")).as_posix()
         if wanted in paths:
             return wanted
-        found = by_name.get(PurePosixPath(wanted).name, [])
-        if len(found) > 1:
-            raise DataError(f"'{name}' may be '{found[0]}' or '{found[1]}'; write its path below the folder")
-        return found[0] if found else None
+        folded = PurePosixPath(_folded(wanted))
+        candidates = by_name.get(str(folded)) or by_name.get(folded.name, [])
+        if len(candidates) > 1:
+            raise DataError(f"'{name}' may be '{candidates[0]}' or '{candidates[1]}'; write its path below the folder")
+        return candidates[0] if candidates else None
 
     return find
+
+
+def _folded(path: str) -> str:
+    """A path with composed accents, and its ending in small letters."""
+    pure = PurePosixPath(unicodedata.normalize("NFC", path))
+    return str(pure.with_suffix(pure.suffix.lower())) if pure.suffix else str(pure)
 
 
 def _joined(rows: pd.DataFrame) -> pd.DataFrame:

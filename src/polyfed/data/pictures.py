@@ -7,8 +7,6 @@ what a picture would take once it is decoded is known from its header before any
 from __future__ import annotations
 
 import io
-import os
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
+
+from polyfed.data.text_files import regular_bytes
 
 ImageFit = Literal["squash", "crop"]
 Resampling = Literal["bilinear", "bicubic", "lanczos"]
@@ -57,19 +57,7 @@ def picture_bytes(value: Any, folder: Path | None = None, pixels: int = PIXELS) 
     most = _BYTES_A_PIXEL * pixels + _SPARE
     if folder is None:
         raise ValueError("the row names a file, and this data set has no folder of files")
-    top = folder.resolve()
-    file = (top / str(value["path"])).resolve()
-    if not file.is_relative_to(top):
-        raise ValueError(f"the path leaves the data set's folder '{folder}'")
-    # not blocking: opening a pipe would wait for whoever writes into it
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("the path is not that of a regular file")
-        if status.st_size > most:
-            raise ValueError(f"a file of {status.st_size:,} bytes, the limit is {most:,} (data.max_pixels)")
-        return stream.read(most)
+    return regular_bytes(folder / str(value["path"]), folder, most, "data.max_pixels")
 
 
 @contextmanager
