@@ -96,7 +96,7 @@ def test_picture_stored_as_a_path(tmp_path: Path) -> None:
         (Image.new("RGBA", (4, 4), (0, 0, 0, 0)), [255, 255, 255]),
         (Image.new("LA", (4, 4), (40, 255)), [40, 40, 40]),
         (Image.new("RGB", (4, 4), (9, 8, 7)).quantize(2), [9, 8, 7]),
-        (Image.fromarray(np.full((4, 4), 50 * 256, dtype=np.uint16)), [50, 50, 50]),
+        (Image.fromarray(np.full((4, 4), 200 * 256, dtype=np.uint16)), [200, 200, 200]),
     ],
     ids=["grey", "bits", "transparent", "grey-alpha", "palette", "16 bits"],
 )

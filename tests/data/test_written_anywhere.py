@@ -151,7 +151,11 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
     "binary": ("captions.csv", b"file_name,caption\na.png,\0x\n", "no text at all; save it as UTF-8"),
     "deep": ("captions.jsonl", b"[" * 100_000, "nested too deeply"),
     "list": ("captions.jsonl", b"[1]\n", "a line is a list, not an object"),
-    "mixed": ("captions.jsonl", b'{"file_name": "a.png", "x": 1}\n{"file_name": "c.png", "x": "y"}\n', "several types"),
+    "mixed": (
+        "captions.jsonl",
+        b'{"file_name": "a.png", "x": 1}\n{"file_name": "c.png", "x": "y"}\n{"file_name": "d.png", "x": "y"}\n',
+        "several types",
+    ),
     "coco": ("dataset.json", b'{"images": ["xsentencesx"]}', "has no captions"),
     "coco list": ("dataset.json", b"[]", "cannot be read as captions of COCO"),
     "karpathy": ("dataset.json", b'{"images": [{"sentences": 3, "filename": "a.png"}]}', "cannot be read as captions"),
@@ -169,7 +173,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
 
 
 def hostile(folder: Path, name: str, content: Any) -> Path:
-    pictures(folder, "a.png", "c.png")
+    pictures(folder, "a.png", "c.png", "d.png")
     if isinstance(content, bytes):
         (folder / name).write_bytes(content)
     else:

@@ -71,13 +71,18 @@ def _id(findings: FolderFindings) -> str:
 
 
 def _tables(findings: FolderFindings, report: Path) -> list[TextTable]:
+    from polyfed.data.annotations import SPLIT_NAMES
     from polyfed.reporting.tables import TextTable, count
 
     broken = [f"{file}: {reason}" for file, reason in findings.broken.items()]
     twins = [f"{first} = {second}" for first, second in findings.in_two_splits]
+    scaled = [f"from {scale}: {number:,}" for scale, number in findings.scaled.items()]
     gaps = [f"{column}: {number:,}" for column, number in findings.lacking.items()]
     faults = {
         "pictures that cannot be read, left out": broken,
+        "rows whose pictures are not there, left out": findings.without_picture,
+        "pictures whose values are not of 8 bits, scaled": scaled,
+        "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],
         "the same in two splits": twins,
         "columns with nothing in them, and of how many items": gaps,
         "pictures that no row names": findings.unused,

@@ -29,7 +29,7 @@ from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
+from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes, reason_of
 from polyfed.data.source import Column
 
 _log = logging.getLogger(__name__)
@@ -122,8 +122,7 @@ def unreadable(column: Column, row: int, entry: Any, error: Exception, what: str
     """The error for flat value ``row`` of a column, with its place, its path and what is wrong with it."""
     path = entry.get("path") if isinstance(entry, dict) else None
     named = f" (path '{path}')" if path else ""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{column.place_of(row)}{named}: {what}: {reason}; mend or leave out the row")
+    return DataError(f"{column.place_of(row)}{named}: {what}: {reason_of(error)}; mend or leave out the row")
 
 
 @contextlib.contextmanager

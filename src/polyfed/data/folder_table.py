@@ -75,12 +75,14 @@ class FolderTable:
         splits: split of each row.
         fingerprint: changes with any file of the folder.
         unused: pictures of the folder that no row names.
+        without_picture: what rows call pictures that are not there, where these rows are left out.
     """
 
     rows: pa.Table
     splits: tuple[str, ...]
     fingerprint: str
     unused: tuple[str, ...] = ()
+    without_picture: tuple[str, ...] = ()
 
     def of(self, split: str) -> pa.Table:
         """Rows of one split."""
@@ -111,11 +113,12 @@ def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _readable(path: Path, folder: Path) -> str:
+    name = path.relative_to(folder).as_posix()
     try:
-        path.name.encode()
+        name.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"the name of file {path.name!a} in '{folder}' is not UTF-8; rename it") from error
-    return path.relative_to(folder).as_posix()
+        raise DataError(f"the name of {name!a} in '{folder}' is not UTF-8; rename it") from error
+    return name
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -129,13 +132,13 @@ def _stamp(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=8)
 def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     pictures = [name for name in _files_in(layout.folder) if name.rpartition(".")[2].lower() in PICTURES]
-    rows = _rows(layout, pictures)
+    rows, without_picture = _rows(layout, pictures)
     splits = _splits(rows, layout)
     table = _arrow(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), layout)
     if FILE not in rows:
         return FolderTable(table, splits, stamp)
     unused = sorted(set(pictures).difference(rows[FILE]))
-    return FolderTable(_with_pictures(table), splits, stamp, tuple(unused))
+    return FolderTable(_with_pictures(table), splits, stamp, tuple(unused), without_picture)
 
 
 def _arrow(rows: pd.DataFrame, layout: FolderLayout) -> pa.Table:
@@ -149,16 +152,20 @@ def _arrow(rows: pd.DataFrame, layout: FolderLayout) -> pa.Table:
     return pa.table(columns)
 
 
-def _rows(layout: FolderLayout, pictures: Sequence[str]) -> pd.DataFrame:
+def _rows(layout: FolderLayout, pictures: Sequence[str]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The rows, and what those that are left out call pictures that are not there."""
     if files := _annotations(layout, pictures):
         rows = pd.concat([_annotated(file, layout) for file in files], ignore_index=True)
         # a file that is named itself may hold texts beside somebody's pictures
         is_of_pictures = FILE in rows or (pictures and not layout.path.is_file())
-        return _joined(_matched(rows, pictures, layout, files[0])) if is_of_pictures else rows
+        if not is_of_pictures:
+            return rows, ()
+        matched, missing = _matched(rows, pictures, layout, files[0])
+        return _joined(matched), missing
     if not pictures:
         wanted = "pictures, captions.csv, metadata.csv, train.csv, texts.txt"
         raise DataError(f"there is nothing to read in '{layout.folder}'; it should hold {wanted}, or the like")
-    return _class_folders(pictures, layout)
+    return _class_folders(pictures, layout), ()
 
 
 def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:
@@ -185,8 +192,10 @@ def _annotated(file: Path, layout: FolderLayout) -> pd.DataFrame:
 # ---- pictures and their rows
 
 
-def _matched(rows: pd.DataFrame, pictures: Sequence[str], layout: FolderLayout, file: Path) -> pd.DataFrame:
-    """Rows with the paths of pictures in place of what the file calls them; of no picture: None."""
+def _matched(
+    rows: pd.DataFrame, pictures: Sequence[str], layout: FolderLayout, file: Path
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Rows with the paths of pictures in place of what the file calls them, and what it calls those not there."""
     if FILE not in rows:
         columns = ", ".join(name for name in map(str, rows.columns) if name not in (_BASE, _TOLD))
         raise DataError(
@@ -194,9 +203,10 @@ def _matched(rows: pd.DataFrame, pictures: Sequence[str], layout: FolderLayout, 
         )
     place = _finder(pictures)
     paths = [place(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
-    _check_gaps([str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None], rows, layout, file)
+    missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
+    _check_gaps(missing, rows, layout, file)
     matched = rows.assign(**{FILE: pd.Series(paths, rows.index, dtype=object)})
-    return matched[[path is not None for path in paths]]
+    return matched[[path is not None for path in paths]], tuple(dict.fromkeys(missing))
 
 
 def _check_gaps(missing: Sequence[str], rows: pd.DataFrame, layout: FolderLayout, file: Path) -> None:
@@ -329,9 +339,14 @@ def _drawn(rows: pd.DataFrame, layout: FolderLayout) -> tuple[str, ...]:
     keys = rows[FILE] if FILE in rows else content.astype(str).agg("\x1f".join, axis=1)
     order = sorted(set(keys), key=lambda key: hashlib.sha256(str(key).encode()).digest())
     split_of = dict.fromkeys(order, "train")
+    counts = {split: round(share * len(order)) or bool(share) for split, share in layout.fractions}
+    if order and sum(counts.values()) >= len(order):
+        raise DataError(
+            f"'{layout.path}' has {len(order)} items, too few to draw {' and '.join(counts)} from and leave some for "
+            "train; add items, or set these shares to 0 (fractions)"
+        )
     start = 0
-    for split, share in layout.fractions:
-        count = round(share * len(order)) or bool(share)
+    for split, count in counts.items():
         split_of |= dict.fromkeys(order[start : start + count], split)
         start += count
     return tuple(split_of[key] for key in keys)

@@ -7,12 +7,13 @@ what a picture would take once it is decoded is known from its header before any
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -109,11 +110,59 @@ def decode(
     return np.asarray(resized).transpose(2, 0, 1)
 
 
+def reason_of(error: Exception) -> str:
+    """Why a picture cannot be read, in one line that is the same each time: Pillow names places in memory."""
+    reason = re.sub(r"\s*<[\w. ]+ object at 0x[0-9a-f]+>", "", " ".join(str(error).split()))
+    return reason or type(error).__name__
+
+
+class Scaling(NamedTuple):
+    """How a picture's own range becomes 0 to 255."""
+
+    low: float
+    high: float
+    words: str
+
+
+def scaling_of(image: Image.Image) -> Scaling | None:
+    """The scale of a picture whose values are not of 8 bits; None for all others.
+
+    Files do not say how many of their bits are in use. Whole numbers from 0 are of the fewest bits (8, 10, 12, 14 or
+    16) that hold the largest; fractions are of 0 to 1, or of 0 to 255, if they lie there; all else is of the picture's own
+    smallest and largest value.
+    """
+    if not image.mode.startswith(("I", "F")):
+        return None
+    values = np.asarray(image)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    if low >= 0 and image.mode.startswith("I") and high < 1 << 16:
+        bits = next(bits for bits in (8, 10, 12, 14, 16) if high < 1 << bits)
+        return Scaling(0, (1 << bits) - 1, f"{bits} bits")
+    if low >= 0 and image.mode == "F" and high <= 255:
+        return Scaling(0, 1, "0 to 1") if high <= 1 else Scaling(0, 255, "0 to 255")
+    return Scaling(low, high, "its own range")
+
+
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion would make all above 255 white
-        grey = np.asarray(image).astype(np.int64) >> 8
-        return Image.fromarray(grey.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if (scaling := scaling_of(image)) is not None:
+        return Image.fromarray(_eight_bits(np.asarray(image), scaling)).convert("RGB")
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
     return image.convert("RGB")
+
+
+def _eight_bits(values: np.ndarray, scaling: Scaling) -> UInt8[np.ndarray, "h w"]:
+    """Values of a scale from 0 to 255; what is no number is dark."""
+    low, high, words = scaling
+    if words.endswith("bits"):
+        whole: UInt8[np.ndarray, "h w"] = (values.astype(np.int64) >> (int(high).bit_length() - 8)).astype(np.uint8)
+        return whole
+    if low == high:
+        return np.full(values.shape, 128, np.uint8)
+    # halves first: the span of the largest floats is beyond them
+    shares = (np.nan_to_num(values.astype(np.float64), nan=low, posinf=high, neginf=low) / 2 - low / 2) / (
+        high / 2 - low / 2
+    )
+    return np.rint(255 * shares).astype(np.uint8)

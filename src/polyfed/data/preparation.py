@@ -20,7 +20,7 @@ from polyfed.core.files import write_atomically
 from polyfed.data.annotations import FILE, SPLIT_NAMES
 from polyfed.data.arrow import lacking
 from polyfed.data.folder_table import IMAGE, folder_table
-from polyfed.data.pictures import decode, picture_bytes
+from polyfed.data.pictures import decode, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.roles import ColumnRoles
 from polyfed.data.sources.folder import Folder
 
@@ -44,6 +44,8 @@ class FolderFindings:
         repeated: items whose picture or content an earlier one of their split has.
         lacking: column -> items that have nothing in it.
         unused: pictures of the folder that no row names.
+        without_picture: what rows call pictures that are not there; these rows are left out.
+        scaled: how values that are not of 8 bits were scaled -> pictures.
         roles: columns that hold pictures, texts and classes, as far as can be guessed.
     """
 
@@ -53,6 +55,8 @@ class FolderFindings:
     repeated: int = 0
     lacking: dict[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    without_picture: tuple[str, ...] = ()
+    scaled: dict[str, int] = field(default_factory=dict)
     roles: ColumnRoles = field(default_factory=lambda: ColumnRoles(None, None, None))
 
 
@@ -70,7 +74,9 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     if destination.exists():
         raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
     content = folder_table(folder.layout("prepare", None))
-    findings = FolderFindings(unused=content.unused, roles=ColumnRoles.of(content.rows))
+    findings = FolderFindings(
+        unused=content.unused, without_picture=content.without_picture, roles=ColumnRoles.of(content.rows)
+    )
     found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
     with _appearing(destination) as temporary:
         for split in (name for name in _ORDER if name in content.splits):
@@ -136,9 +142,13 @@ class _Found:
         try:
             data = picture_bytes(row[IMAGE], self.folder)
             decode(data, 32, "squash", "bilinear")  # reads all of the file, as training does
+            with opened_picture(data) as image:
+                scaling = scaling_of(image)
         except Exception as error:  # Pillow's decoders raise anything
-            self.findings.broken[row[FILE]] = " ".join(str(error).split()) or type(error).__name__
+            self.findings.broken[row[FILE]] = reason_of(error)
             return None
+        if scaling is not None:
+            self.findings.scaled[scaling.words] = self.findings.scaled.get(scaling.words, 0) + 1
         row[IMAGE] = {"bytes": data, "path": row[FILE]}
         return data
 

@@ -10,6 +10,8 @@ from polyfed.data.item_classes import Indices
 from polyfed.partitions.partition import Partition
 from polyfed.partitions.units import Units
 
+_ENOUGH, _MANY = 20, 10  # draws after which it is given up if more clients than so many are always too small
+
 
 class Dirichlet(Partition):
     """Each class is shared out in proportions p ~ Dir(alpha), with a cap on the size of a client.
@@ -24,6 +26,9 @@ class Dirichlet(Partition):
 
     alpha: float = Field(default=0.5, gt=0, le=1e6, description="concentration; smaller is more skewed")
     min_size: int = Field(default=10, ge=1, description="items that every client has at least")
+    size_cap: bool = Field(
+        default=True, description="whether who holds a client's share of all items already gets no more classes"
+    )
     attempts: int = Field(default=1000, ge=1, le=1_000_000, description="draws before giving up on min_size")
 
     def needs_labels(self) -> bool:
@@ -46,23 +51,33 @@ class Dirichlet(Partition):
 
     def _counts(self, sizes: list[Indices], clients: int, rng: np.random.Generator) -> Indices:
         """Class x client table of numbers of units, redrawn until every client has ``min_size`` items."""
-        best = 0
+        if (items := sum(int(each.sum()) for each in sizes)) < clients * self.min_size:
+            raise ConfigError(
+                f"partition 'dirichlet': {items} items are too few for {clients} clients of min_size={self.min_size}; "
+                "lower min_size or use fewer clients"
+            )
+        best, fewest = 0, clients
         cuttable = [Units(each) for each in sizes]
-        for _ in range(self.attempts):
-            counts, held = _draw(cuttable, clients, self.alpha, rng)
+        for attempt in range(1, self.attempts + 1):
+            counts, held = _draw(cuttable, clients, self.alpha, rng, capped=self.size_cap)
             best = max(best, int(held.min()))
             if best >= self.min_size:
                 return counts
+            fewest = min(fewest, int((held < self.min_size).sum()))
+            if attempt >= _ENOUGH and fewest > max(_MANY, clients // 10):
+                break  # so many never come right at once
         raise ConfigError(
             f"partition 'dirichlet': with alpha={self.alpha}, {clients} clients and {len(sizes)} classes "
-            f"the smallest client had at most {best} items in {self.attempts} draws, min_size="
+            f"the smallest client had at most {best} items in {attempt} draws, min_size="
             f"{self.min_size}; raise alpha, lower min_size or use fewer clients"
         )
 
 
-def _draw(classes: list[Units], clients: int, alpha: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+def _draw(
+    classes: list[Units], clients: int, alpha: float, rng: np.random.Generator, *, capped: bool
+) -> tuple[Indices, Indices]:
     """One draw of the class x client table of numbers of units, and the items that each client holds then."""
-    cap = sum(units.items for units in classes) / clients
+    cap = sum(units.items for units in classes) / clients if capped else np.inf
     held = np.zeros(clients, dtype=np.int64)
     counts = np.zeros((len(classes), clients), dtype=np.int64)
     for row, units in zip(counts, classes, strict=True):
