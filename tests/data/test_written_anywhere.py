@@ -139,6 +139,10 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+_MIXED = "".join(
+    json.dumps({"file_name": f"{name}.png", "x": value}) + "\n"
+    for name, value in zip("acd", (1, "y", "z"), strict=True)
+)
 HOSTILE: dict[str, tuple[str, Any, str]] = {
     "utf-16": ("captions.csv", "file_name,caption\na.png,ü\n".encode("utf-16"), "looks like UTF-16; save it as UTF-8"),
     "utf-16 bare": ("captions.csv", "file_name,caption\na.png,x\n".encode("utf-16-le"), "UTF-16 or UTF-32; save it"),

@@ -19,7 +19,7 @@ from federations import experiment_settings
 from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.core.errors import BudgetError, PayloadError
+from polyfed.core.errors import BudgetError, PayloadError, RefusedError
 from polyfed.deploy import host
 from polyfed.deploy.check import check_site
 from polyfed.deploy.demands import require_protection
@@ -306,5 +306,45 @@ def test_a_plan_that_cannot_be_is_named(tmp_path: Path, content: str, message: s
 
 
 def test_a_site_without_demands_says_so(tmp_path: Path) -> None:
-    found = {finding.what: finding for finding in check_site(site(tmp_path / "f").path, network=False)}
+    made = site(tmp_path / "f")
+    made.config.write_text(yaml.safe_dump(yaml.safe_load(made.config.read_text()) | {"demands": None}))
+    found = {finding.what: finding for finding in check_site(made.path, network=False)}
     assert found["demands"].detail.startswith("none: replies may leave without noise")
+
+
+# ---- the plan
+
+
+def test_a_site_as_it_is_made_takes_part_in_the_planned_run_alone(tmp_path: Path) -> None:
+    made = site(tmp_path / "f")
+    planned = experiment_settings() | {"privacy": None}
+    planned["run"] |= {"rounds": 2, "evaluate_clients": False}
+
+    def run(**changes: Any) -> Experiment:
+        return Experiment.load(planned | {key: planned[key] | value for key, value in changes.items()})
+
+    assert opened(made, run(run={"rounds": 1}), "fewer").site.spec.rounds == 1
+    assert opened(made, run(), "as-planned")
+    for name, changes, reason in (
+        ("more", {"run": {"rounds": 50}}, r"another in rounds \(50, planned 2\); agree on a new plan.yaml"),
+        ("other", {"algorithm": {"local_epochs": 7}}, r"another in algorithm.local_epochs \(7, planned 1\)"),
+        ("seeds", {"run": {"seed": 5}}, r"another in seed \(5, planned 0\)"),
+    ):
+        with pytest.raises(RefusedError, match=r"site 'hospital' demands the planned run .*" + reason):
+            opened(made, run(**changes), name)
+    made.plan.unlink()
+    with pytest.raises(RefusedError, match=r"demands the planned run \(demands.plan: exact\) and has no plan.yaml"):
+        opened(made, run(run={"rounds": 1}), "unplanned")
+
+
+def test_a_server_asks_for_no_round_beyond_the_run(tmp_path: Path) -> None:
+    place = opened(site(tmp_path / "f"), experiment()).site
+    answer = place.answer(Request(place.infos[0].id, "fit", 3, 0, None, Payload({})), tracebacks=False)
+    assert answer.error == "PayloadError: 'fit' of round 3: the run has 2 rounds"
+
+
+def test_a_site_bounds_the_range_of_masked_sums(tmp_path: Path) -> None:
+    config = SiteConfig.load(site(tmp_path / "f", smallest_range=64.0).config)
+    spec = experiment().spec("a-run", "").model_copy(update={"secure": PairwiseMasks(range=0.001)})
+    with pytest.raises(PayloadError, match=r"a range of 64 at least .*aggregation.secure.range is 0.001"):
+        require_protection(spec, config)

@@ -137,6 +137,7 @@ def site(tmp_path: Path) -> Site:
     config = topics(name="fedavg")
     config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
     config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
+    config["run"]["rounds"] = 3
     return site_of(prepared(config, tmp_path / "run"))
 
 

@@ -128,8 +128,8 @@ def scaling_of(image: Image.Image) -> Scaling | None:
     """The scale of a picture whose values are not of 8 bits; None for all others.
 
     Files do not say how many of their bits are in use. Whole numbers from 0 are of the fewest bits (8, 10, 12, 14 or
-    16) that hold the largest; fractions are of 0 to 1, or of 0 to 255, if they lie there; all else is of the picture's own
-    smallest and largest value.
+    16) that hold the largest; fractions are of 0 to 1, or of 0 to 255, if they lie there; all else is of the
+    picture's own smallest and largest value.
     """
     if not image.mode.startswith(("I", "F")):
         return None

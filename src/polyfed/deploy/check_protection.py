@@ -44,7 +44,8 @@ def _in_words(demands: ProtectionDemands | None) -> str:
     sums = "masked sums only" if demands.sums == "only" else "replies by themselves"
     kinds = ", ".join(f"{key} {getattr(demands, key)}" for key in KIND_KEYS.values())
     metrics = "as they are" if demands.metrics else "never"
-    return f"{limit} at delta {demands.delta:g} over all runs; {sums}; {kinds}; test metrics {metrics}"
+    planned = "the planned run alone; " if demands.plan == "exact" else ""
+    return f"{planned}{limit} at delta {demands.delta:g} over all runs; {sums}; {kinds}; test metrics {metrics}"
 
 
 def _met(plan: RunSpec, config: SiteConfig, population: Population) -> Finding:

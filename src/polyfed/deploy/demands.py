@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polyfed.core.errors import RefusedError
+from polyfed.core.errors import PayloadError, RefusedError
+from polyfed.core.settings import is_import_path
+from polyfed.core.untrusted import read_json
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.accounting import Neighbours, epsilon_of
@@ -13,7 +15,44 @@ from polyfed.federation.privacy import KIND_KEYS, planned_epsilon, protected_ste
 from polyfed.runs.disclosure import SentField, sent_fields
 from polyfed.wire.schema import steps_of
 
+_WITH_COMPONENTS = ("algorithm", "server_model", "transport", "privacy", "secure")
+"""Parts of a run's spec that name what is imported."""
 _MASKED = "set aggregation.secure: pairwise_masks, with a method whose replies can be summed"
+
+
+def require_allowed(spec: str, config: SiteConfig) -> None:
+    """Check, before anything of it is imported, that the site allows the run's method and all components it names.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    try:
+        # read as plain JSON: to validate it would import what it names
+        content = read_json(spec)
+        name = str(content["algorithm"]["name"])
+    except (PayloadError, KeyError, TypeError) as error:
+        raise RefusedError(f"damaged message: the run's spec: {error}") from error
+    if content.get("attackers"):
+        raise RefusedError(
+            f"the run asks clients of site '{config.name}' to attack (run.attackers), which no site does; leave it out"
+        )
+    allowed = name in config.algorithms if config.algorithms else "." not in name
+    foreign = [] if allowed else [f"method '{name}'"]
+    for path in _importable([content.get(part) for part in _WITH_COMPONENTS]):
+        if path not in config.algorithms:
+            foreign.append(f"'{path}'")
+    if foreign:
+        valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
+        raise RefusedError(f"{foreign[0]} is not allowed at site '{config.name}' (algorithms: {valid})")
+
+
+def _importable(content: object) -> Iterator[str]:
+    """Every text in a run's spec that could be the import path of a component: of a weighting, an encoder, a view."""
+    if isinstance(content, str) and is_import_path(content):
+        yield content
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    for part in parts:
+        yield from _importable(part)
 
 
 def require_protection(spec: RunSpec, config: SiteConfig) -> None:
@@ -61,6 +100,11 @@ def require_affordable_here(spec: RunSpec, config: SiteConfig, population: Popul
 def _missing(spec: RunSpec, demands: ProtectionDemands) -> Iterator[str]:
     """What a run lacks, in words."""
     yield from _too_much(spec, demands)
+    if demands.smallest_range is not None and spec.secure is not None and spec.secure.range < demands.smallest_range:
+        yield (
+            f"a range of {demands.smallest_range:g} at least in masked sums (demands.smallest_range), as a reply that "
+            f"is refused for its size tells something of it, and aggregation.secure.range is {spec.secure.range:g}"
+        )
     if spec.evaluates and not demands.metrics:
         yield (
             "that no test metrics leave it as they are (demands.metrics: false); set run.evaluate_clients: false "

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfed.core.errors import ConfigError, PayloadError, RefusedError
+from polyfed.core.errors import ConfigError, RefusedError
 from polyfed.core.files import write_atomically
-from polyfed.core.settings import is_import_path
-from polyfed.core.untrusted import read_json
-from polyfed.deploy.demands import require_affordable_here, require_protection
+from polyfed.deploy.demands import require_affordable_here, require_allowed, require_protection
 from polyfed.deploy.files import SiteFolder
+from polyfed.deploy.plan import require_planned
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.flower_node import Host, read_spec
 from polyfed.engines.run_spec import RunSpec
@@ -27,8 +26,6 @@ if TYPE_CHECKING:  # takes cryptography, which most runs do without
     from polyfed.aggregation.masking.identity import SiteIdentity
 
 _log = logging.getLogger(__name__)
-_WITH_COMPONENTS = ("algorithm", "server_model", "transport", "privacy", "secure")
-"""Parts of a run's spec that name what is imported."""
 
 
 def open_host(spec: str, config: Mapping[str, Any]) -> Host:
@@ -51,6 +48,7 @@ def _opened(site_file: Path, text: str) -> Host:
     require_allowed(text, config)
     spec = read_spec(text)
     require_protection(spec, config)
+    require_planned(spec, SiteFolder(site_file.parent), config)
     folder = config.state_dir / spec.run
     # a run keeps its settings; the same name with others is another run, whose states must not be mixed
     path, announced = folder / "run.json", spec.model_dump_json()
@@ -84,38 +82,3 @@ def _identity(folder: SiteFolder, config: SiteConfig, spec: RunSpec) -> SiteIden
     from polyfed.deploy.roster import identity_of
 
     return identity_of(folder, config)
-
-
-def require_allowed(spec: str, config: SiteConfig) -> None:
-    """Check, before anything of it is imported, that the site allows the run's method and all components it names.
-
-    Raises:
-        RefusedError: it does not.
-    """
-    try:
-        # read as plain JSON: to validate it would import what it names
-        content = read_json(spec)
-        name = str(content["algorithm"]["name"])
-    except (PayloadError, KeyError, TypeError) as error:
-        raise RefusedError(f"damaged message: the run's spec: {error}") from error
-    if content.get("attackers"):
-        raise RefusedError(
-            f"the run asks clients of site '{config.name}' to attack (run.attackers), which no site does; leave it out"
-        )
-    allowed = name in config.algorithms if config.algorithms else "." not in name
-    foreign = [] if allowed else [f"method '{name}'"]
-    for path in _importable([content.get(part) for part in _WITH_COMPONENTS]):
-        if path not in config.algorithms:
-            foreign.append(f"'{path}'")
-    if foreign:
-        valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
-        raise RefusedError(f"{foreign[0]} is not allowed at site '{config.name}' (algorithms: {valid})")
-
-
-def _importable(content: object) -> Iterator[str]:
-    """Every text in a run's spec that could be the import path of a component: of a weighting, an encoder, a view."""
-    if isinstance(content, str) and is_import_path(content):
-        yield content
-    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    for part in parts:
-        yield from _importable(part)

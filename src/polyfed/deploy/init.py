@@ -46,7 +46,7 @@ _EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyf
 _CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
 _PLAN_COMMENT = """\
 What is to be run, for polyfed deploy check: what leaves, what hides it, which demands apply.
-Nothing is run by it, and a run that is otherwise is refused by the demands in site.yaml alone."""
+A run that is otherwise, or of more rounds, is refused while site.yaml says demands.plan: exact."""
 _DATA_NOTE = "Put the site's data here, or say in site.yaml, at data.dir, where they are.\n"
 
 
@@ -209,14 +209,12 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
     )
 
 
-def _demands(experiment: Experiment) -> dict[str, Any] | None:
-    """Of a protected experiment: the protection that it plans, no less."""
-    settings, masked = resolved_privacy(experiment), uses_rosters(experiment)
-    if settings is None and not masked:
-        return None
-    content: dict[str, Any] = {"metrics": experiment.run.evaluate_clients is not False}
-    if masked:
-        content |= {"sums": "only"}
+def _demands(experiment: Experiment) -> dict[str, Any]:
+    """The planned run, and of a protected one the protection that it plans, no less."""
+    settings, secure = resolved_privacy(experiment), experiment.aggregation.secure
+    content: dict[str, Any] = {"metrics": experiment.run.evaluate_clients is not False, "plan": "exact"}
+    if secure is not None and secure.masks:
+        content |= {"sums": "only", "smallest_range": secure.range}
     if settings is not None:
         delta, rounds = settings.budget.delta, experiment.run.rounds
         # that of DP-SGD depends on how many samples a site has, which nobody knows here

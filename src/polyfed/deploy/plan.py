@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from polyfed.core.errors import ConfigError, PolyfedError
+from polyfed.core.errors import ConfigError, PolyfedError, RefusedError
 from polyfed.core.settings import parse_settings
+from polyfed.deploy.demands import require_allowed
 from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.host import require_allowed
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.runs.experiment import read_config
@@ -35,9 +35,28 @@ def read_plan(site: SiteFolder, config: SiteConfig) -> RunSpec | None:
 
 
 def unlike(run: RunSpec, plan: RunSpec) -> list[str]:
-    """In what a run is not as planned; of single values with both."""
-    own, planned = (spec.model_dump(mode="json", exclude=set(_NOT_AGREED)) for spec in (run, plan))
+    """In what a run is not as planned; of single values with both. Fewer rounds are within the plan."""
+    most = plan.model_copy(update={"rounds": min(run.rounds, plan.rounds)})
+    own, planned = (spec.model_dump(mode="json", exclude=set(_NOT_AGREED)) for spec in (run, most))
     return list(_differences("", own, planned))
+
+
+def require_planned(run: RunSpec, site: SiteFolder, config: SiteConfig) -> None:
+    """Check that a run is the planned one, where the site demands it.
+
+    Raises:
+        ConfigError: the plan is damaged.
+        RefusedError: the run is another, or nobody wrote a plan down.
+    """
+    if config.demands is None or config.demands.plan == "any":
+        return
+    if (plan := read_plan(site, config)) is None:
+        raise RefusedError(f"site '{config.name}' demands the planned run (demands.plan: exact) and has no plan.yaml")
+    if differences := unlike(run, plan):
+        raise RefusedError(
+            f"site '{config.name}' demands the planned run (demands.plan: exact), and this one is another in "
+            f"{'; '.join(differences[:5])}; agree on a new plan.yaml, or run what is planned"
+        )
 
 
 def _differences(path: str, one: Any, other: Any) -> Iterator[str]:

@@ -78,6 +78,13 @@ class ProtectionDemands(Settings):
         default="allowed",
         description="only: all replies to steps of training leave in masked sums; numbers such as losses do not leave",
     )
+    smallest_range: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="of values in masked sums, at least; None: any"
+    )
+    plan: Literal["exact", "any"] = Field(
+        default="any",
+        description="exact: a run is as plan.yaml says in everything, and of no more rounds, or it is refused",
+    )
     weights: Demanded = Field(
         default="allowed",
         description="trained weights may leave as they are, protected by differential privacy, summed under masks, or "

@@ -201,6 +201,8 @@ class Site:
         """``handle``, with what it raises as an answer; see ``told`` for what is told without ``tracebacks``."""
         refused = True
         try:
+            if not 0 <= request.round <= self.spec.rounds:
+                raise PayloadError(f"'{request.step}' of round {request.round}: the run has {self.spec.rounds} rounds")
             performed = self._accepted(request)
             refused = False
             return Answer(request.client, performed())
