@@ -110,6 +110,8 @@ MECHANICS: dict[str, Any] = {
     "*.partition.of": [],
     "*.partition.together": None,
     "*.partition.attempts": 1000,
+    # the routine that all the papers' released codes have caps the sizes of clients
+    "*.partition.size_cap": True,
     "*.task.between": ["image", "text"],
     "*.task.fold_seed": None,
     "*.task.cutoffs": [1, 5, 10],
