@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyfed.reporting.charts import (
-    LARGEST,
+    MOST_DRAWN,
     BarPart,
     BarRows,
     BubbleChart,
@@ -63,9 +63,9 @@ def drawn(chart: Any) -> None:
     assert sheet._repr_png_().startswith(b"\x89PNG")
 
 
-@given(st.floats(-LARGEST, LARGEST), st.floats(-LARGEST, LARGEST))
+@given(st.floats(-MOST_DRAWN, MOST_DRAWN), st.floats(-MOST_DRAWN, MOST_DRAWN))
 @example(2.883861842751503, 2.8838618427515034)
-@example(-LARGEST, LARGEST)
+@example(-MOST_DRAWN, MOST_DRAWN)
 @example(0.0, 5e-324)
 def test_marks_enclose_all_values(one: float, other: float) -> None:
     low, high = sorted((one, other))

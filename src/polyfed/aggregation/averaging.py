@@ -39,7 +39,6 @@ class Averaging(Component):
 
     @property
     def mixes_types(self) -> bool:
-        """Whether weights of clients of one type act on the global model of another."""
         return self.scope.layers != "none" and self.scope.range != "own"
 
     def require(self, holders: Mapping[str, Holder], shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:

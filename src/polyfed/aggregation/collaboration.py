@@ -50,7 +50,6 @@ class Scope:
     names: Literal["role", "released"] = "role"
 
     def covers(self, slot: Slot) -> bool:
-        """Whether a slot collaborates."""
         if self.range == "own":
             return False
         if self.layers == "encoder":

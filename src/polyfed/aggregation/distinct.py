@@ -13,7 +13,6 @@ from torch import Tensor
 
 
 def distinct_count(places: Int64[Tensor, " n"]) -> int:
-    """How many distinct rows there are."""
     return int(places.max()) + 1 if len(places) else 0
 
 
@@ -27,7 +26,6 @@ def packed(values: Shaped[Tensor, "n ..."], places: Int64[Tensor, " n"] | None) 
 
 
 def unpacked(values: Shaped[Tensor, "k ..."], places: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:
-    """The rows of all samples, from the distinct ones."""
     return values if places is None else values[places.to(values.device)]
 
 

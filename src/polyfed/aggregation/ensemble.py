@@ -104,7 +104,6 @@ class Ensemble:
         self._peak = peak
 
     def result(self) -> Ensembled:
-        """The ensemble of the clients so far."""
         valid = self._denominator > 0
         return Ensembled(self._total / self._denominator.masked_fill(~valid, 1)[:, None], valid)
 

@@ -26,7 +26,6 @@ class ClassMeans(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of classes, with and without a mean, and width d."""
         return len(self.present), self.means.shape[1]
 
     def require(self, samples: int) -> None:
@@ -71,7 +70,6 @@ class GlobalPrototypes(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of classes, with and without prototype, and width d."""
         return len(self.present), self.means.shape[1]
 
 
@@ -116,7 +114,6 @@ class ClassAverage:
         self._classes = torch.arange(classes, device=device)
 
     def add(self, features: Float[Tensor, "b d"], labels: Int[Tensor, " b"]) -> None:
-        """Fold a batch in."""
         member = labels[:, None] == self._classes
         self._sums += member.float().T @ features.float()  # index_add_ has no fixed order on a GPU
         self._counts += member.sum(0)

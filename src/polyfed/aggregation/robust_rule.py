@@ -45,7 +45,6 @@ class RobustRule(Component):
     )
 
     def false_clients(self, asked: int) -> int:
-        """f, of so many clients of a type that are asked."""
         # 0.3 of 10 is 3, although the product may be a bit less
         return self.tolerated if isinstance(self.tolerated, int) else max(1, floor(self.tolerated * asked + 1e-9))
 
@@ -86,7 +85,6 @@ class AggregationSettings(Settings):
 
 
 def stacked(values: Sequence[Tensor]) -> Float[Tensor, "n ..."]:
-    """One tensor of all clients, in the first's precision and on its device."""
     return torch.stack([value.to(values[0]) for value in values])
 
 

@@ -49,7 +49,6 @@ class SecureSum(Component):
 
     @property
     def numbers(self) -> FixedPoint:
-        """The layout of values."""
         return FixedPoint(self.range, self.bits, self.beyond)
 
     def required(self, clients: int) -> int:

@@ -156,7 +156,6 @@ class _Scan:
         self.scratch = torch.empty_like(self.workspace) if "entropy" in self.wanted else self.workspace[:0]
 
     def statistics(self, rows: Float[Tensor, "r d"], of: Int[Tensor, " n"], own: Int[Tensor, " n"]) -> Statistics:
-        """The statistics of all samples."""
         order = of.argsort(stable=True)  # the samples of a row go with it
         parts, place = list(self.parts(rows, of[order], own[order])), order.argsort().to(rows.device)
         return {name: torch.cat([part[name] for part in parts])[place] for name in parts[0]}
@@ -203,7 +202,6 @@ class _Scan:
         return None if self.counts is None else self.counts[columns]
 
     def slack(self, vectors: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
-        """By how much a row's logits may differ and be ties."""
         slack: Tensor = torch.linalg.vector_norm(vectors, dim=1) * self.reach
         return slack * (_ROUNDING * torch.finfo(self.dtype).eps)
 
@@ -219,7 +217,6 @@ class _Scan:
         return hurdle.scatter_reduce_(0, of, logits - self.slack(vectors)[of], "amin")
 
     def running_sum(self, vectors: Float[Tensor, "r d"]) -> RunningLogSumExp | None:
-        """What sums the powers, if anybody asks for the sum."""
         if not _SUMS & self.wanted:
             return None
         like = vectors.new_empty(len(vectors))
@@ -228,7 +225,6 @@ class _Scan:
         return BoundedLogSumExp(like, 2) if self.bounded else RunningLogSumExp(like, 2)
 
     def tiles(self, vectors: Float[Tensor, "r d"]) -> Iterator[tuple[int, Float[Tensor, "r m"]]]:
-        """First column and logits of tile after tile, all in the same memory."""
         for first in range(0, len(self.anchors), self.blocks.columns):
             anchors = self.anchors[first : first + self.blocks.columns].to(self.dtype)
             tile = self.workspace[: len(vectors) * len(anchors)].view(len(vectors), len(anchors))

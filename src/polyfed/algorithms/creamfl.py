@@ -98,13 +98,11 @@ class CreamFL(EnsembleDistillation):
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        """Rows, where they are weighted by samples."""
         return {"fit": "num_examples"} if self.sums_suffice else {}
 
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Check that there is something to contrast with."""
         super().setup(server)
         if len(server.model.modalities) < 2 and self.inter:
             raise ConfigError(

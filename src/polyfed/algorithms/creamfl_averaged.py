@@ -102,7 +102,6 @@ class CreamFLAveraged(FedAvg):
 
     @property
     def creamfl(self) -> CreamFL:
-        """CreamFL's own contrasts, weights and distillation, set as here."""
         names = CreamFL.model_fields.keys() & type(self).model_fields.keys() - FedAvg.model_fields.keys()
         # checked here already, where other settings decide which have an effect
         return CreamFL.model_construct(**{name: getattr(self, name) for name in names})
@@ -141,7 +140,6 @@ class CreamFLAveraged(FedAvg):
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
-        """The check that weights and representations are what their sender was to send."""
         check_weights, shapes = self.shape_check(server), self.creamfl.shapes(server, server_outputs)
 
         def check(reply: Reply) -> None:

@@ -66,7 +66,6 @@ class FedMAE(FedAvg):
         return self
 
     def add_modules(self, model: Model) -> None:
-        """A decoder for each encoder that can leave out patches."""
         for modality, encoder in model.encoders.items():
             blocks = maskable(encoder)
             if blocks is not None:
@@ -137,7 +136,6 @@ class FedMAE(FedAvg):
         return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **means)
 
     def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor:
-        """Sum over the modalities that can be masked of the loss on hidden patches."""
         losses = []
         for modality, x in batch.inputs.items():
             # batches also hold modalities that only the task sees, such as texts

@@ -137,7 +137,6 @@ class FedAID(RobustAlignment):
         return self.robust_mean(server, self._delivered(server, replies) if sent else replies)
 
     def _delivered(self, server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
-        """The replies of clients that have got the encoder of this round."""
         for reply in replies:
             server.state.setdefault("holding", {})[reply.sender.id] = torch.tensor(server.clock.round)
             yield reply

@@ -30,12 +30,10 @@ class FedAvg(GlobalModels):
 
     @property
     def mixes_types(self) -> bool:
-        """As the averaging does."""
         return self.averaging.mixes_types
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        """The mean by sample count is all that is used."""
         return {"fit": "num_examples"}
 
     # ---- server half

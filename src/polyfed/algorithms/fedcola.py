@@ -61,7 +61,6 @@ class FedCola(FedAvg):
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        """The mean by sample count is all that is used."""
         return {**super().summed, "complemented_fit": "num_examples"}
 
     # ---- server half

@@ -130,7 +130,6 @@ class FedDRA(RobustAlignment):
 
     @client_step(weights=Weights)
     def align(self, client: Client, weights: Weights, teacher: Weights, factor: float) -> Reply:
-        """Train align modules and heads, on features of the frozen encoder."""
         client.load_weights(weights)
         parts = parts_of(client)
         client.state["encoder"] = dict(selected(weights, parts.encoder))
@@ -142,7 +141,6 @@ class FedDRA(RobustAlignment):
 
     @client_step(float, weights=Weights, num_examples=int)
     def bind(self, client: Client, aligner: Weights, factor: float) -> Reply:
-        """Train all on the task under guidance by what was received."""
         # not sent twice: the first stage of this round has left it with the client
         encoder = client.state.pop("encoder")
         client.load_weights({**encoder, **aligner})
@@ -164,7 +162,6 @@ class FedDRA(RobustAlignment):
 
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
-        """v_k: the loss of the aggregated model on the client's own data."""
         client.load_weights(weights)
         return Reply(**self.measured(client, self.aggregated_loss(client)))
 
@@ -185,7 +182,6 @@ class FedDRA(RobustAlignment):
         return loss
 
     def guided_loss(self, client: Client) -> Regulariser:
-        """Loss of the second stage: the task's, and the distance to what the present model gives."""
         received = frozen_copy(client.model, training=self.anchor_mode == "training")
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
@@ -204,5 +200,4 @@ class FedDRA(RobustAlignment):
 
 
 def _layers(aligner: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of align modules that are transformer layers, without embedding heads."""
     return {name: value for name, value in aligner.items() if ".aligner.layers." in name}

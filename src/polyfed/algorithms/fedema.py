@@ -150,7 +150,6 @@ class FedEMA(FedAvg):
 
     @torch.no_grad()
     def gap(self, model: Model, weights: Mapping[str, Tensor]) -> float:
-        """|W_g - W_k| over the parameters of the encoders (and the norm that they share)."""
         differences = [
             (weights[name].to(value.device) - value).float()
             for name, value in model.named_parameters()

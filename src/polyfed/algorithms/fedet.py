@@ -151,7 +151,6 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         return self.aims(server, server_outputs, votes)
 
     def fold_weights(self, server: Server, reply: Reply, means: dict[str, WeightedMean]) -> None:
-        """Fold a reply's weights into the mean of its type, and its representation layer into that of all types."""
         kind, count = server.type_of(reply.sender), reply.num_examples
         if count:  # a mean of nothing else would end the round
             trained = limited(server.weights[kind], reply.weights, self.largest_update)
@@ -222,12 +221,10 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         return torch.stack(losses).sum()
 
     def shared(self, server: Server, kind: str) -> list[str]:
-        """Names of the representation layer that a type has in common with the server."""
         own = {name: value.shape for name, value in server.model.state_dict().items() if name.startswith("heads.")}
         return [name for name, shape in server.shapes(kind).items() if self.share_head and own.get(name) == shape]
 
     def return_head(self, server: Server) -> None:
-        """The types' models get the representation layer of the server's."""
         own = server.model.state_dict()
         for kind in server.weights:
             head = {name: own[name].detach().clone() for name in self.shared(server, kind)}

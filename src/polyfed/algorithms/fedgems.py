@@ -113,7 +113,6 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         super().setup(server)
 
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Lesson]:
-        """Ask the cohort to train and for its outputs, and choose who teaches what."""
         ensembles = self.ensembles(server, server_outputs)
         check = self.outputs_check(server, server_outputs, "knowledge")
         sent = self.to_wire(server, server_outputs, server_outputs.order)
@@ -166,7 +165,6 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         }
 
     def distil(self, server: Server, targets: Mapping[str, Lesson]) -> None:
-        """Passes over P with task and lessons together."""
         goals = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in targets.items()}
         server.record(**self.distances(server, goals, "before"))
         # the task's own optimiser: lessons and task are one loss
@@ -211,7 +209,6 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         return Reply(knowledge=own, num_examples=client.num_examples)
 
     def study(self, client: Client, server_outputs: Mapping[str, Tensor]) -> None:
-        """Passes over the exchanged samples towards the server's outputs on them."""
         samples, trainer = client.exchanged(self.public_samples), client.trainer()
         items = samples.items.to(client.device) if self.mask_siblings else None
         epochs = self.public_epochs if server_outputs else 0

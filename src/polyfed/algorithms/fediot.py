@@ -35,7 +35,6 @@ class FedIoT(FedAvg):
     )
 
     def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
-        """Fold replies into the global models, and record the shares that clients with several modalities had."""
         sizes = dict.fromkeys(server.types, 0.0)
 
         def count(reply: Reply) -> None:

@@ -46,7 +46,6 @@ class Convergence(Settings):
     )
 
     def watch(self, client: Client, samples: Samples) -> Callable[[], bool]:
-        """To be asked after each pass: whether it was the last."""
         best, waiting = -math.inf, 0
 
         def is_over() -> bool:
@@ -117,7 +116,6 @@ class FedMD(EitherForm, EnsembleDistillation):
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        """Rows, where they are weighted by samples."""
         return {"tell": "num_examples"} if self.sums_suffice else {}
 
     # ---- server half

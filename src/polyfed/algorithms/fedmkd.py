@@ -106,7 +106,6 @@ class FedMKD(SoftmaxForm, ServerTask):
         return {name: Teachers(torch.cat(parts).view(shapes[name]), senders[name]) for name, parts in rows.items()}
 
     def distil(self, server: Server, targets: Mapping[str, Teachers]) -> None:
-        """The student's passes over the exchanged samples."""
         present = {name: teachers for name, teachers in targets.items() if teachers.senders}
         if not self.kd_epochs or not present:
             return
@@ -167,7 +166,6 @@ class Student:
         self._losses: dict[str, list[Tensor]] = {"byol": [], "contrast": []}
 
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
-        """One step."""
         model, method = CachedModel(self._server.model), self._method
         # embeds first: BYOL takes the same embeddings of the first view
         outputs = method.output_kind.outputs(self._server, model, batch, list(teachers))
@@ -198,13 +196,11 @@ class Student:
         return loss
 
     def keep(self) -> None:
-        """Leave with the server what lasts."""
         server = self._server
         server.state |= {name: dict(module.state_dict()) for name, module in self._modules().items()}
         server.state[_QUEUE] = self._queue
 
     def means(self) -> dict[str, float]:
-        """Mean of each loss."""
         return {name: float(torch.stack(values).mean()) for name, values in self._losses.items() if values}
 
     def _modules(self) -> dict[str, nn.Module]:

@@ -98,7 +98,6 @@ class FedProto(Algorithm):
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        """Means weighted by samples are all that is used."""
         return {"fit": None} if self.weighting == "count" else {}
 
     # ---- server half
@@ -162,7 +161,6 @@ class FedProto(Algorithm):
 
     @property
     def is_personal(self) -> bool:
-        """No: with the prototypes, inference changes for those too who took no part."""
         return False
 
     def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:

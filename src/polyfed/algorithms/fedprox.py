@@ -29,7 +29,6 @@ class FedProx(FedAvg):
     )
 
     def train(self, client: Client) -> None:
-        """Local training with the proximal term."""
         correct = _Proximal(self, {name: value.detach().clone() for name, value in client.model.named_parameters()})
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
 

@@ -42,7 +42,6 @@ class FedTGP(FedProto):
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        """None: the generator learns from each client's prototypes."""
         return {}
 
     def learn(
@@ -93,6 +92,5 @@ class PrototypeGenerator(nn.Module):
         self.layers = nn.Sequential(nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, dim))
 
     def forward(self) -> Float[Tensor, "classes d"]:
-        """The prototypes of all classes."""
         made: Tensor = self.layers(self.vectors)
         return made

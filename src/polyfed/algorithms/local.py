@@ -29,12 +29,10 @@ class LocalOnly(Algorithm):
         return LocalTraining(self.local_epochs, self.local_steps)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Ask the cohort to train."""
         for _ in cohort.ask(self.fit):
             pass
 
     @client_step()
     def fit(self, client: Client) -> Reply:
-        """Train on the client's own task."""
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         return Reply()

@@ -40,7 +40,6 @@ class MOON(FedAvg):
     )
 
     def add_modules(self, model: Model) -> None:
-        """Add the projection heads, d -> d -> projection, one for each modality."""
         for modality in model.modalities if self.projection is not None else ():
             layers = nn.Linear(model.dim, model.dim), nn.ReLU(), nn.Linear(model.dim, self.projection or 0)
             model.extras[_head(modality)] = nn.Sequential(*layers)
@@ -83,14 +82,12 @@ class _Contrast(nn.Module):
 
 
 def project_embedding(model: Model, modality: str, embedding: Tensor) -> Tensor:
-    """What is contrasted of an embedding: its projection if the model has one, or else itself."""
     name = _head(modality)
     projected: Tensor = model.extras[name](embedding) if name in model.extras else embedding
     return projected
 
 
 def _frozen(model: Model) -> Model:
-    """A copy in evaluation mode: dropout in constants would be noise in the contrast."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 

@@ -73,7 +73,6 @@ class Scaffold(FedAvg):
             server.state[_key(kind)] = _moved(server.state.get(_key(kind), {}), mean.take(), part)
 
     def share(self, server: Server, client: ClientInfo) -> float:
-        """What a client counts for in c."""
         return 1.0 if self.objective == "clients" else float(server.weight(client))
 
     def control_for(self, server: Server, client: ClientInfo) -> Weights:
@@ -81,7 +80,6 @@ class Scaffold(FedAvg):
         return Weights(server.state.get(_key(server.type_of(client)), {}))
 
     def shape_check(self, server: Server) -> ReplyCheck:
-        """The check that a reply's weights and changes are those of its sender's architecture."""
         check_weights = weights_check(server)
 
         def check(reply: Reply) -> None:
@@ -158,7 +156,6 @@ def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:
 
 
 def _moved(old: Tensors, change: Tensors, part: float) -> dict[str, Tensor]:
-    """old + part x change, where the changes are."""
     moved = {name: value * part for name, value in change.items()}
     return dict(old) | {name: value + old[name].to(value) if name in old else value for name, value in moved.items()}
 

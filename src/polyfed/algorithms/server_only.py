@@ -25,7 +25,6 @@ class ServerOnly(Algorithm):
 
     @property
     def epochs_a_round(self) -> int:
-        """Those of the server, as nobody else trains."""
         return self.server_epochs
 
     def round(self, server: Server, cohort: Cohort) -> None:

@@ -39,11 +39,9 @@ class Judged:
     figures: Figures
 
     def values(self, figure: str) -> list[float]:
-        """One a client."""
         return [at[figure] for at in self.figures.values()]
 
     def summary(self, figure: str) -> dict[str, float]:
-        """Unweighted mean over clients, the worst client's, and the disparity: greatest minus smallest."""
         values = self.values(figure)
         return {"average": mean_of(self.figures, figure), "worst": min(values), "disparity": max(values) - min(values)}
 
@@ -62,11 +60,9 @@ class JudgedModels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the figures."""
         return tuple(next(iter(self.models[0].figures.values())))
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
         models = [
             {"name": model.name, "round": model.round, "kept": model.is_kept, "figures": model.figures}
             | {"summary": {name: model.summary(name) for name in self.names}}
@@ -90,7 +86,6 @@ class Across:
     is_server_untrained: bool
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
         tables = [table.to_json() for table in self.tables]
         return {"run": self.run, "server_untrained": self.is_server_untrained, "tables": tables}
 

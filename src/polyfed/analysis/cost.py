@@ -80,7 +80,6 @@ class Cost:
     bytes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def moved(self, direction: str) -> int:
-        """Bytes in a direction."""
         return sum(self.bytes.get(direction, {}).values())
 
 
@@ -105,7 +104,6 @@ class RoundCosts:
     clients: tuple[ClientInfo, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
         return {name: value for name, value in asdict(self).items() if name != "clients"}
 
 
@@ -121,7 +119,6 @@ class _Meter:
 
     @contextlib.contextmanager
     def of(self, participant: str) -> Iterator[None]:
-        """Add what is done within to a participant's."""
         counter = FlopCounterMode(display=False) if self.counting else None
         peak = PeakMemory(self.device)
         started = time.perf_counter()
@@ -148,11 +145,9 @@ class _Metered:
     meter: _Meter
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Everybody in the federation."""
         return self.local.clients()
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        """One client after the other, however long it takes."""
         for request in requests:
             with self.meter.of(request.client):
                 answer = next(iter(self.local.exchange([request], None)))

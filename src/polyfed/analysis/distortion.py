@@ -54,12 +54,10 @@ class Distortion:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Who trained and judged, in client order."""
         return tuple(row.on for row in self.rows)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the figures but similarity."""
         return tuple(name for name in next(iter(self.rows[0].before.values())) if name != _SIMILARITY)
 
     def decrease(self, trained: str, judged: str) -> float:
@@ -68,11 +66,9 @@ class Distortion:
         return row.before[judged][_SIMILARITY] - row.after[judged][_SIMILARITY]
 
     def mean_decrease(self, judged: str) -> float:
-        """The mean over all who train."""
         return fmean(self.decrease(trained, judged) for trained in self.clients)
 
     def mean_figure(self, judged: str, figure: str) -> float:
-        """Mean of a figure at a client over all trained models."""
         return fmean(row.after[judged][figure] for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:

@@ -68,12 +68,10 @@ class DomainGaps:
     counts: Mapping[str, Mapping[str, int]]
 
     def total(self, other: str | None = None) -> float:
-        """Sum over modalities, of one other data set or of all: the g of a setting in FedCola."""
         chosen = self.gaps.values() if other is None else [self.gaps[other]]
         return math.fsum(value for by_modality in chosen for value in by_modality.values())
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with the sums."""
         return {**vars(self), "sums": {other: self.total(other) for other in self.gaps}, "total": self.total()}
 
 

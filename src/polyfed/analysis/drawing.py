@@ -64,7 +64,6 @@ def heat_map(
 
 
 def bare_map(axes: Axes) -> None:
-    """Leave out ticks and grid: coordinates on a map of points mean nothing."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.grid(visible=False)
@@ -79,7 +78,6 @@ def cycled(place: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:
 
 
 def patches(names: Sequence[str]) -> list[Any]:
-    """Entries of a legend, a patch of the next colour for each name."""
     from matplotlib.patches import Patch
 
     return [Patch(color=COLOURS[place % len(COLOURS)], label=name) for place, name in enumerate(names)]

@@ -88,12 +88,10 @@ class ModalityDrift:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Positions of the clients."""
         return tuple(place for place, group in enumerate(self.groups) if group is not None)
 
     @property
     def server(self) -> int | None:
-        """Position of the server, if it encodes the modality."""
         return self.groups.index(None) if None in self.groups else None
 
     def between(self, kind: str) -> PairMeans:
@@ -106,7 +104,6 @@ class ModalityDrift:
         return self.over([(i, j) for i, j in pairs if (self.groups[i] == self.groups[j]) in wanted])
 
     def of_client(self, place: int) -> PairMeans:
-        """Means over the pairs of one client with the others."""
         return self.over([(place, other) for other in self.clients if other != place])
 
     def over(self, pairs: Sequence[tuple[int, int]]) -> PairMeans:
@@ -115,7 +112,6 @@ class ModalityDrift:
         return PairMeans(len(pairs), float(self.distances[chosen].nanmean()), float(self.alignment[chosen].nanmean()))
 
     def to_json(self) -> dict[str, Any]:
-        """All figures, without the map."""
         return {
             "participants": self.names,
             "groups": self.groups,
@@ -143,7 +139,6 @@ class Drift:
     modalities: tuple[ModalityDrift, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
         by_modality = {each.modality: each.to_json() for each in self.modalities}
         return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": by_modality}
 
@@ -220,7 +215,6 @@ def mean_distances(values: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, "p p
 
 
 def one_of_each_item(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
-    """Positions of the first sample of every item: siblings share a picture and would count it several times."""
     values, inverse = torch.unique(items, return_inverse=True)
     first = torch.full((len(values),), len(items))
     return first.scatter_reduce(0, inverse, torch.arange(len(items)), "amin").sort().values

@@ -60,18 +60,15 @@ class Encoders:
         return self.data.sources[source].open(name, name=source, data_dir=self.data.data_folder)
 
     def modalities(self, split: Split) -> tuple[str, ...]:
-        """Those of a split that there are encoders for."""
         return tuple(name for name in self.views if name in split.columns)
 
     def samples(self, split: Split, modality: str) -> Samples:
-        """All samples of a split, in one modality."""
         return assemble(split, {modality: self.views[modality]}, self.context)
 
     @torch.no_grad()
     def embeddings(
         self, samples: Samples, modality: str, rows: Int64[Tensor, " n"] | None = None
     ) -> Iterator[Float[Tensor, "b d"]]:
-        """Embeddings of rows of a modality (by default every row once), on the CPU, batch by batch."""
         load = samples.inputs[modality]
         rows = torch.arange(len(load)) if rows is None else rows
         for part in torch.split(rows, self.batch):

@@ -45,7 +45,6 @@ class Forecast:
 
     @cached_property
     def by_kind(self) -> dict[tuple[str, str], tuple[Cost, list[ClientInfo]]]:
-        """Group and architecture -> what one of them costs, and all of them."""
         infos = {client.id: client for client in self.measured.clients}
         costs = {_kind(infos[cost.participant]): cost for cost in self.measured.costs if cost.kind != SERVER}
         return {
@@ -55,12 +54,10 @@ class Forecast:
 
     @cached_property
     def server(self) -> Cost:
-        """The server's."""
         return next(cost for cost in self.measured.costs if cost.kind == SERVER)
 
     @cached_property
     def cohorts(self) -> list[tuple[ClientInfo, ...]]:
-        """Clients of each round, as the run will draw them."""
         run = self.experiment.run
         numbers = range(1, min(run.rounds, _DRAWN) + 1)
         return [run.sampling.draw(self.measured.clients, generator(run.seed, number, "cohort")) for number in numbers]
@@ -75,7 +72,6 @@ class Forecast:
         return cost.seconds * (client.samples / cost.samples if cost.samples else 1)
 
     def moved(self, direction: str) -> float:
-        """Bytes of a round."""
         return fmean(
             sum(self.by_kind[_kind(client)][0].moved(direction) for client in cohort) for cohort in self.cohorts
         )

@@ -79,7 +79,6 @@ class ComparedFeatures:
     maps: Mapping[str, Float[Tensor, "_ 2"]]
 
     def to_json(self) -> dict[str, Any]:
-        """All figures, without the maps."""
         return {
             "run": self.run,
             "client": self.client,
@@ -98,15 +97,12 @@ class Tabled:
 
     @property
     def device(self) -> torch.device:
-        """Of the embeddings."""
         return next(iter(self.tables.values())).device
 
     def embed(self, modality: str, x: Int64[Tensor, " b"]) -> Float[Tensor, "b d"]:
-        """The known embeddings."""
         return self.tables[modality][x]
 
     def represent(self, modality: str, x: Int64[Tensor, " b"]) -> Float[Tensor, "b d"]:
-        """With unit norm."""
         return F.normalize(self.embed(modality, x), dim=-1)
 
 

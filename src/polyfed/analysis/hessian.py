@@ -38,7 +38,6 @@ class Eigenpairs:
 
 
 def flat(parts: Sequence[Tensor]) -> Float[Tensor, " n"]:
-    """Tensors end to end as one vector, without their graph."""
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 

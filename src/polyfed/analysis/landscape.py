@@ -107,7 +107,6 @@ class Landscape:
     values: Float[Tensor, "grid grid"]
 
     def to_json(self) -> dict[str, Any]:
-        """All but vectors and grid."""
         facts = {name: getattr(self, name) for name in ("run", "round", "data", "samples", "batch", "extent", "norm")}
         half = len(self.values) // 2
         centre = float(self.values[half, half])
@@ -175,7 +174,6 @@ def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, l
 
 
 def _has_targets(server: ServerModel, samples: Samples) -> bool:
-    """Whether the server's task has what it needs in the samples."""
     try:
         with isolated("landscape"):  # a head that is built draws its weights
             server.saved.task.head(server.saved.settings.dim, samples)

@@ -55,14 +55,12 @@ class PlannedTraffic:
         return self.fixed[group][direction][kind] + items * self.an_item[group][direction][kind]
 
     def lines(self) -> Iterator[tuple[str, str, str, float]]:
-        """Group, direction, kind and bytes of one client in a round."""
         for group, ways in self.fixed.items():
             for way, kinds in ways.items():
                 for kind in kinds:
                     yield group, way, kind, self.bytes(group, way, kind)
 
     def total(self, group: str, direction: str) -> float:
-        """Bytes of one client of a group in a direction."""
         return sum(moved for of, way, _, moved in self.lines() if (of, way) == (group, direction))
 
     def to_json(self) -> dict[str, Any]:
@@ -111,7 +109,6 @@ def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: i
 
 
 def _exchanged(experiment: Experiment) -> int:
-    """Public items that are exchanged in a round."""
     public, drawn = experiment.public, getattr(experiment.algorithm, "public_samples", None)
     assert public is not None
     if public.items is None:

@@ -39,7 +39,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as CSV."""
     import pandas as pd
 
     return pd.DataFrame(rows, columns=list(header), dtype=object).to_csv(index=False, na_rep="nan")

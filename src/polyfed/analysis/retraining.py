@@ -61,7 +61,6 @@ class Plan:
             raise ConfigError(f"--lr {self.lr:g}: give a number above 0 and at most 100")
 
     def training(self, settings: TrainingSettings) -> TrainingSettings:
-        """A client's training settings with the learning rate of the plan."""
         if self.lr is None:
             return settings
         optimizer = settings.optimizer.model_copy(update={"lr": self.lr})
@@ -88,11 +87,9 @@ class Retrained:
     after: Figures
 
     def change(self, client: str, figure: str) -> float:
-        """After minus before."""
         return self.after[client][figure] - self.before[client][figure]
 
     def judgements(self) -> Iterator[tuple[str, str, float, float, float]]:
-        """Client, figure, before, after and change."""
         for client, figures in self.before.items():
             for name, value in figures.items():
                 yield client, name, value, self.after[client][name], self.change(client, name)
@@ -118,11 +115,9 @@ class Retraining:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names of the figures."""
         return tuple(self.rows[0].before[self.clients[0]])
 
     def to_json(self) -> dict[str, Any]:
-        """All figures, with their unweighted mean over clients."""
         plan = {name: getattr(self.plan, name) for name in ("layers", "depth", "steps", "lr", "seed")}
         rows = []
         for row in self.rows:
@@ -221,7 +216,6 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None
 
 
 def _models(opened: Simulated, of: str) -> Iterator[TrainedModel]:
-    """One model in memory at a time."""
     if of == EACH and not opened.keepers:
         raise ConfigError(f"--of each: clients of '{opened.run.folder}' keep no models; give --of server")
     return map(opened.kept, opened.keepers) if of == EACH else iter([opened.trained(of)])
@@ -230,7 +224,6 @@ def _models(opened: Simulated, of: str) -> Iterator[TrainedModel]:
 def _sets(
     opened: Simulated, trained: TrainedModel, members: Mapping[str, Member], on: str
 ) -> Iterator[tuple[str, Samples, TrainingSettings]]:
-    """What is trained on: name, samples and training settings."""
     if on == UNION:
         together = union([opened.train(trained, member) for member in members.values()])
         yield UNION, together, next(iter(members.values())).settings.training
@@ -258,7 +251,6 @@ def _judges(opened: Simulated, of: str, on: str) -> dict[str, Member]:
 
 
 def figure_cells(figures: Figures, name: str) -> tuple[str, ...]:
-    """One figure at each client, and its mean."""
     return (*(figure(at[name]) for at in figures.values()), figure(mean_of(figures, name)))
 
 
@@ -277,7 +269,6 @@ def heat_maps(rows: Sequence[int], panels: int, columns: int, title: str) -> tup
 
 
 def retraining_rows(retraining: Retraining) -> Iterator[Sequence[object]]:
-    """For a CSV file: one row for each model, set of samples, client and figure."""
     for row in retraining.rows:
         for judgement in row.judgements():
             yield row.of, row.round, retraining.plan.layers, row.on, row.steps, *judgement

@@ -64,11 +64,9 @@ class ChannelWeights:
         return float((1 / squares).mean()) if squares.size else float("nan")
 
     def shares(self) -> dict[str, WeightShare]:
-        """By kind of client."""
         return {kind: self._share(np.equal(self.kinds, kind)) for kind in dict.fromkeys(self.kinds)}
 
     def by_client(self) -> dict[str, WeightShare]:
-        """By client."""
         return {client: self._share(np.equal(self.clients, client)) for client in self.clients}
 
     def _share(self, rows: NDArray[np.bool_]) -> WeightShare:
@@ -102,7 +100,6 @@ class RunWeights:
     channels: tuple[ChannelWeights, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
         return {"run": self.run, "channels": {each.channel: each.to_json() for each in self.channels}}
 
 
@@ -148,7 +145,6 @@ def run_weights(
 
 
 def _kinds(run: Run) -> dict[str, str]:
-    """Kind of each client: by the number of modalities that its group's models encode, or else its group."""
     most = {name: max(len(m.encoders) for m in group.models) for name, group in run.experiment.clients.items()}
     kinds = {group: "uni-modal" if number == 1 else "multi-modal" for group, number in most.items()}
     # groups of a deployment are of sites, of which the configuration says no models

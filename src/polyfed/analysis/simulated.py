@@ -81,12 +81,10 @@ class Simulated:
 
     @property
     def experiment(self) -> Experiment:
-        """Settings of the run."""
         return self.run.experiment
 
     @property
     def federation(self) -> Population:
-        """Data and models of everybody."""
         return self.run.federation
 
     # ---- models
@@ -119,13 +117,11 @@ class Simulated:
 
     @cached_property
     def keepers(self) -> dict[str, int]:
-        """Client that keeps a model -> round of the last step that it is of."""
         if not self.run.has_client_models:
             return {}
         return {client: version[0] for client, version in self.run.kept_clients().versions.items()}
 
     def kept(self, client: str) -> TrainedModel:
-        """The model that a client kept."""
         member = self.federation.members[client]
         return self._of_member(client, self.keepers[client], member, self.run.kept_clients().model(client))
 
@@ -186,12 +182,10 @@ class Simulated:
         return members
 
     def train(self, trained: TrainedModel, member: Member) -> Samples:
-        """A client's training samples in the views of a model."""
         # None: the client's own views, which are open already
         return self.federation.train(member, None if member.model == trained.settings else trained.settings)
 
     def test(self, trained: TrainedModel, member: Member) -> Samples:
-        """Its test samples likewise."""
         samples = self.federation.test(member, None if member.model == trained.settings else trained.settings)
         assert samples is not None
         return samples
@@ -254,7 +248,6 @@ def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
 
 
 def mean_of(figures: Figures, figure: str) -> float:
-    """Unweighted mean of a figure over the clients."""
     return fmean(of_client[figure] for of_client in figures.values())
 
 

@@ -78,16 +78,13 @@ class Traffic:
 
     @property
     def label(self) -> str:
-        """For titles: run and method."""
         return f"{self.run} ({self.method})" if self.method not in ("", self.run) else self.run
 
     @property
     def rounds(self) -> int:
-        """Rounds with transfers."""
         return len(self.by_round[WAYS[0]])
 
     def total(self, direction: str) -> int:
-        """Bytes of the method in a direction."""
         return sum(self.by_round[direction].values())
 
     def a_round(self, direction: str, kind: str | None = None) -> float:
@@ -96,7 +93,6 @@ class Traffic:
         return moved / sum(self.turns.values())
 
     def cumulative(self) -> dict[int, int]:
-        """Round -> bytes of the method so far, both directions."""
         rounds = self.by_round[WAYS[0]]
         sums = accumulate(sum(self.by_round[way][number] for way in WAYS) for number in rounds)
         return dict(zip(rounds, sums, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,23 +71,29 @@ def _id(findings: FolderFindings) -> str:
     return ", id: file_name" if findings.roles.image else ""
 
 
-def _tables(findings: FolderFindings, report: Path) -> list[TextTable]:
+def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
+    """What is wrong with the data -> where."""
     from polyfed.data.annotations import SPLIT_NAMES
-    from polyfed.reporting.tables import TextTable, count
 
-    broken = [f"{file}: {reason}" for file, reason in findings.broken.items()]
-    twins = [f"{first} = {second}" for first, second in findings.in_two_splits]
-    scaled = [f"from {scale}: {number:,}" for scale, number in findings.scaled.items()]
-    gaps = [f"{column}: {number:,}" for column, number in findings.lacking.items()]
-    faults = {
-        "pictures that cannot be read, left out": broken,
+    return {
+        "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
         "rows whose pictures are not there, left out": findings.without_picture,
-        "pictures whose values are not of 8 bits, scaled": scaled,
+        "pictures whose values are not of 8 bits, scaled": _numbers("from {}", findings.scaled),
         "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],
-        "the same in two splits": twins,
-        "columns with nothing in them, and of how many items": gaps,
+        "the same in two splits": [f"{first} = {second}" for first, second in findings.in_two_splits],
+        "columns with nothing in them, and of how many items": _numbers("{}", findings.lacking),
         "pictures that no row names": findings.unused,
     }
+
+
+def _numbers(form: str, counts: Mapping[str, int]) -> list[str]:
+    return [f"{form.format(what)}: {number:,}" for what, number in counts.items()]
+
+
+def _tables(findings: FolderFindings, report: Path) -> list[TextTable]:
+    from polyfed.reporting.tables import TextTable, count
+
+    faults = _faults(findings)
     rows = [(what, count(len(entries)), "; ".join(entries[:_SHOWN])) for what, entries in faults.items() if entries]
     if findings.repeated:
         rows.append(("repeated within a split", count(findings.repeated), ""))

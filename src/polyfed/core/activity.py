@@ -55,19 +55,16 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 
 def client_started(client: str, step: str) -> None:
-    """A client begins to work on a step."""
     if (audience := _AUDIENCE.get()) is not None:
         audience.listener.client_started(client, step)
 
 
 def at_work(participant: str, what: str) -> None:
-    """A participant begins something whose length nobody knows."""
     if (audience := _AUDIENCE.get()) is not None:
         audience.listener.working(participant, what, 0, 0)
 
 
 def preparing(what: str) -> None:
-    """Something is read or computed whose length nobody knows."""
     if (audience := _AUDIENCE.get()) is not None and not audience.occupied:
         audience.listener.preparing(what, 0, 0)
 

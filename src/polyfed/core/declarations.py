@@ -94,14 +94,12 @@ def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace
 
 
 def _methods(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
-    """Names of a class's methods, and whether they are abstract."""
     for item in node.body:
         if isinstance(item, ast.FunctionDef):
             yield item.name, "abstractmethod" in map(ast.unparse, item.decorator_list)
 
 
 def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:
-    """Names that a class assigns, and the values of those that are plain strings."""
     for item in node.body:
         if isinstance(item, ast.Assign | ast.AnnAssign):
             value = item.value.value if isinstance(item.value, ast.Constant) else None
@@ -111,7 +109,6 @@ def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:
 
 
 def _ancestry(place: ClassPlace) -> list[ClassPlace]:
-    """A class and those above it, a shared one after all that inherit from it."""
     declared = class_declarations(place[0]).get(place[1])
     if declared is None:
         return []

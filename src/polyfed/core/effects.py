@@ -97,7 +97,6 @@ class Only(Condition):
         return not self._unmet(settings)
 
     def obstacle(self, settings: BaseModel, facts: Facts) -> str:
-        """The values that stand in the way."""
         return "with " + " and ".join(f"{key}: {shown(getattr(settings, key))}" for key in self._unmet(settings))
 
     def _unmet(self, settings: BaseModel) -> list[str]:
@@ -144,11 +143,9 @@ class Never(Condition):
     why: str
 
     def holds(self, settings: BaseModel, facts: Facts) -> bool:
-        """No."""
         return False
 
     def obstacle(self, settings: BaseModel, facts: Facts) -> str:
-        """Why."""
         return f"here ({self.why})"
 
     def __str__(self) -> str:
@@ -159,7 +156,6 @@ class Always(Condition):
     """An inherited setting that has an effect here whatever was declared."""
 
     def holds(self, settings: BaseModel, facts: Facts) -> bool:
-        """Yes."""
         return True
 
     def __str__(self) -> str:

@@ -17,7 +17,6 @@ def is_installed(extra: str) -> bool:
 
 
 def extra_with(module: str) -> str | None:
-    """The extra that brings a module that cannot be imported, or None."""
     top = module.partition(".")[0]
     return next((extra for extra, packages in sorted(_packages().items()) if top in packages), None)
 
@@ -28,7 +27,6 @@ def known_extras() -> list[str]:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that brings an extra."""
     return f'pip install "polyfed[{extra}]"'
 
 

@@ -91,7 +91,6 @@ def write_fully(descriptor: int, data: bytes, start: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file to disk that others have written."""
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
 

@@ -45,7 +45,6 @@ def _seed_all(seed: int) -> None:
 
 
 def global_states() -> list[Tensor]:
-    """What torch's global generators are at, to go on from there later."""
     cuda, mps = _accelerators()
     states = [torch.default_generator.get_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
     return [*states, torch.mps.get_rng_state()] if mps else states

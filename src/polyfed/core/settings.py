@@ -104,12 +104,10 @@ class Component(Settings):
 
     @classmethod
     def declared(cls) -> dict[str, ClassDeclaration]:
-        """All components at home in this family by short name, as their source declares them: nothing is imported."""
         return components(cls.family().home, (cls.__module__, cls.__qualname__))
 
     @classmethod
     def available(cls) -> dict[str, type[Component]]:
-        """All components at home in this family, by short name."""
         return {name: cls.named(name) for name in cls.declared()}
 
     @classmethod

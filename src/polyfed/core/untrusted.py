@@ -26,7 +26,7 @@ from polyfed.core.errors import ConfigError, PayloadError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 TEXT_BYTES = 1 << 21
 """Largest text that is parsed unless a caller knows better, bytes."""
@@ -95,7 +95,7 @@ def file_json(text: str | bytes) -> Any:
         raise ValueError("JSON that is nested too deeply") from error
 
 
-def typed(kind: type[T], content: object) -> T:
+def typed(kind: type[_T], content: object) -> _T:
     """An instance of a dataclass with values of the types that it declares; it may hold more than the class knows.
 
     Raises:
@@ -104,7 +104,7 @@ def typed(kind: type[T], content: object) -> T:
     from pydantic import ValidationError  # takes a tenth of a second
 
     try:
-        made: T = _adapter(kind).validate_python(content)  # type: ignore[arg-type]
+        made: _T = _adapter(kind).validate_python(content)  # type: ignore[arg-type]
         return made
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
@@ -112,7 +112,7 @@ def typed(kind: type[T], content: object) -> T:
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -220,7 +220,6 @@ _BLOCK = re.compile(
 
 
 def plain(text: str) -> str:
-    """The text as one line without effect on a terminal: a visible sign stands for each control character."""
     return text.translate(_HIDDEN)
 
 
@@ -247,7 +246,6 @@ class PlainFormatter(logging.Formatter):
     """Formats records of a log that people read: a record of several lines is one entry."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One entry."""
         return lines(super().format(record))
 
 

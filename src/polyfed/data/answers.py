@@ -50,7 +50,6 @@ class QuestionKind(Settings):
         return self
 
     def matches(self, asked: AskedQuestion) -> bool:
-        """Whether each pattern that is given matches."""
         if self.question is not None and not re.search(self.question, asked.question):
             return False
         return self.answer is None or re.fullmatch(self.answer, asked.answer) is not None
@@ -72,12 +71,10 @@ class AnswerClasses:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the answers' classes, the class of all other answers last."""
         return (*self.table, OTHER)
 
     @property
     def kind_names(self) -> tuple[str, ...]:
-        """Names of the kinds, the one without a rule last."""
         return (*(kind.name for kind in self.kinds), ANY_KIND)
 
     def number(self, answers: Iterable[str]) -> list[int]:
@@ -117,7 +114,6 @@ def kind_of(kinds: Sequence[QuestionKind], asked: AskedQuestion) -> int:
 
 
 def plain_answer(text: str) -> str:
-    """Lower case, single spaces."""
     return " ".join(text.lower().split())
 
 

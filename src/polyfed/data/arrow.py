@@ -20,12 +20,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is a list of any sort."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is a string of any sort."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -63,7 +61,6 @@ def list_lengths(values: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def lists_of(flat: pa.ChunkedArray, lengths: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-    """Values as lists of these lengths, in order."""
     ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return pa.chunked_array([pa.ListArray.from_arrays(pa.array(ends), flat.combine_chunks())])
 
@@ -109,7 +106,6 @@ def fingerprint_of(*parts: object) -> str:
 
 
 def fingerprint_of_files(files: Sequence[Path]) -> str:
-    """Changes when a file is another one, or was written to."""
     stats = [(file.resolve(), file.stat()) for file in files]
     return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
 

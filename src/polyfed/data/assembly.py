@@ -82,7 +82,6 @@ def _groups(column: Column) -> Int64[Tensor, " n"]:
 
 
 def _labels(column: Column) -> Int64[Tensor, "n ..."]:
-    """One number a sample, or a row of numbers where a column has lists of one length."""
     flat = pc.list_flatten(column.values) if column.nested else column.values
     if pa.types.is_fixed_size_list(flat.type):
         return torch.from_numpy(pc.list_flatten(flat).to_numpy().astype("int64")).view(len(flat), flat.type.list_size)
@@ -92,7 +91,6 @@ def _labels(column: Column) -> Int64[Tensor, "n ..."]:
 
 
 def item_target(split: Split) -> str | None:
-    """The first target with one value an item."""
     return next((name for name, column in split.targets.items() if not split.read(column).nested), None)
 
 
@@ -123,7 +121,6 @@ def matched_items(
 
 
 def of_items(samples: Samples, items: Int64[Tensor, " k"]) -> Samples:
-    """The samples of some items, in sample order."""
     return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1))
 
 

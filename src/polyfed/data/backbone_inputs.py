@@ -79,7 +79,6 @@ class ImagePreparation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one prepared image."""
         return 3, self.size, self.size
 
     def __call__(self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS) -> Prepared:
@@ -154,7 +153,6 @@ class TextPreparation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the token ids of one text."""
         return (self.length,)
 
     def __call__(self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS) -> Prepared:

@@ -133,7 +133,6 @@ def read_backbone_config(folder: Path, name: str) -> dict[str, Any]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a tokenizer's files are in a backbone's folder."""
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 

@@ -56,7 +56,6 @@ class FolderLayout:
 
     @property
     def folder(self) -> Path:
-        """What pictures are relative to."""
         return self.path.parent if self.path.is_file() else self.path
 
     def split_called(self, name: str) -> str | None:
@@ -85,7 +84,6 @@ class FolderTable:
     without_picture: tuple[str, ...] = ()
 
     def of(self, split: str) -> pa.Table:
-        """Rows of one split."""
         return self.rows.filter(pa.array([one == split for one in self.splits]))
 
 
@@ -248,7 +246,6 @@ def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
 
 
 def _folded(path: str) -> str:
-    """A path with composed accents, and its ending in small letters."""
     pure = PurePosixPath(unicodedata.normalize("NFC", path))
     return str(pure.with_suffix(pure.suffix.lower())) if pure.suffix else str(pure)
 

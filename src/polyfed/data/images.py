@@ -75,7 +75,6 @@ class Rotation(Augmentation):
     resampling: Literal["nearest", "bilinear"] = Field(default="nearest", description="how pixels are looked up")
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
-        """Turned pictures."""
         angle = _uniform(len(x), -math.radians(self.degrees), math.radians(self.degrees), generator).to(x.device)
         pixels = x if x.is_floating_point() else x.float()
         grid = _turned_grid(angle, x.shape[2], x.shape[3])
@@ -113,7 +112,6 @@ class Shift(Augmentation):
     pixels: int = Field(default=4, ge=0, description="greatest shift in each direction")
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
-        """Shifted pictures."""
         b, _, h, w = x.shape
         padded = F.pad(x, (self.pixels,) * 4)
         down, right = torch.randint(2 * self.pixels + 1, (2, b), generator=generator).to(x.device)
@@ -128,7 +126,6 @@ class Flip(Augmentation):
     p: float = Field(default=0.5, ge=0, le=1, description="probability")
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
-        """Pictures, some mirrored."""
         b = len(x)
         chosen = (torch.rand(b, generator=generator) < self.p).to(x.device)
         # a choice between whole pictures copies memory; torch.where would look at every pixel
@@ -191,7 +188,6 @@ class Augment(Settings):
         return None if value is False else value
 
     def pixels(self, x: UInt8[Tensor, "b 3 h w"], generator: torch.Generator) -> UInt8[Tensor, "b 3 h w"]:
-        """All changes that come before normalisation."""
         for change in (self.rotate, self.crop, self.shift, self.flip, self.jitter):
             x = x if change is None else change(x, generator)
         return x

@@ -136,7 +136,6 @@ class _Joined:
 
     @property
     def names(self) -> list[str]:
-        """Names of the values."""
         return [_name(value, self.classes) for value in self.values]
 
     def label(self, code: int) -> str:
@@ -146,7 +145,6 @@ class _Joined:
 
 
 def _usable_values(column: Column, where: str) -> pa.ChunkedArray:
-    """The values of a column whose type can make classes."""
     kind = column.values.type
     values = column.values.cast(kind.value_type) if pa.types.is_dictionary(kind) else column.values
     if not (is_text(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
@@ -182,7 +180,6 @@ def _bit_sums(columns: Sequence[_Joined]) -> tuple[Indices, dict[int, str]]:
 
 
 def _tuples(columns: Sequence[_Joined]) -> tuple[Indices, dict[int, str]]:
-    """Numbers of the tuples of values that occur, in sorted order, and their names."""
     numbers = np.zeros(len(columns[0].codes), dtype=np.int64)
     for column in columns:  # renumbered each time: the product of many columns' counts need not fit 64 bits
         _, numbers = np.unique(numbers * len(column.values) + column.codes, return_inverse=True)

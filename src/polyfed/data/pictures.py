@@ -111,12 +111,11 @@ def decode(
 
 
 def reason_of(error: Exception) -> str:
-    """Why a picture cannot be read, in one line that is the same each time: Pillow names places in memory."""
     reason = re.sub(r"\s*<[\w. ]+ object at 0x[0-9a-f]+>", "", " ".join(str(error).split()))
     return reason or type(error).__name__
 
 
-class Scaling(NamedTuple):
+class PixelScale(NamedTuple):
     """How a picture's own range becomes 0 to 255."""
 
     low: float
@@ -124,7 +123,7 @@ class Scaling(NamedTuple):
     words: str
 
 
-def scaling_of(image: Image.Image) -> Scaling | None:
+def scaling_of(image: Image.Image) -> PixelScale | None:
     """The scale of a picture whose values are not of 8 bits; None for all others.
 
     Files do not say how many of their bits are in use. Whole numbers from 0 are of the fewest bits (8, 10, 12, 14 or
@@ -136,12 +135,12 @@ def scaling_of(image: Image.Image) -> Scaling | None:
     values = np.asarray(image)
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    if low >= 0 and image.mode.startswith("I") and high < 1 << 16:
+    if low < 0 or high > (65535 if image.mode.startswith("I") else 255):
+        return PixelScale(low, high, "its own range")
+    if image.mode.startswith("I"):
         bits = next(bits for bits in (8, 10, 12, 14, 16) if high < 1 << bits)
-        return Scaling(0, (1 << bits) - 1, f"{bits} bits")
-    if low >= 0 and image.mode == "F" and high <= 255:
-        return Scaling(0, 1, "0 to 1") if high <= 1 else Scaling(0, 255, "0 to 255")
-    return Scaling(low, high, "its own range")
+        return PixelScale(0, (1 << bits) - 1, f"{bits} bits")
+    return PixelScale(0, 1, "0 to 1") if high <= 1 else PixelScale(0, 255, "0 to 255")
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -153,7 +152,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bits(values: np.ndarray, scaling: Scaling) -> UInt8[np.ndarray, "h w"]:
+def _eight_bits(values: np.ndarray, scaling: PixelScale) -> UInt8[np.ndarray, "h w"]:
     """Values of a scale from 0 to 255; what is no number is dark."""
     low, high, words = scaling
     if words.endswith("bits"):

@@ -112,13 +112,11 @@ class _Found:
 
     @property
     def reasons(self) -> str:
-        """What was left out, in words."""
         broken = next(iter(self.findings.broken.items()), None)
         first = f"{len(self.findings.broken)} broken, first '{broken[0]}' ({broken[1]})" if broken else "none is broken"
         return f"{first}; {len(self.findings.in_two_splits)} are in another split"
 
     def kept(self, rows: Sequence[dict[str, Any]], split: str) -> list[dict[str, Any]]:
-        """The rows that are written, with the bytes of their pictures."""
         return [row for number, row in enumerate(rows) if self._keeps(row, split)]
 
     def _keeps(self, row: dict[str, Any], split: str) -> bool:

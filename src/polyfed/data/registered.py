@@ -37,12 +37,10 @@ class RegisteredData:
         return fingerprint_of(*(f"{name}:{_digest(data)}" for name, data in self.splits.items()))
 
     def schema(self, split: str) -> pa.Schema:
-        """Types of the columns, with names of classes in its metadata."""
         data = self.splits[split]
         return data.schema if isinstance(data, pa.Table) else data.features.arrow_schema
 
     def column(self, split: str, name: str) -> pa.ChunkedArray:
-        """All values of a column."""
         data = self.splits[split]
         return data.column(name) if isinstance(data, pa.Table) else dataset_column(data, name)
 

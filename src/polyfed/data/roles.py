@@ -39,7 +39,6 @@ class ColumnRoles:
 
     @property
     def settings(self) -> str:
-        """The settings of a source that say so, as YAML."""
         columns = {"image": self.image, "text": self.text}
         named = ", ".join(f"{modality}: {column}" for modality, column in columns.items() if column)
         return f"columns: {{{named}}}" + (f", targets: {{label: {self.label}}}" if self.label else "")
@@ -63,7 +62,6 @@ def _called(names: Sequence[str], usual: Sequence[str]) -> str | None:
 
 
 def _repeats(values: pa.ChunkedArray) -> bool:
-    """Whether texts are a few, each of several items."""
     if is_list(values.type) or not len(values):
         return False
     different = len(values.unique())

@@ -62,11 +62,9 @@ class SplitTable:
 
     @property
     def place(self) -> str:
-        """Path and split, for messages."""
         return f"{self.where}/{self.split}"
 
     def kind(self, column: str) -> pa.DataType:
-        """Type of a column."""
         return self.schema.field(column).type
 
     def require(self, column: str, place: str) -> None:
@@ -290,7 +288,6 @@ def _classes(
 
 
 def _unless_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The texts, null where they are blank."""
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, texts.type), texts)
 
 

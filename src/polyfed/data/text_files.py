@@ -72,6 +72,5 @@ def _other_encoding(data: bytes) -> str | None:
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines as any system ends them: by CR LF, LF or CR, and by nothing else that Unicode calls a break."""
     lines = _LINE_END.split(text)
     return lines if lines[-1] else lines[:-1]

@@ -41,12 +41,10 @@ class _Chained:
 
     @property
     def pad(self) -> int:
-        """What shorter inputs are filled up with."""
         return int(getattr(self.parts[0], "pad", 0))
 
 
 def _padded(part: Tensor, length: int, pad: int) -> Tensor:
-    """The second dimension filled up to a length."""
     missing = length - part.shape[1]
     filling = part.new_full((len(part), missing, *part.shape[2:]), pad)
     return torch.cat([part, filling], dim=1) if missing else part
@@ -105,20 +103,16 @@ class _Origins:
         return torch.cat([own + starts[number] for own, number in zip(values, self._numbers, strict=True)])
 
     def share(self, target: str) -> bool:
-        """Whether all sets have a target."""
         return all(target in part.targets for part in self.sets)
 
     def items(self) -> Int64[Tensor, " n"]:
-        """Each sample's item among those of all data sets."""
         return self.apart([part.items for part in self.sets], [len(part.ids) for part in self.distinct])
 
     def inputs(self, modality: str) -> Inputs:
-        """Of all data sets, one after the other."""
         chain = tuple(part.inputs[modality] for part in self.distinct)
         return chain[0] if len(chain) == 1 else _Chained(chain)
 
     def rows(self, modality: str) -> Int64[Tensor, " n"]:
-        """Each sample's row in the chained inputs."""
         sizes = [len(part.inputs[modality]) for part in self.distinct]
         return self.apart([part.rows[modality] for part in self.sets], sizes)
 

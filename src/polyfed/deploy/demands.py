@@ -47,7 +47,6 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
 
 
 def _importable(content: object) -> Iterator[str]:
-    """Every text in a run's spec that could be the import path of a component: of a weighting, an encoder, a view."""
     if isinstance(content, str) and is_import_path(content):
         yield content
     parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()

@@ -91,7 +91,6 @@ def write_new(path: Path, content: str | bytes, *, secret: bool = False) -> Path
 
 
 def is_private(path: Path) -> bool:
-    """Whether nobody but the owner may read or write the file."""
     return not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 

@@ -33,7 +33,6 @@ class Finding:
 
 
 def failed(findings: Iterable[Finding]) -> bool:
-    """Whether any of them is an error."""
     return any(finding.level == "error" for finding in findings)
 
 

@@ -45,7 +45,6 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def shown_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The command as one would type it, with the variables that matter."""
     names = ["FLWR_HOME", *(name for name in _SETTINGS if name.startswith("FLWR_"))]
     names += [AUTHENTICATION] if AUTHENTICATION in environment else []
     return shlex.join(["env", *(f"{name}={environment[name]}" for name in names), *command])
@@ -144,7 +143,6 @@ class Link:
         return int(self.call("supernode", "register", str(public_key), "--name", public_key.stem)["node-id"])
 
     def unregister(self, node_id: int) -> None:
-        """Expel a node: what it sends is refused from now on, and its key cannot be registered here again."""
         self.call("supernode", "unregister", str(node_id))
 
     def nodes(self) -> list[dict[str, Any]]:

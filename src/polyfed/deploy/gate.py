@@ -212,7 +212,6 @@ class Signatures:
         self._lock = threading.Lock()
 
     def admit(self, keys: Iterable[str]) -> None:
-        """Accept these public keys, OpenSSH lines, and no others."""
         # one assignment: requests are judged by the old keys or by the new, never by a part
         self._keys = dict(_in_pem(line) for line in keys)
 
@@ -251,7 +250,6 @@ def signed(private: Path, now: datetime | None = None) -> dict[str, str]:
 
 @lru_cache(maxsize=4096)
 def _in_pem(line: str) -> tuple[bytes, ec.EllipticCurvePublicKey]:
-    """A public key as SuperNode sends it, and ready for use."""
     key = load_ssh_public_key(line.encode())
     assert isinstance(key, ec.EllipticCurvePublicKey)  # as read_public has made sure
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), key

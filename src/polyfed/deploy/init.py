@@ -257,7 +257,6 @@ def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None
 
 
 def uses_rosters(experiment: Experiment) -> bool:
-    """Whether sites add up masked replies, and so must know each other's keys."""
     secure = experiment.aggregation.secure
     return secure is not None and secure.masks
 

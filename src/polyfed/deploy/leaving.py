@@ -142,7 +142,6 @@ class _Leaving:
         return f"{kind}{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
 
     def _word(self, sent: SentField) -> int | None:
-        """Bytes of a value under a mask."""
         return self._secure.bits // 8 if self._secure is not None and sent.masked else None
 
 

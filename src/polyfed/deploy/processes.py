@@ -61,7 +61,6 @@ class Processes:
             raise RunError(f"cannot start {name} ({command[0]}): {error.strerror}") from error
 
     def ended(self) -> dict[str, int]:
-        """Names of the programs that have ended by themselves, with their exit codes."""
         codes = {name: process.poll() for name, process in self.running.items()}
         return {name: code for name, code in codes.items() if code is not None}
 

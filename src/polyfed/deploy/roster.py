@@ -58,7 +58,6 @@ class SiteRoster(Settings):
         return self
 
     def write(self, path: Path) -> Path:
-        """The path, with this in it."""
         write_atomically(path, to_yaml(self, ROSTER_COMMENT).encode())
         return path
 

@@ -29,7 +29,6 @@ class _Note:
     file: ClassVar[str]
 
     def write(self, folder: Path) -> None:
-        """Leave it in the launch's folder."""
         write_atomically(folder / self.file, json.dumps(vars(self)).encode())
 
     @classmethod

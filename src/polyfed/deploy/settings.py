@@ -46,12 +46,10 @@ class Connection(Settings):
 
     @property
     def host(self) -> str:
-        """Name or address of the server."""
         return self.server.rpartition(":")[0].strip("[]")  # addresses of IPv6 stand in brackets
 
     @property
     def port(self) -> int:
-        """Port of the gate."""
         return int(self.server.rpartition(":")[2])
 
 
@@ -164,7 +162,6 @@ def load_settings(kind: type[_S], path: Path) -> _S:
 
 
 def to_yaml(settings: Settings | dict[str, object], comment: str) -> str:
-    """Settings as YAML under a comment of one line or more."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     content = settings.model_dump(mode="json") if isinstance(settings, Settings) else settings
     return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

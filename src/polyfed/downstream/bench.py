@@ -55,7 +55,6 @@ class FrozenModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return self.model.device
 
     def lacks(self, modalities: Sequence[str]) -> str | None:
@@ -138,7 +137,6 @@ class Bench:
     _features: dict[tuple[str, str, str, str], Tensor] = field(default_factory=dict)
 
     def stream(self, task: str, draw: int, purpose: str) -> torch.Generator:
-        """Randomness of a draw of a task: seed + draw, and what it is for."""
         return generator(self.seed + draw, "downstream", task, purpose)
 
     def split(self, source: str, name: str) -> Split:
@@ -174,7 +172,6 @@ class Bench:
                 raise ConfigError(f"tasks.{task}.target: source '{source}' has no target '{target}'; {hint}")
 
     def samples(self, source: str, split: str, *modalities: str) -> Samples:
-        """All samples of a split in one or several modalities, opened once."""
         key = (source, split, *modalities)
         if key not in self._samples:
             views = {name: self.subject.views[name] for name in modalities}
@@ -198,7 +195,6 @@ class Bench:
         return "trunk"
 
     def features(self, source: str, split: str, modality: str, kind: FeatureKind) -> Float[Tensor, "n d"]:
-        """Features of all samples of a split, computed once for all tasks."""
         key = (source, split, modality, kind)
         if key not in self._features:
             function = (self.subject.pooled if kind == "trunk" else self.subject.embed)(modality)
@@ -207,5 +203,4 @@ class Bench:
         return self._features[key]
 
     def labels(self, source: str, split: str, modality: str, target: str) -> Int64[Tensor, " n"]:
-        """Classes of all samples of a split."""
         return self.samples(source, split, modality).targets[target].long()

@@ -175,7 +175,6 @@ class MappedPictures:
         return [values.contiguous(memory_format=torch.channels_last) for values in maps]
 
     def truth(self, index: Int64[Tensor, " b"]) -> UInt8[Tensor, "b h w"]:
-        """Masks of some pictures, on the device."""
         return self.masks[index].to(self.device)
 
     def _computed(self, index: Int64[Tensor, " b"]) -> list[Tensor]:

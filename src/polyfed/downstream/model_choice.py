@@ -151,7 +151,6 @@ def _of_run(
 
 
 def _trained_on(run: Run) -> tuple[Source, ...]:
-    """Sources of the clients and of the public set."""
     groups, public = run.experiment.clients.values(), run.experiment.public
     also = [group.also.source for group in groups if group.also is not None and group.also.source]
     names = dict.fromkeys([*(group.source for group in groups), *also, *([public.source] if public else [])])

@@ -71,7 +71,6 @@ def class_metrics(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> 
 
 
 def absent_note(labels: Int64[Tensor, " n"], names: Sequence[str]) -> list[str]:
-    """What there is to say of classes without test samples."""
     counts = torch.bincount(labels, minlength=len(names)).tolist()
     absent = [name for name, number in zip(names, counts, strict=True) if not number]
     return [f"Not in the test data, so left out of AUROC: {', '.join(absent)}."] if absent else []

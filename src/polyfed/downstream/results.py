@@ -37,11 +37,9 @@ class ProbeRow:
 
     @property
     def spreads(self) -> dict[str, Spread]:
-        """Mean and standard deviation over draws."""
         return {name: Spread.of(list(values)) for name, values in self.values.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All values."""
         metrics = {
             name: {"mean": spread.mean, "std": spread.std, "values": list(self.values[name])}
             for name, spread in self.spreads.items()
@@ -100,7 +98,6 @@ class Findings:
     left_out: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """All values."""
         tasks = {
             task: {
                 "probe": self.probes[task],
@@ -127,7 +124,6 @@ class Findings:
         return pd.DataFrame(lines, columns=_COLUMNS).to_csv(index=False, float_format="%.6g")
 
     def tables(self) -> list[TextTable]:
-        """A table a task, and one of what was left out."""
         tables = [each.table(f"{task} ({self.probes[task]}, {each.data})") for task, each in self.outcomes.items()]
         left_out = TextTable("Left out", ("task", "why"), list(self.left_out.items()))
         return [*tables, left_out] if self.left_out else tables

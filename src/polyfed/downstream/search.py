@@ -33,7 +33,6 @@ class Gallery(NamedTuple):
     matches: Int64[Tensor, " n"]
 
     def at(self, index: Int64[Tensor, " k"]) -> Gallery:
-        """Some of them."""
         return Gallery(self.values[index], self.matches[index])
 
 
@@ -180,7 +179,6 @@ def can_be_missed(samples: Samples) -> bool:
 
 
 def _distinct(gallery: Gallery, samples: Samples, modality: str) -> Gallery:
-    """One entry for each distinct row of the modality's inputs."""
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     first = torch.full((len(rows),), len(place)).scatter_reduce(0, place, torch.arange(len(place)), "amin")
     return gallery.at(first)

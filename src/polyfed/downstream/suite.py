@@ -58,7 +58,6 @@ class Suite(Settings):
 
 
 def suites() -> tuple[str, ...]:
-    """Names of the suites that come with polyfed."""
     folder = resources.files("polyfed.presets") / "downstream"
     return tuple(sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")))
 

@@ -37,7 +37,6 @@ class ColludingEngine:
     limits: Limits
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Everybody who can be asked, in client order."""
         return self.engine.clients()
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:

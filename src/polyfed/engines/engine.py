@@ -67,17 +67,14 @@ class Hosting:
 
     @property
     def states(self) -> Path:
-        """Folder of what clients keep."""
         return self.folder / "checkpoints" / "clients"
 
     @property
     def portable(self) -> PortableSite:
-        """The same for other processes."""
         settings, limits = self.settings.model_dump_json(), self.limits.model_dump_json()
         return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"))
 
     def here(self) -> Site:
-        """All clients in this process."""
         return Site.open(
             self.settings,
             self.spec,
@@ -95,7 +92,6 @@ class EngineSettings(Component):
 
     @property
     def is_deployed(self) -> bool:
-        """Whether clients live at sites of their own rather than in a simulation."""
         return False
 
     def require(self) -> None:

@@ -82,7 +82,6 @@ class Flower(EngineSettings):
 
     @property
     def is_deployed(self) -> bool:
-        """Whether the run belongs to a SuperLink rather than to this process."""
         return self.superlink is not None
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
@@ -137,7 +136,6 @@ class FlowerEngine:
         self.stopped = threading.Event()
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Everybody who joined, in client order."""
         return self._infos
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:

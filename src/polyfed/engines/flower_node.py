@@ -159,7 +159,6 @@ class _Simulated:
 
 
 def simulated(hosting: Hosting) -> Opener:
-    """Nodes of a simulation: the clients are dealt to them in turn."""
     return _Simulated(hosting.portable, tuple(info.id for info in hosting.federation.infos))
 
 

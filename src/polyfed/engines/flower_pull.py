@@ -38,16 +38,13 @@ class Refusal:
 
     @property
     def error(self) -> Refusal:
-        """What became of the message."""
         return self
 
     def has_error(self) -> bool:
-        """Whether there is no content."""
         return True
 
 
 def largest_reply(limits: Limits, clients: int) -> int:
-    """Bytes that a message with the replies of so many clients may have."""
     return clients * (limits.message_bytes + limits.text_bytes) + _FRAMING
 
 
@@ -125,7 +122,6 @@ def _contents(grid: Any, client: Any, tree: Any, most: int) -> dict[str, bytes]:
 
 
 def _array_bytes(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """Bytes of an array with its chunks in place."""
     head, _, body = content.partition(_DIVIDER)
     try:
         chunks = head.decode().split(" ")[1].split(",")

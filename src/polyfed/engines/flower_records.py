@@ -74,7 +74,6 @@ class SharedRecords:
         self._made: dict[int, tuple[Frame, ArrayRecord]] = {}  # with the frame, whose id must stay taken
 
     def __call__(self, frame: Frame) -> ArrayRecord:
-        """The frame's record."""
         if id(frame) not in self._made:
             self._made[id(frame)] = frame, _array_record(frame)
         return self._made[id(frame)][1]

@@ -37,11 +37,9 @@ class Sites:
     grid: Any
 
     def online(self) -> Sequence[int]:
-        """Connected nodes that may take part."""
         return list(self.grid.get_node_ids())
 
     def name(self, node: int) -> str:
-        """What a node is called in messages."""
         return f"node {node}"
 
     def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
@@ -99,7 +97,6 @@ class RegisteredSites(Sites):
         return [number for number, node in connected.items() if self._is_seated(number, node)]
 
     def name(self, node: int) -> str:
-        """The site whose key it has."""
         return self._keys[node][0]
 
     def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
@@ -171,7 +168,6 @@ class RegisteredSites(Sites):
     # ---- what lasts
 
     def remember(self, folder: Path) -> None:
-        """Write down who joined, for all starts of the run that follow."""
         content = {site: asdict(joined) for site, joined in self.joined.items()}
         write_atomically(folder / _FILE, json.dumps(content, indent=1).encode())
 
@@ -194,5 +190,4 @@ class RegisteredSites(Sites):
 
 
 def _quoted(text: str) -> str:
-    """What a node wrote, as one short line of plain characters."""
     return ascii(text if len(text) <= 80 else text[:77] + "...")

@@ -58,7 +58,6 @@ class LocalEngine:
         self._packed = None if pack is None else PackedSteps(site, None if pack == "auto" else pack, self._answer)
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Everybody in the federation."""
         return self.site.infos
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:

@@ -92,7 +92,6 @@ class PackedSteps:
         self._packer.took_alone(fit, time.thread_time() - started)
 
     def leave(self, fit: Fitting) -> None:
-        """A client has trained."""
         self._packer.leave(fit)
 
     def _kind(self, request: Request) -> tuple[str, str]:
@@ -156,7 +155,6 @@ class PackedSteps:
         yield from self._ready()
 
     def _abandon(self) -> None:
-        """End what nobody wants to know any more."""
         outer = global_states()
         for running in self._under_way:
             running.coroutine.throw()

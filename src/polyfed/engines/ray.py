@@ -59,7 +59,6 @@ class Ray(EngineSettings):
     retries: int = Field(default=2, ge=0, description="times that a step is given to a new worker when its worker died")
 
     def require(self) -> None:
-        """Check that Ray is installed."""
         if find_spec("ray") is None:
             raise ConfigError(f"run.engine is ray, which is not installed; {how_to_install(self.pip_extra)}")
 
@@ -175,7 +174,6 @@ class _Pool:
         ray.wait([self.workers[number].ready.remote()], timeout=_STARTING)  # its start is not its clients' time
 
     def close(self) -> None:
-        """Stop all."""
         import ray
 
         for worker in self.workers:
@@ -202,7 +200,6 @@ class RayEngine:
         self._home = {info.id: position % len(pool.workers) for position, info in enumerate(infos)}
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Everybody in the federation."""
         return self._infos
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -232,11 +229,9 @@ class _RoundTrip:
     _free_since: dict[int, float] = field(default_factory=dict)
 
     def is_full(self) -> bool:
-        """Whether a reply should be taken before another request is submitted."""
         return len(self.under_way) >= _AHEAD * len(self.pool.workers)
 
     def submit(self, pending: _Pending) -> None:
-        """Put a request into its worker's queue."""
         self._free_since.setdefault(pending.worker, time.monotonic())
         if all(other.worker != pending.worker for other in self.under_way):
             client_started(pending.request.client, pending.request.step)
@@ -244,7 +239,6 @@ class _RoundTrip:
         self._send(pending)
 
     def next(self) -> Answer:
-        """The answer to the oldest request under way."""
         pending = self.under_way[0]
         answer = None
         while answer is None:
@@ -313,7 +307,6 @@ class _RoundTrip:
 
 
 def _portable(frame: Frame) -> Portable:
-    """A frame as Ray carries it without copies: arrays, whose bytes it takes out of band."""
     return frame.header, [np.frombuffer(buffer, dtype=np.uint8) for buffer in frame.buffers]
 
 

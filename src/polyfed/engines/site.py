@@ -173,17 +173,14 @@ class Site:
 
     @property
     def infos(self) -> tuple[ClientInfo, ...]:
-        """Everybody in the federation, in client order."""
         return self.federation.infos
 
     @cached_property
     def info(self) -> dict[str, ClientInfo]:
-        """The same by id."""
         return {info.id: info for info in self.infos}
 
     @property
     def keeps_states(self) -> bool:
-        """Whether anything of a client is kept between steps."""
         return bool(self.spec.algorithm.keeps) or self.spec.keep_models
 
     @cached_property
@@ -294,7 +291,6 @@ class Site:
         return schema
 
     def _received(self, request: Request) -> tuple[Payload, Callable[[Payload], Payload]]:
-        """What a step receives, and what makes its reply ready to leave."""
         received, summed = self.spec.transport.decode(request.payload, limits=self.limits), self.spec.algorithm.summed
         if self._masks is not None and request.step in summed:
             return self._masks.prepared(request, received, summed[request.step])

@@ -65,7 +65,6 @@ def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[
 
 
 def _plain(section: Any) -> dict[str, str]:
-    """Settings of a section that are plain values, for a list."""
     known = section.items() if isinstance(section, Mapping) else ()
     return {str(key): str(value) for key, value in known if isinstance(value, str | int | float | bool)}
 

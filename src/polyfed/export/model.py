@@ -99,7 +99,6 @@ class Exported:
 
     @property
     def all_programs(self) -> tuple[tuple[str, Program], ...]:
-        """Modality and program, of vectors and of logits."""
         return (*self.programs.items(), *self.classes.items())
 
 
@@ -164,7 +163,6 @@ class _Representation(nn.Module):
 
 
 def _encoder(modality: str, saved: SavedModel, model: Model, spec: InputSpec, folder: Path) -> Program:
-    """The program that gives representations."""
     what = f"encoder '{modality}' ({saved.settings.encoders[modality].component_name()})"
     module, path = _Representation(model.tower(modality)), folder / f"{_file(modality)}.pt2"
     return write_program(module, lambda x: model.represent(modality, x), spec, path, what)

@@ -40,7 +40,6 @@ class Program:
 
     @property
     def fixed_length(self) -> int | None:
-        """Length that token rows must be padded to, if any."""
         return self.shape[1] if self.tokens and isinstance(self.shape[1], int) else None
 
 
@@ -130,7 +129,6 @@ def compared_inputs(program: Program, spec: InputSpec) -> Iterator[Tensor]:
 
 
 def loaded_program(path: Path) -> Live:
-    """The network of a program's file."""
     with silent():
         module: Live = torch.export.load(path).module()
     return module

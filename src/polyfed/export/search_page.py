@@ -103,7 +103,6 @@ class SearchServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Of the page, with the token."""
         return f"http://{HOST}:{self.server_address[1]}/?token={self.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -114,7 +113,6 @@ class SearchServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and be free for another."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -237,7 +235,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, reason.encode(), "text/plain")
 
     def do_HEAD(self) -> None:
-        """As GET, without the content."""
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:

@@ -131,7 +131,6 @@ def _module(name: str) -> Any:
 
 
 def fits(costs: Iterable[PrivacyCost], epsilon: float, delta: float, neighbours: Neighbours = "replace") -> bool:
-    """Whether releases are within a budget."""
     return epsilon_of(costs, delta, neighbours) <= epsilon * (1 + _SLACK)
 
 

@@ -43,12 +43,10 @@ class Assignment:
 
     @property
     def split(self) -> Split:
-        """The split that is dealt out."""
         return self.open(self.group.source, self.group.split)
 
     @property
     def test_split(self) -> Split:
-        """The split of the group's tests."""
         assert self.group.test_split is not None
         return self.open(self.group.source, self.group.test_split)
 
@@ -60,7 +58,6 @@ class Assignment:
 
     @cached_property
     def parts(self) -> list[Int64[Tensor, " k"]]:
-        """The items of each client."""
         own = self.private()
         labels = None if self.classes is None else self.classes.numbers[own]
         together = self._together(self.split)
@@ -88,14 +85,12 @@ class Assignment:
         return items[: self.group.test_items].sort().values
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
-        """Items by class, and by value of each column that makes the class, for the run folder."""
         if self.classes is None:
             return {"labels": None}
         columns = self.classes.column_counts(items)
         return {"labels": self.classes.counts(items)} | ({"columns": columns} if columns else {})
 
     def test_counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
-        """Likewise of a client's dealt test items."""
         classes = None if self._both_classes is None else self._both_classes[1]
         columns = {} if classes is None else classes.column_counts(items)
         return {
@@ -145,7 +140,6 @@ class Assignment:
 
     @cached_property
     def _both_classes(self) -> list[ItemClasses] | None:
-        """Classes of training and test items, numbered alike."""
         return item_classes([self.split, self.test_split], self.group.partition.of, self._key("of"))
 
     def _together(self, split: Split) -> Int64[Tensor, " n"] | None:

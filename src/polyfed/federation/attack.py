@@ -52,7 +52,6 @@ class Attack(Component):
 
     @property
     def falsifies(self) -> bool:
-        """Whether what is sent is falsified, rather than what is trained on."""
         return True
 
     def attackers(self, infos: Sequence[ClientInfo], seed: int) -> tuple[str, ...]:
@@ -87,7 +86,6 @@ class Attack(Component):
             yield from (kind[k].id for k in order[: self._number(len(kind))])
 
     def _number(self, clients: int) -> int:
-        """How many of a type attack, of whom there are so many."""
         assert not isinstance(self.clients, tuple)
         share = self.clients * clients + 0.5 if isinstance(self.clients, float) else self.clients
         return min(int(share), clients)
@@ -104,7 +102,6 @@ class Attack(Component):
         """
 
     def poisoned(self, samples: Samples, member: Member, split: Split, seed: int) -> Samples:
-        """What an attacker trains on, given its samples and the split that they are of."""
         return samples
 
 

@@ -55,7 +55,6 @@ class Bounds(Settings):
 
     @property
     def bind(self) -> bool:
-        """Whether updates are bounded at all."""
         return any(bound is not None for bound in (self.update, self.refuse, self.size))
 
 
@@ -85,7 +84,6 @@ def reaches(clients: Sequence[ClientInfo], times: float | None) -> dict[str, flo
 
 
 def _median_samples(clients: Sequence[ClientInfo]) -> dict[str, float]:
-    """Client -> median samples of its peers, for clients that have enough of them."""
     trained = [client for client in clients if client.samples > 0]  # those without samples would only lower it
     kinds = {(client.architecture, client.modalities): client for client in clients}
     peers = {kind: _peer_samples(client, trained) for kind, client in kinds.items()}

@@ -51,7 +51,6 @@ class OpenedData:
 
     @cached_property
     def context(self) -> DataContext:
-        """Where views find caches, weights and the public columns."""
         return DataContext(
             self.settings.cache_folder,
             self.settings.weights_folder,
@@ -105,7 +104,6 @@ class PublicSet:
 
     @property
     def split(self) -> Split:
-        """The split that it is drawn from."""
         return self.data.split(self.settings.source, self.settings.split)
 
     @cached_property
@@ -119,7 +117,6 @@ class PublicSet:
 
     @cached_property
     def all_items(self) -> Int64[Tensor, " k"]:
-        """Pairs, items without partner and gallery, in split order: what nobody holds privately."""
         return torch.cat(list(self._drawn.values())).sort().values
 
     def samples(self, views: Views) -> Samples:
@@ -146,7 +143,6 @@ class PublicSet:
 
     @cached_property
     def order(self) -> str:
-        """Digest of its content and its order."""
         contents = list[str]()
         for part, items in self._drawn.items():
             # pictures of a gallery are no pictures to learn from, though they be the same
@@ -155,7 +151,6 @@ class PublicSet:
         return order_of(self.samples({}), contents)
 
     def columns(self) -> dict[str, Column]:
-        """Modality -> the part of its column that participants may learn from."""
         split, nothing = self.split, self.items[:0]
         further = {name: self._drawn.get(f"unpaired/{name}", nothing) for name in split.columns}
         return {

@@ -61,7 +61,6 @@ class Fitting:
 
     @contextmanager
     def stepping(self) -> Iterator[Callable[[Batch], None]]:
-        """Gives what takes a step on a batch."""
         conductor = _CONDUCTOR.get()
         if conductor is None:
             yield self.step_alone
@@ -72,11 +71,9 @@ class Fitting:
             conductor.leave(self)
 
     def step_alone(self, batch: Batch) -> None:
-        """A step by the participant's own optimiser."""
         self.trainer.step(self.loss(batch), self.correct)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Task and regulariser."""
         shared, losses = CachedModel(self.participant.model), []
         with self.participant.autocast():
             if self.task_weight:

@@ -192,7 +192,6 @@ class ReplyGate:
         return expected_from_all(known, arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
 
     def _sent(self, arrival: Arrival, name: str) -> Norms:
-        """Norms of what an update started from, or of what a change changes."""
         return update_norms(self._origin(arrival.client, name), {})
 
     def _judged(self, arrival: Arrival, now: Mapping[str, Mapping[str, float]]) -> Arrival:
@@ -288,11 +287,9 @@ class WaitingRoom:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits."""
         return not self._held
 
     def add(self, arrival: Arrival) -> None:
-        """Let a reply wait."""
         size = sum(tensor_bytes(item) for item in arrival.payload.bundles.values())
         if self._bytes + size <= self.limit:
             self._bytes += size
@@ -354,7 +351,6 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _refilled(arrival: Arrival, tensors: Mapping[str, Mapping[str, Tensor]]) -> Arrival:
-    """A reply with other tensors in its bundles."""
     bundles: dict[str, TensorBundle] = {
         name: type(item)(tensors=tensors[name], **item.attributes()) for name, item in arrival.payload.bundles.items()
     }

@@ -44,7 +44,6 @@ def request_digest(step: str, payload: Payload) -> str:
 
 
 def bytes_bundle(values: dict[str, bytes]) -> TensorBundle:
-    """Bytes by name, as they cross."""
     return TensorBundle({name: torch.frombuffer(bytearray(value), dtype=torch.uint8) for name, value in values.items()})
 
 
@@ -214,5 +213,4 @@ def _ask(request: Request) -> tuple[int, int]:
 
 
 def _asked(party: Party) -> str:
-    """Digest of the request that a party's keys are for."""
     return str(json.loads(party.context)[-1])

@@ -102,7 +102,6 @@ class Membership:
         return {name: self._also_assignment(name, group) for name, group in self.groups.items() if group.also}
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:
-        """Items of its test split that a client is tested on."""
         ids = member_ids(member.group, member.settings.count)
         return self.assignments[member.group].test_items(ids.index(member.id))
 
@@ -199,7 +198,6 @@ def _require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> 
 
 
 def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
-    """Whether both name the classes of the target, and alike: numbers without names may mean anything."""
     names = tuple(own.classes.get(target) or ())
     return target in also.targets and bool(names) and names == tuple(also.classes.get(target) or ())
 

@@ -66,7 +66,6 @@ def _norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, fl
 
 
 def _beside(new: Mapping[str, Tensor], sent: Mapping[str, Tensor], length: float) -> dict[str, float]:
-    """How long what was sent is, together, and how much of it is left in the new tensors."""
     if not length:
         return {SENT: length, ALONG: 1.0}
     products: list[float] = torch.stack([(new[name] * before).sum() for name, before in sent.items()]).tolist()
@@ -96,12 +95,10 @@ def _largest_step(name: str, value: Tensor, start: Tensor | None) -> float:
 
 
 def _is_statistic(name: str) -> bool:
-    """Whether a tensor is a running statistic of batch normalisation, by its name."""
     return name.endswith(_STATISTICS)
 
 
 def _room(name: str) -> float:
-    """Times the bound of other tensors that a tensor has: statistics are as a client's data are."""
     return _STATISTICS_ROOM if _is_statistic(name) else 1.0
 
 
@@ -264,13 +261,11 @@ def at_rest(norms: Norms, shapes: Shapes, sent: Norms) -> dict[str, float]:
 
 
 def largest_of(tables: Sequence[Norms]) -> dict[str, float]:
-    """Name -> its largest value in any of the tables."""
     names = {name for table in tables for name in table}
     return {name: max(table.get(name, 0.0) for table in tables) for name in names}
 
 
 def _labelled(name: str, shape: tuple[int, ...]) -> str:
-    """A tensor's name with its shape."""
     return f"{name}{list(shape)}"
 
 

@@ -46,7 +46,6 @@ class Kind:
 
     @property
     def loss_of_time(self) -> str:
-        """What was measured, if it speaks against stacks."""
         together, alone = min(self.together), min(self.alone)
         slow = together > _GAIN * alone
         return f"a step takes {1e3 * together:.2g} ms in a stack, {1e3 * alone:.2g} ms by itself" if slow else ""
@@ -88,11 +87,9 @@ class Packer:
         return self.packs(fit) and not self._seats[fit].is_timed
 
     def packs(self, fit: Fitting) -> bool:
-        """Whether clients of a kind with one in training train together."""
         return not self._seats[fit].kind.reason
 
     def leave(self, fit: Fitting) -> None:
-        """A client has trained."""
         seat = self._seats.pop(fit, None)
         if seat is not None and seat.stack is not None:
             seat.stack.leave(fit)
@@ -109,13 +106,11 @@ class Packer:
         return group, taken
 
     def took_alone(self, fit: Fitting, seconds: float) -> None:
-        """A client has taken a step by itself."""
         self.steps["alone"] += 1
         if (seat := self._seats[fit]).is_timed:
             seat.kind.alone.append(seconds)
 
     def weights(self, fit: Fitting) -> int:
-        """Number of values that a client's training holds."""
         return self._seats[fit].weights
 
     def _kind_of(self, parts: TrainingModule) -> Kind:
@@ -166,7 +161,6 @@ class Packer:
         return _largest(group, self._form_of)
 
     def _form_of(self, step: PendingStep) -> Hashable:
-        """What is equal of steps in one stack that can be taken at once: sizes of batches, and learning rates."""
         seat, batch = self._seats[step.fit], step.batch
         opened = step.fit.samples.inputs
         free = {name for name in opened if seat.kind.pads and pad_of(opened[name]) is not None}

@@ -29,7 +29,6 @@ _T = TypeVar("_T")
 
 
 def never() -> bool:
-    """That a training goes on to its end."""
     return False
 
 
@@ -81,7 +80,6 @@ class Participant:
 
     @cached_property  # a model walks through its modules to say
     def device(self) -> torch.device:
-        """Where the model is."""
         return self.model.device
 
     @property
@@ -93,7 +91,6 @@ class Participant:
 
     @property
     def head(self) -> nn.Module | None:
-        """The task's trainable module, if it has one."""
         return self.model.heads[self.head_name] if self.head_name in self.model.heads else None
 
     @property
@@ -104,7 +101,6 @@ class Participant:
         return self.public
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The random stream of this participant for one purpose in this round."""
         # one stream a purpose: what one draws must not depend on whether another did, nor on what is kept
         return generator(self.clock.seed, self.clock.round, self.name, purpose)
 
@@ -158,7 +154,6 @@ class Participant:
                 )  # ``to`` would look at every tensor of the batch
 
     def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
-        """The batches of a pass, told of as a part of all epochs of the step."""
         epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
         return passed(self.name, _unnumbered(purpose), batches, epochs * a_pass, before=epoch * a_pass)
 

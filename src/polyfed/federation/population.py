@@ -65,7 +65,6 @@ class Population:
 
     @property
     def members(self) -> dict[str, Member]:
-        """All clients by id, in client order."""
         return self.membership.members
 
     @cached_property
@@ -112,7 +111,6 @@ class Population:
     # ---- samples
 
     def public_samples(self, views: Views) -> Samples | None:
-        """The public set in a participant's own views (of the modalities that it has), or None."""
         return None if self.public is None else self.public.samples(views)
 
     def public_parts(self, views: Views) -> dict[str, Samples]:
@@ -152,11 +150,9 @@ class Population:
         return self._tests[key]
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:
-        """Items of its test split that a client is tested on."""
         return self.membership.test_items(member)
 
     def server_samples(self, split: str) -> Samples:
-        """Validation or test samples of the server, in its model's views."""
         assert self.server is not None
         return self.data.samples(self.data.split(self.server.source, split), _views(self.server.model))
 
@@ -168,7 +164,6 @@ class Population:
         return self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
 
     def _viewed(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
-        """A split in a client's views, or in those of another model: then of the modalities that both have."""
         own = _views(member.model)
         if model is None:
             return self.data.samples(split, own)
@@ -190,12 +185,10 @@ class Population:
         return model
 
     def shared_model(self, model: ModelSettings) -> Model:
-        """The encoders of an architecture that a server sends, without its heads, frozen and in evaluation mode."""
         with isolated(self.seed, "init", "shared"):
             return model.build({}, self.data.context).requires_grad_(False).eval()
 
     def server_model(self) -> Model:
-        """The server's model with its initial weights."""
         assert self.server is not None
         preparing("building the model of the server")
         with isolated(self.seed, "init", "server"):
@@ -206,13 +199,11 @@ class Population:
 
     @property
     def server_head(self) -> str:
-        """Name of the server's head."""
         assert self.server is not None
         test_split = self.data.split(self.server.source, self.server.test_split)
         return head_name(self.server.task, test_split, self.server.type)
 
     def blueprints(self) -> dict[str, Blueprint]:
-        """Initial tensors and their places for every architecture among the clients, equal for equal seeds."""
         by_architecture: dict[str, Blueprint] = {}
         for info in self.infos:
             if info.architecture not in by_architecture:
@@ -289,7 +280,6 @@ class Population:
                 require_disjoint(public, ids, where)
 
     def _judged(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """What participants are judged on, in words, and the ids of its items."""
         splits = {(group.source, group.test_split) for group in self.groups.values()}
         if self.server is not None:
             splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}

@@ -71,11 +71,9 @@ class ReplyProtection(Settings):
 
     @property
     def clips(self) -> dict[type[TensorBundle], float]:
-        """Kind of tensors -> clipping norm, of those that have one."""
         return {kind: clip for kind, key in KIND_KEYS.items() if (clip := getattr(self, key)) is not None}
 
     def sensitivity(self, kind: type[TensorBundle]) -> float:
-        """Largest distance of what two data sets make of such a field, in lengths of one."""
         return _VOTED if kind is Logits and self.votes else _CLIPPED
 
 
@@ -128,7 +126,6 @@ class PrivacySettings(Settings):
         return self
 
     def resolved(self, steps: Mapping[str, StepSchema], rounds: int) -> PrivacySettings:
-        """As sites get it: with noise, without the path of a secret."""
         if self.reply is None or self.reply.noise_multiplier is not None:
             return self.model_copy(update={"secret": None})
         assert self.budget.epsilon is not None
@@ -181,7 +178,6 @@ def _factor(reply: ReplyProtection, schema: StepSchema) -> float:
 
 
 def tensor_kinds(declared: Declared) -> list[type[TensorBundle]]:
-    """The kinds of tensors that a declared field may hold."""
     options = typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
     return [kind for kind in options if isinstance(kind, type) and issubclass(kind, TensorBundle)]
 

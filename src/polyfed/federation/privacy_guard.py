@@ -68,7 +68,6 @@ class PrivacyGuard:
         return [(self.settings.budget, self.settings.neighbours), *own]
 
     def ledger(self, client: str) -> SpendingLedger:
-        """What a client has given away."""
         return ledger_at(self.folder / f"{client}.jsonl", self._secret)
 
     def begin(
@@ -159,7 +158,6 @@ class PrivacyGuard:
 
 
 def ledger_at(path: Path, secret: bytes) -> SpendingLedger:
-    """The ledger at a path, of a place with that secret."""
     return SpendingLedger(path, keyed_digest(secret, b"ledger"))
 
 

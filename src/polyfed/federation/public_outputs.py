@@ -53,19 +53,15 @@ class RepresentationKind:
             return {name: model.represent(name, batch.inputs[name]) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Representations:
-        """The payload that carries them."""
         return Representations(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
-        """Those of the server's outputs whose modality the client has."""
         return tuple(name for name in known if modality_of(name) in client.modalities)
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
-        """None: each sample is a class of its own."""
         return None
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Rows that representations are contrasted with to give logits: the server's representations."""
         return known
 
     def require(self, server: Server) -> None:
@@ -98,7 +94,6 @@ class LogitKind:
         return {task.target: torch.cat(parts)}
 
     def places(self, samples: Samples) -> dict[str, Int64[Tensor, " n"]]:
-        """Nothing: every sample has a row of its own."""
         return {}
 
     def outputs(
@@ -115,7 +110,6 @@ class LogitKind:
         return {name: self._scores(participant, task, model, batch) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Logits:
-        """The payload that carries them."""
         return Logits(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
@@ -123,12 +117,10 @@ class LogitKind:
         return tuple(known)
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
-        """The samples' own classes, if they have any."""
         classes = samples.targets.get(_classification(participant).target)
         return None if classes is None else classes.long()
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Nothing: they are logits already."""
         return {}
 
     def require(self, server: Server) -> None:
@@ -164,7 +156,6 @@ GALLERY, UNPAIRED = "gallery", "unpaired"
 
 
 def modality_of(output: str) -> str:
-    """The modality of an output."""
     return output.rpartition("/")[2]
 
 
@@ -211,7 +202,6 @@ class Stored:
         self._values = values
 
     def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
-        """Rows of the stored matrix."""
         return self._values[modality][batch.index]
 
 

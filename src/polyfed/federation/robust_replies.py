@@ -101,7 +101,6 @@ class RobustReplies:
         self._remember()
 
     def _at_once(self, client: ClientInfo, payload: Payload) -> Payload | None:
-        """What becomes of a reply, if that is known without the others'."""
         if not payload.bundles:
             return payload
         if isinstance(self.rule, Clip) and all(self._key(client, name) in self.known for name in payload.bundles):
@@ -165,7 +164,6 @@ class RobustReplies:
                 seen.setdefault(tensor, []).append(float(norms.median()) if norms.numel() else 0.0)
 
     def _norms(self, client: ClientInfo, name: str, bundle: TensorBundle) -> dict[str, Tensor]:
-        """Of weights the norm of each tensor's update, of rows and prototypes that of each row."""
         changes = _changes(bundle, self.start(client, name))
         dim = None if isinstance(bundle, Weights) else -1
         return {key: torch.linalg.vector_norm(value, dim=dim) for key, value in changes.items()}
@@ -255,7 +253,6 @@ def _prototypes(rule: BufferingRule, bundles: Sequence[TensorBundle], false: int
 
 
 def _robust_tensors(spaces: Mapping[str, ClassMeans], robust: Mapping[str, Mapping[int, Tensor]]) -> dict[str, Tensor]:
-    """A client's prototypes with the rule's rows in place of its own."""
     tensors: dict[str, Tensor] = {}
     for name, own in spaces.items():
         kept = [label for label in _by_class(own) if label in robust[name]]

@@ -95,7 +95,6 @@ class _Type:
 
 
 def _told(kind: _Type) -> dict[str, TensorBundle]:
-    """What clients of a type are told of each other."""
     told = {KEYS: bytes_bundle(kind.public)}
     return told | ({SIGNED: bytes_bundle(kind.signed)} if kind.signed else {})
 

@@ -35,12 +35,10 @@ class DataSettings(Settings):
 
     @property
     def data_folder(self) -> Path | None:
-        """Folder of data sets: the setting, else POLYFED_DATA."""
         return self.dir or _folder("POLYFED_DATA")
 
     @property
     def weights_folder(self) -> Path | None:
-        """Folder of pretrained weights: the setting, else POLYFED_WEIGHTS."""
         return self.weights_dir or _folder("POLYFED_WEIGHTS")
 
     @property

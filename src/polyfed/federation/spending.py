@@ -97,7 +97,6 @@ class SpendingLedger:
         self._note([*(before for _, before in known), code])
 
     def _note(self, codes: Sequence[str]) -> None:
-        """Have the head know the last line."""
         content = f"{len(codes)} {codes[-1]}\n" if codes else ""
         if content and not (self._head.exists() and self._head.read_text() == content):
             write_atomically(self._head, content.encode())

@@ -46,7 +46,6 @@ class TrainingModule(nn.Module):
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name."""
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
@@ -102,7 +101,6 @@ class Stack:
             step.random = state
 
     def leave(self, fit: Fitting) -> None:
-        """Give a client tensors of its own again."""
         row = self._row[fit]
         for name, stride in self._strides.items():
             tensor = self._tensors[row][name]
@@ -111,7 +109,6 @@ class Stack:
         self._optimizer.release(row)
 
     def _at(self, at: slice | Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Some rows of what is trained, to differentiate by, and of all else."""
         values = {name: stack[at] for name, stack in self._stacks.items()}
         if isinstance(at, slice):  # views: a loss that raises must leave no traces
             values |= {name: values[name].clone() for name in self._changing}

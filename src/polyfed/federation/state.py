@@ -117,7 +117,6 @@ class StateStore:
         return sorted((int(name[1]), int(name[2])) for name in names if name)
 
     def damaged(self, expected: Mapping[str, StateVersion]) -> str | None:
-        """Name of a client whose expected state cannot be read, or None."""
         for client, version in expected.items():
             try:
                 with safetensors.safe_open(self._path(client, version), framework="pt") as opened:

@@ -67,7 +67,6 @@ class SummedReply:
         return cls(words, json.dumps(layout))
 
     def payload(self) -> Payload:
-        """As it crosses."""
         signed = torch.from_numpy(self.words.view(np.int32 if self.words.dtype == np.uint32 else np.int64))
         return Payload({WORDS: TensorBundle({WORDS: signed}), LAYOUT: self.layout})
 

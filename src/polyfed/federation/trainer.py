@@ -108,12 +108,10 @@ class Trainer:
         step_together(loss, self, correct=correct)
 
     def forget(self) -> None:
-        """Drop the gradients."""
         for _, value in self._named:  # what the optimiser's own way does, without its records for profilers
             value.grad = None
 
     def apply(self, correct: Correction | None = None) -> None:
-        """Clip the gradients that there are and step."""
         if correct is not None:
             reached = {name: value for name, value in self._named if value.grad is not None}
             correct({name: value.grad for name, value in reached.items() if value.grad is not None}, reached)
@@ -125,7 +123,6 @@ class Trainer:
 
     @property
     def rates(self) -> list[float]:
-        """Learning rates of the optimiser's groups in the current epoch."""
         epoch, clock = self._epochs.now, self._clock
         round_number = 0 if epoch.once else clock.round - 1
         factor = self.training.schedule.factor(round_number, clock.rounds, epoch.number, clock.epochs)
@@ -133,12 +130,10 @@ class Trainer:
 
     @property
     def names(self) -> list[str]:
-        """Names of the parameters, in the optimiser's order."""
         names = {id(value): name for name, value in self._named}
         return [names[id(value)] for group in self.optimizer.param_groups for value in group["params"]]
 
     def state(self) -> dict[str, Tensor]:
-        """Momenta and counters by parameter name."""
         return optimizer_tensors(self.optimizer, self._named)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -147,7 +142,6 @@ class Trainer:
 
 
 def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Parameters that weight decay applies to, and those that it spares, as an optimiser takes them."""
     exempt = {id(value) for value in undecayed(model)}
     decayed = [value for value in parameters if id(value) not in exempt]
     spared = [value for value in parameters if id(value) in exempt]

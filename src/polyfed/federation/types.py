@@ -22,7 +22,6 @@ Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def outline_of(tensors: Mapping[str, Tensor]) -> Outline:
-    """Shapes and types of tensors."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
@@ -51,7 +50,6 @@ class ClientType:
     clients: tuple[ClientInfo, ...]
 
     def has_head(self, name: str) -> bool:
-        """Whether the task's head has this name."""
         return self.architecture.endswith(f"/{name}")
 
 

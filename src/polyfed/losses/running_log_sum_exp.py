@@ -65,7 +65,6 @@ class RunningLogSumExp:
         return chosen
 
     def result(self) -> Float[Tensor, " r"]:
-        """The log-sum-exp of all tiles."""
         return self.peak + self._log(self.total)
 
     def _rescale(self, drop: Float[Tensor, " r"]) -> Float[Tensor, " r"]:
@@ -92,7 +91,6 @@ class BoundedLogSumExp(RunningLogSumExp):
         return powers
 
     def result(self) -> Float[Tensor, " r"]:
-        """The log-sum-exp of all tiles."""
         return self._log(self.total)
 
 
@@ -143,7 +141,6 @@ class RunningEntropy(RunningLogSumExp):
         self._moment = torch.zeros_like(like)
 
     def entropy(self) -> Float[Tensor, " r"]:
-        """Entropy of the softmax over all tiles, in bits."""
         return (self.total.log2() - self._moment / self.total).clamp_(min=0)
 
     def _rescale(self, drop: Float[Tensor, " r"]) -> Float[Tensor, " r"]:

@@ -154,7 +154,6 @@ class Aligner(nn.Module):
 
 @torch.no_grad()
 def _shares(layer: nn.Module, tokens: Float[Tensor, "b l+1 w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
-    """How the summary attends to the positions alone."""
     assert isinstance(layer, TransformerBlock | PostBlock)
     # the summary attends to itself too, which says nothing about positions
     attention = layer.leading(tokens, mask)[:, 1:]
@@ -170,7 +169,6 @@ class Aligned(nn.Module):
         self.aligner = aligner
 
     def split(self) -> tuple[nn.Module, int]:
-        """The trunk, and the width of its pooled vector."""
         return self.trunk, self.aligner.width
 
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
@@ -179,12 +177,10 @@ class Aligned(nn.Module):
         return out
 
     def positions(self, x: Tensor) -> Positions:
-        """Features by position of width d."""
         detail = self.detail(x)
         return detail.positions, detail.mask
 
     def detail(self, x: Tensor) -> Detail:
-        """The embedding and what there is by position, in one pass."""
         return self.aligner.detail(self.trunk(x))
 
 
@@ -223,5 +219,4 @@ def embedding_head(width: int, dim: int, settings: AlignerSettings) -> nn.Module
 
 
 def aligned(encoders: Mapping[str, nn.Module] | nn.ModuleDict) -> dict[str, Aligned]:
-    """The encoders that have an align module, by modality."""
     return {name: encoder for name, encoder in encoders.items() if isinstance(encoder, Aligned)}

@@ -72,7 +72,6 @@ class Parts:
 
 
 def aligners_of(model: Model) -> dict[str, Aligner]:
-    """The align modules of a model, by modality."""
     return {name: encoder.aligner for name, encoder in aligned(model.encoders).items()}
 
 

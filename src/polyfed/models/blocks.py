@@ -78,7 +78,6 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "... w"]) -> Float[Tensor, "... w"]:
-        """The same map at each position."""
         out: Tensor = self.fc2(F.gelu(self.fc1(x)))
         return out
 

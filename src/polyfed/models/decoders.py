@@ -42,7 +42,6 @@ class GridDecoder(nn.Module):
         self.logits = nn.Conv2d(widths[-1], 1, 1)
 
     def forward(self, maps: Maps) -> Float[Tensor, "b size size"]:
-        """Logits of the foreground, from the coarsest of the maps."""
         x = maps[0]
         for stage in self.stages:
             # not beyond the masks: the last stages would work on pixels that are thrown away
@@ -73,7 +72,6 @@ class UNetDecoder(nn.Module):
         self.logits = nn.Conv2d(steps[-1], 1, 1)
 
     def forward(self, maps: Maps) -> Float[Tensor, "b size size"]:
-        """Logits of the foreground."""
         x = maps[0]
         # a transformer's single map has nothing to be joined with
         if len(maps) == 1:

@@ -64,14 +64,12 @@ class PatchEmbedding(_LedEmbedding):
         self.conv = nn.Conv2d(channels, width, patch, stride=patch)
 
     def patches(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
-        """The pixels of each patch, channels last, in the order of the tokens."""
         (batch, channels), (down, across), p = x.shape[:2], self.grid, self.patch
         # channels last, as in the released code of MAE: the order of what a decoder rebuilds
         tiles = x.reshape(batch, channels, down, p, across, p).permute(0, 2, 4, 3, 5, 1)
         return tiles.reshape(batch, down * across, p * p * channels)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Embedded:
-        """All tokens are valid."""
         return self.led(self.conv(x).flatten(2).transpose(1, 2)), None
 
 
@@ -88,7 +86,6 @@ class FeatureEmbedding(_LedEmbedding):
         return x
 
     def forward(self, x: Float[Tensor, "b l f"]) -> Embedded:
-        """CLS is always valid."""
         # (x != 0).any: padding of cached features is written as zeros
         return self.led(self.linear(x)), _first_valid(nn.functional.pad((x != 0).any(-1), (1, 0)))
 
@@ -107,7 +104,6 @@ class WordEmbedding(Embedding):
         self.norm = nn.LayerNorm(width, eps=1e-12)
 
     def forward(self, x: Int64[Tensor, "b l"]) -> Embedded:
-        """The first token is always valid: a text without tokens is read as one padding token."""
         # token type 0 everywhere: there is one text, and pretrained tables have two types
         tokens = self.words(x) + self.positions.weight[: x.shape[1]] + self.types.weight[0]
         return self.norm(tokens), _first_valid(valid_positions(x, self.pad))

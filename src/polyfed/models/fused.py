@@ -28,7 +28,6 @@ class SampleFeatures(NamedTuple):
         return SampleFeatures(self.values[index], None if self.mask is None else self.mask[index])
 
     def unit(self) -> SampleFeatures:
-        """Each vector with unit norm."""
         return self._replace(values=F.normalize(self.values.float(), dim=-1))
 
 
@@ -73,7 +72,6 @@ class Guidance:
 
     @torch.no_grad()
     def compute(self) -> None:
-        """Encode every distinct row once."""
         for modality in self.samples.modalities:
             parts = [self._encode(modality, rows) for rows in torch.split(self._distinct(modality), self.batch)]
             masks = [part.mask for part in parts if part.mask is not None]
@@ -91,7 +89,6 @@ class Guidance:
         return table.at(self._places[modality][index.to(table.values.device)])
 
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
-        """Features of rows of a modality."""
         table = self.tables.get(modality)
         if table is None:
             return self._encode(modality, rows)
@@ -143,11 +140,9 @@ class Fused(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
         return self.model.device
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        """The fused embedding."""
         x, other = self._partner(modality, x)
         if other is None:
             return self.model.embed(modality, x)
@@ -188,7 +183,6 @@ class RowNumbers:
         return self._count
 
     def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Int64[Tensor, " b"]:
-        """The rows themselves."""
         return rows
 
 

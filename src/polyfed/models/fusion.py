@@ -28,7 +28,6 @@ class Positioned(Protocol):
 
 
 def positioned(encoder: nn.Module) -> TypeGuard[Positioned]:
-    """Whether an encoder gives features by position."""
     # of the class: an encoder may well keep position embeddings under this name
     return callable(getattr(type(encoder), "positions", None))
 

@@ -30,7 +30,6 @@ class GatedWeight(nn.Module):
         self.gate = nn.Parameter(torch.zeros(1, device=out.device, dtype=out.dtype))
 
     def forward(self, weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
-        """W + g W_out."""
         return torch.addcmul(weight, self.gate, self.out)
 
 

@@ -40,7 +40,6 @@ class NonNegativeHead(nn.Module):
         return self.weight.relu()
 
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
-        """Logits."""
         return F.linear(self.scale * embedding, self.positive_weight, self.bias)
 
 
@@ -74,7 +73,6 @@ class FusedHead(nn.Module):
 
     @property
     def answers(self) -> int:
-        """Number of classes."""
         return self.output.out_features
 
     def fuse(self, embeddings: Sequence[Float[Tensor, "b d"]]) -> Float[Tensor, "b w"]:
@@ -89,7 +87,6 @@ class FusedHead(nn.Module):
         return torch.cat(parts, dim=1)
 
     def forward(self, embeddings: Sequence[Float[Tensor, "b d"]]) -> Float[Tensor, "b answers"]:
-        """Logits."""
         hidden = F.gelu(self.hidden(self.dropout(self.fuse(embeddings))))
         logits: Tensor = self.output(self.dropout(hidden))
         return logits

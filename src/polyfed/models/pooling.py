@@ -27,7 +27,6 @@ def masked_mean(x: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"]) -> Float[T
 
 
 def last_valid(x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float[Tensor, "b c"]:
-    """State at the last valid position of each row."""
     # gathered, not indexed row by row: no length is asked of the device
     index = (lengths - 1).view(-1, 1, 1).expand(-1, 1, x.shape[-1])
     return x.gather(1, index).squeeze(1)

@@ -81,7 +81,6 @@ def _role(module: nn.Module, key: str) -> str:
 
 
 def encode_places(tensor_places: TensorPlaces) -> str:
-    """Places as JSON, for a message: every slot with its names and keys."""
     return json.dumps([[name, *place.slot, place.key] for name, place in tensor_places.items()])
 
 

@@ -42,7 +42,6 @@ class Splittable(Protocol):
 
 
 def from_map(features: Float[Tensor, "b c h w"]) -> LocalFeatures:
-    """Mean and positions of a convolution map."""
     return LocalFeatures(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
 
 
@@ -113,7 +112,6 @@ class EncoderTower(nn.Module):
         self.pie = None if pie is None else PIE(pie, dim)
 
     def split(self) -> tuple[nn.Module, int]:
-        """The trunk, and the width c of its pooled vector."""
         return self.trunk, self.project.in_features
 
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:

@@ -73,11 +73,9 @@ class FrozenEmbedding(nn.Module):
 
     @property
     def embedding_dim(self) -> int:
-        """Width of an embedding."""
         return self.weight.shape[1]
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b l w"]:
-        """Embeddings by token."""
         return F.embedding(tokens, self.weight)
 
     def replace(self, table: Tensor | None) -> None:
@@ -99,7 +97,6 @@ WordTable = nn.Embedding | FrozenEmbedding
 
 
 def frozen_embeddings(model: nn.Module) -> Mapping[str, FrozenEmbedding]:
-    """Name of a tensor -> the frozen embeddings of a model that it is the table of."""
     return {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, FrozenEmbedding)}
 
 

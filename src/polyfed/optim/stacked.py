@@ -46,7 +46,6 @@ class StackedOptimizer:
 
     @staticmethod
     def suits(optimizer: Optimizer) -> bool:
-        """Whether an optimiser can be stepped in a stack."""
         return type(optimizer) in _KERNELS
 
     def step(self, rows: Sequence[int], gradients: Sequence[Tensor | None], rates: Sequence[float]) -> None:
@@ -104,7 +103,6 @@ class StackedOptimizer:
         return views
 
     def _runs(self, place: int, rows: np.ndarray) -> Iterator[_Run]:
-        """Parts of the rows that one call of a kernel can take: next to each other, after equally many steps."""
         breaks = np.diff(rows) != 1
         if _STEP in self._states[place]:
             breaks |= np.diff(self._states[place][_STEP].numpy(force=True)[rows]) != 0

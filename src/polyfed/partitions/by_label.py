@@ -23,7 +23,6 @@ class ByLabel(Partition):
     classes_per_client: int = Field(default=2, ge=1, description="classes of each client")
 
     def needs_labels(self) -> bool:
-        """Always."""
         return True
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:

@@ -32,7 +32,6 @@ class Dirichlet(Partition):
     attempts: int = Field(default=1000, ge=1, le=1_000_000, description="draws before giving up on min_size")
 
     def needs_labels(self) -> bool:
-        """Always."""
         return True
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:

@@ -29,7 +29,6 @@ class Drop(Partition):
         return self
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Shorten each equal part by its keep ratio, to one unit at least."""
         parts = units.cut_evenly(rng.permutation(len(units)), clients)
         kept = rng.uniform(self.keep_least, self.keep_most, size=clients)
         for client, (part, share) in enumerate(zip(parts, kept, strict=True)):

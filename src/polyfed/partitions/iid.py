@@ -13,5 +13,4 @@ class Iid(Partition):
     """Every client gets a random part of the items; sizes differ by at most one, or as whole groups allow."""
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Cut a random order in equal pieces."""
         return units.cut_evenly(rng.permutation(len(units)), clients)

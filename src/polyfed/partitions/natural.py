@@ -22,11 +22,9 @@ class Natural(Partition):
     min_size: int = Field(default=1, ge=1, description="items that every client must have")
 
     def needs_labels(self) -> bool:
-        """Always."""
         return True
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Give each class as a whole to one client."""
         classes, kind = np.unique(np.asarray(units.labels), return_inverse=True)
         if len(classes) < clients:
             raise ConfigError(

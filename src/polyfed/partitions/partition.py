@@ -124,5 +124,4 @@ class Partition(Component):
         return int(getattr(self, "min_size", 1))
 
     def needs_labels(self) -> bool:
-        """Whether the partition goes by the classes of the items."""
         return False

@@ -26,7 +26,6 @@ class Shards(Partition):
     total: int | None = Field(default=None, ge=1, description="shards in all; default: as many as clients need")
 
     def needs_labels(self) -> bool:
-        """Only when the items are ordered by label."""
         return self.order == "label"
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:

@@ -27,17 +27,14 @@ class Units:
 
     @property
     def items(self) -> int:
-        """Number of items of all."""
         return int(self.sizes.sum())
 
     @property
     def are_items(self) -> bool:
-        """Whether every unit is a single item."""
         return bool((self.sizes == 1).all())
 
     @property
     def called(self) -> str:
-        """What they are, for messages."""
         return "items" if self.are_items else "groups of items"
 
     def cut(self, order: Indices, ends: Indices) -> list[Indices]:
@@ -52,7 +49,6 @@ class Units:
         return np.split(order, np.searchsorted(middles, ends, side="left"))
 
     def cut_evenly(self, order: Indices, pieces: int) -> list[Indices]:
-        """Cut an order of units in pieces of equal numbers of items, as nearly as whole units allow."""
         quotient, remainder = divmod(int(self.sizes[order].sum()), pieces)
         return self.cut(order, np.cumsum(quotient + (np.arange(pieces) < remainder))[:-1])
 

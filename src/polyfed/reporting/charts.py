@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LARGEST = 1e100
+MOST_DRAWN = 1e100
 """Magnitude beyond which values are drawn no more than infinite ones are: sums and squares of them must be finite."""
 
 _Key = TypeVar("_Key")
@@ -49,7 +49,6 @@ class ChartLine:
 
     @cached_property
     def finite(self) -> dict[int, float]:
-        """The values that can be drawn."""
         return finite_values(self.values)
 
 
@@ -97,12 +96,10 @@ class RoundChart:
 
     @cached_property
     def rounds(self) -> list[int]:
-        """All rounds with a value, ascending."""
         return sorted({number for line in self.lines for number in line.finite})
 
     @cached_property
     def totals(self) -> dict[int, float]:
-        """Round -> sum over the series, the height of its stack."""
         return {number: sum(line.finite.get(number, 0.0) for line in self.lines) for number in self.rounds}
 
     @cached_property
@@ -148,17 +145,15 @@ class HeatMap:
 
     @property
     def last(self) -> HeatMapFrame:
-        """Values of the last round."""
         return self.frames[max(self.frames)]
 
     @cached_property
     def scale(self) -> tuple[float, float]:
-        """The values at both ends of the colours."""
         if self.limits is not None:
             return self.limits
         import numpy as np  # takes a quarter of a second, and displays of a run need no map
 
-        finite = np.concatenate([frame.values[np.abs(frame.values) <= LARGEST] for frame in self.frames.values()])
+        finite = np.concatenate([frame.values[np.abs(frame.values) <= MOST_DRAWN] for frame in self.frames.values()])
         return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
@@ -219,7 +214,6 @@ class BubbleChart:
 
     @property
     def as_map(self) -> HeatMap:
-        """The counts as colours."""
         return HeatMap(self.title, {0: HeatMapFrame(self.rows, self.counts.astype(float))}, "class", self.columns)
 
 
@@ -267,5 +261,5 @@ def sheet_of(title: str, charts: Sequence[SheetChart], columns: int = 3) -> Figu
 
 
 def finite_values(values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """The values that can be drawn: no NaN, and none beyond ``LARGEST``."""
-    return {key: value for key, value in values.items() if abs(value) <= LARGEST}
+    """The values that can be drawn: no NaN, and none beyond ``MOST_DRAWN``."""
+    return {key: value for key, value in values.items() if abs(value) <= MOST_DRAWN}

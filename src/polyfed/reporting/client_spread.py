@@ -10,7 +10,7 @@ from typing import Any
 
 from polyfed.reporting.charts import finite_values
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.statistics import mean_of, spread_of
+from polyfed.reporting.statistics import finite_mean, spread_of
 from polyfed.runs.records import RunRecords
 
 _EVERYBODY = "all clients"
@@ -34,8 +34,7 @@ class ClientSpread:
 
     @property
     def mean(self) -> float:
-        """Mean over clients, each counting the same."""
-        return mean_of(self.values.values()) if self.values else math.nan
+        return finite_mean(self.values.values()) if self.values else math.nan
 
     @property
     def worst_client(self) -> str:
@@ -45,12 +44,10 @@ class ClientSpread:
 
     @property
     def worst(self) -> float:
-        """Value of the worst client: the lowest, of a loss the highest."""
         return self.values.get(self.worst_client, math.nan)
 
     @property
     def best(self) -> float:
-        """Value of the best client."""
         best_of = min if lower_is_better(self.metric) else max
         return best_of(self.values.values(), default=math.nan)
 
@@ -61,11 +58,9 @@ class ClientSpread:
 
     @property
     def std(self) -> float:
-        """Standard deviation of these clients' values (they are all there are, so divided by their number)."""
         return spread_of(self.values.values(), sample=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Figures by name."""
         names = ("mean", "worst", "worst_client", "best", "disparity", "std")
         return {"clients": len(self.values)} | {name: getattr(self, name) for name in names}
 
@@ -84,14 +79,12 @@ def spread_over(records: RunRecords) -> dict[str, tuple[str, ...]]:
 
 
 def client_spread(records: RunRecords, group: str, metric: str, kind: str = "test") -> ClientSpread:
-    """Of one metric over a group, every client after its own last evaluation."""
     members = spread_over(records)[group]
     last = {client: records.last(client, kind).get(metric, math.nan) for client in members}
     return ClientSpread(group, metric, finite_values(last), len(members))
 
 
 def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSpread]:
-    """Of every metric that says how good a model is, for each group in turn."""
     for group, members in spread_over(records).items():
         for metric in quality_names([records.last(client, kind) for client in members]):
             yield client_spread(records, group, metric, kind)
@@ -105,7 +98,6 @@ def latest_values(series: Sequence[Mapping[int, float]], until: int) -> list[flo
 
 
 def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
-    """Names of all metrics that say how good a model is, in order of appearance."""
     return [name for name in dict.fromkeys(chain(*measured)) if not is_context(name)]
 
 

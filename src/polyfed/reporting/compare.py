@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
-from polyfed.reporting.statistics import mean_of, spread_of
+from polyfed.reporting.statistics import finite_mean, spread_of
 from polyfed.reporting.tables import MIB, TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -38,7 +38,7 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         """Over the finite ones among ``values``."""
         finite = [value for value in values if math.isfinite(value)]
-        return cls(mean_of(finite) if finite else math.nan, spread_of(finite))
+        return cls(finite_mean(finite) if finite else math.nan, spread_of(finite))
 
     def __str__(self) -> str:
         return figure(self.mean) + ("" if math.isnan(self.std) else f" ± {figure(self.std)}")
@@ -116,7 +116,6 @@ def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]
 
 
 def _metric_of(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
-    """The main metric of the server or a group: the first of the preferred ones that any in it has."""
     members = [(run, client) for run in runs for client in {**run.groups, SERVER: (SERVER,)}.get(participant, ())]
     names = {name for run, client in members for name in run.metric_names(client, kind)}
     return next((name for name in PREFERRED if name in names), PREFERRED[0])
@@ -162,8 +161,6 @@ def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
 
 
 def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The highest first figure at the top."""
-
     def rank(item: Comparison) -> float:
         first = next(iter(item.figures.values()), Spread(math.nan)).mean
         return math.inf if math.isnan(first) else -first
@@ -212,7 +209,6 @@ def _curves(
 def _draw_row(
     left: Axes, right: Axes, labels: Sequence[str], curves: Sequence[pd.DataFrame], sent: Sequence[pd.DataFrame]
 ) -> None:
-    """Curves of the runs by round and by MiB."""
     for label, curve, mib, colour in zip(labels, curves, sent, cycle(COLOURS), strict=False):
         common = curve.index.intersection(mib.index)
         for axes, x, y in ((left, curve.index, curve), (right, mib["mean"][common], curve.loc[common])):
@@ -221,20 +217,17 @@ def _draw_row(
 
 
 def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> pd.Series[float]:
-    """Round -> the server's value, or the mean over a group of its clients' latest values."""
     rows = run.frame("metrics").query("group == @participant and kind == @kind and metric == @metric")
     by_client = rows.pivot_table(index="round", columns="participant", values="value", aggfunc="last")
     return by_client.ffill().mean(axis=1)  # not every client is measured in every round
 
 
 def _mib_sent(run: RunRecords) -> pd.Series[float]:
-    """Round -> MiB sent up to and including it."""
     rounds = run.frame("rounds").set_index("round")
     return (rounds["up"] + rounds["down"]).cumsum() / MIB
 
 
 def _seeds(curves: Iterable[pd.Series[float]]) -> pd.DataFrame:
-    """Round -> mean and standard deviation over the runs that have it."""
     import pandas as pd
 
     by_run = pd.concat(curves, axis=1).sort_index()

@@ -148,7 +148,6 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
 
 
 def group_colour(records: RunRecords, group: str) -> int:
-    """The colour that stands for a group throughout a report."""
     return 1 + list(records.groups).index(group) % len(COLOURS)
 
 
@@ -209,5 +208,4 @@ def _kinds(lines: Sequence[ChartLine]) -> list[LegendEntry]:
 
 
 def _unit(name: str) -> str:
-    """A loss has no unit, the metrics of tasks are in percent."""
     return name if "loss" in name else f"{name} (%)"

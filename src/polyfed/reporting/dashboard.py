@@ -75,11 +75,9 @@ class DashboardProgress(Callback):
             self._console.print(outcome_of(event.folder))
 
     def happened_at(self, when: float) -> None:
-        """Times of what happens next count from then."""
         self.state.happened_at(when)
 
     def close(self) -> None:
-        """Give the terminal back."""
         atexit.unregister(self.close)
         logging.getLogger("polyfed").removeHandler(self._warnings)
         self._live.stop()
@@ -109,6 +107,5 @@ class _Warnings(logging.Handler):
             self._dashboard.handle(Incident(self._dashboard.state.round, "polyfed", level, text, is_result=False))
 
     def take(self) -> list[str]:
-        """What was kept since the last time."""
         lines, self._lines = list(self._lines), {}
         return lines

@@ -145,7 +145,6 @@ class Retrieval:
         return []
 
     def summary(self) -> Iterator[list[str]]:
-        """Participant, direction, and the share of queries with a right answer among the first k, before and after."""
         # within a kind only some queries have a right answer: the other captions of a picture
         for asked, given in dict.fromkeys(key[1:] for key in self._scores if key[1] != key[2]):
             shares = [figure(100 * float(self._hits(when, asked, given).mean())) for when in ("before", "after")]

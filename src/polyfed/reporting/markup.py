@@ -27,7 +27,6 @@ def markdown_templates() -> Environment:
 
 
 def resource(name: str) -> str:
-    """Text of a file beside the templates."""
     return resources.files("polyfed.reporting").joinpath("templates", name).read_text("utf-8")
 
 

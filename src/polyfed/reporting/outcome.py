@@ -13,7 +13,7 @@ from polyfed.core.errors import RunError
 from polyfed.reporting.client_spread import client_spread, quality_names
 from polyfed.reporting.paired import shared_figures
 from polyfed.reporting.recalls import find_recalls
-from polyfed.reporting.statistics import mean_of
+from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
@@ -76,7 +76,6 @@ def outcome(records: RunRecords) -> RenderableType:
 
 
 def outcome_of(folder: Path) -> RenderableType:
-    """How the run in a folder came out."""
     return outcome(open_run(folder).records)
 
 
@@ -100,7 +99,6 @@ def verdict(records: RunRecords) -> str:
 
 
 def interval_in_words(interval: tuple[float, float] | None) -> list[str]:
-    """One clause, or none where there is no interval."""
     return [] if interval is None else [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}"]
 
 
@@ -135,13 +133,12 @@ def _clients_headline(records: RunRecords) -> Headline | None:
             whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
             meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
             trials = _common_trials(records, metric)
-            value = mean_of(metrics[metric] for metrics in measured)
+            value = finite_mean(metrics[metric] for metrics in measured)
             return Headline("clients", metric, value, _common_chance(metric, measured), meaning, trials)
     return None
 
 
 def _measured(records: RunRecords, participants: Sequence[str], metric: str) -> list[Metrics]:
-    """The last metrics of those participants that have a finite value of one."""
     return [last for last in map(records.last, participants) if math.isfinite(last.get(metric, math.nan))]
 
 

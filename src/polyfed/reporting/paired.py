@@ -118,7 +118,6 @@ def _figures_of(run: RunRecords, metric: str | None, kind: str, selects: bool) -
 
 
 def _differences(own: _Figures, other: _Figures) -> dict[str, dict[int, float]]:
-    """Figure -> seed -> difference, of figures and seeds that both have."""
     differences: dict[str, dict[int, float]] = {}
     for seed in [seed for seed in own if seed in other]:
         for name in [name for name in own[seed] if name in other[seed]]:

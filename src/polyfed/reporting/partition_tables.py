@@ -34,7 +34,6 @@ def sources_of(held: Held) -> list[str]:
 
 
 def partition_tables(holdings: Held) -> list[TextTable]:
-    """For each group its sizes, its items by column where the class is made of columns, and by class."""
     return [table for group, held in groups_of(holdings).items() for table in _group_tables(group, held)]
 
 
@@ -99,7 +98,6 @@ def _group_tables(group: str, held: Held) -> Iterator[TextTable]:
 
 
 def _values_by_column(held: Held) -> dict[str, dict[str, None]]:
-    """Column -> names of its values, as far as any client has counted them."""
     values: dict[str, dict[str, None]] = {}
     for holding in held.values():
         for column, counts in holding.columns.items():

@@ -62,7 +62,6 @@ def draw_all(records: RunRecords) -> list[Path]:
 
 
 def draw_partition(records: RunRecords) -> Figure | None:
-    """Who holds what, or None if nothing is known of it."""
     sheet = partition_sheet(records)
     return None if sheet is None else draw_sheet(sheet)
 
@@ -226,6 +225,5 @@ def _draw_bars(chart: BarRows, axes: Axes) -> None:
 
 
 def _name_rows(axes: Axes, names: Sequence[str], room: float = 0.1) -> None:
-    """From the top downwards, with room in rows at both ends."""
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(len(names) - 0.5 + room, -0.5 - room)

@@ -19,7 +19,7 @@ from polyfed.core.untrusted import plain
 from polyfed.reporting.outcome import outcome_of
 from polyfed.reporting.recalls import is_context
 from polyfed.reporting.run_state import PREPARING, RunState, ticking
-from polyfed.reporting.statistics import mean_of
+from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import duration
 from polyfed.runs import events
 from polyfed.runs.events import Callback
@@ -48,7 +48,6 @@ class FolderLine(Callback):
         self._folder, self._console = folder, console
 
     def handle(self, event: events.Event) -> None:
-        """Print it when the run starts."""
         if isinstance(event, events.RunStarted):
             _print_line(self._console, f"run folder: {self._folder}")
 
@@ -65,7 +64,6 @@ class PlainProgress(Callback):
         self._preparation, self._due = "", math.inf
 
     def handle(self, event: events.Event) -> None:
-        """Print what is worth a line."""
         self._state.handle(event)
         match event:
             case events.Preparing(what, done, total):
@@ -83,7 +81,6 @@ class PlainProgress(Callback):
                 self._console.print(outcome_of(folder))
 
     def _prepare(self, what: str, line: str) -> None:
-        """Print what is read or computed, once, if it takes long."""
         if what != self._preparation:
             self._preparation, self._due = what, self._now() + _LONG_PREPARATION
         elif self._now() > self._due:
@@ -148,11 +145,9 @@ class BarProgress(Callback, Progress):
             self.console.print(outcome_of(event.folder))
 
     def happened_at(self, when: float) -> None:
-        """Times of what happens next count from then."""
         self.state.happened_at(when)
 
     def close(self) -> None:
-        """Give the terminal back."""
         self.live.stop()
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -216,7 +211,7 @@ def summaries(latest: Mapping[tuple[str, str], events.Metrics]) -> dict[str, str
 def _brief(values: Mapping[str, Sequence[float]], participants: int) -> str:
     shown = [name for name in values if not is_context(name)][:_MOST_METRICS]
     counts = {name: f" (of {len(values[name])})" if len(values[name]) < participants else "" for name in shown}
-    return ", ".join(f"{name} {mean_of(values[name]):.2f}{counts[name]}" for name in shown)
+    return ", ".join(f"{name} {finite_mean(values[name]):.2f}{counts[name]}" for name in shown)
 
 
 def event_line(event: events.RunStarted | events.Incident) -> str:
@@ -228,5 +223,4 @@ def event_line(event: events.RunStarted | events.Incident) -> str:
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:
-    """Print one line, whoever wrote the words in it, and however narrow the console is."""
     console.print(plain(text), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -43,7 +43,6 @@ class Recall:
 
     @property
     def chance(self) -> float:
-        """Percent that a random order of the gallery reaches."""
         return chance_recall(self.gallery, self.positives, self.cutoff)
 
     @property

@@ -17,7 +17,7 @@ from polyfed.reporting.client_spread import client_spreads, quality_names, sprea
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.saved_tables import leakage_parts
-from polyfed.reporting.statistics import mean_of
+from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS
@@ -146,7 +146,6 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
 
 
 def _happened(title: str, events: Sequence[EventRecord]) -> TextTable:
-    """How often it happened to whom, with the latest reason."""
     # events come by round, so the last of a participant stays
     latest = {event.participant: event for event in events}
     times = Counter(event.participant for event in events)
@@ -161,10 +160,9 @@ def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
 
 
 def _context(measured: Sequence[Mapping[str, float]]) -> str:
-    """What the figures depend on, as means over those who were measured, with their range where they differ."""
     parts = []
     for name in filter(is_context, dict.fromkeys(chain(*measured))):
         values = [metrics[name] for metrics in measured if name in metrics]
         low, high = min(values), max(values)
-        parts.append(f"{name} {count(mean_of(values))}{f' ({count(low)} to {count(high)})' if low != high else ''}")
+        parts.append(f"{name} {count(finite_mean(values))}{f' ({count(low)} to {count(high)})' if low != high else ''}")
     return f"Measured with {', '.join(parts)}."

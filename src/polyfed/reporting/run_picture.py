@@ -135,7 +135,6 @@ class RunPicture:
         }
 
     def _short(self, text: str, width: int) -> str:
-        """Cut a name in its middle, as names of metrics differ at their ends."""
         if len(text) <= width:
             return text
         tail = width // 2
@@ -290,5 +289,4 @@ def _right_aligned(texts: Iterable[str]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Without control characters: ids and reasons come from clients, the terminal is ours."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -11,7 +11,7 @@ from functools import singledispatchmethod
 from typing import Literal
 
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.statistics import mean_of
+from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import duration
 from polyfed.runs.events import (
     Callback,
@@ -95,7 +95,7 @@ class MetricCurve:
     def by_round(self) -> dict[int, float]:
         """Round -> mean over the finite values, NaN if there is none; rounds ascending."""
         finite = [value for value in self._values.values() if math.isfinite(value)]
-        latest = {self._round: mean_of(finite) if finite else math.nan} if self._values else {}
+        latest = {self._round: finite_mean(finite) if finite else math.nan} if self._values else {}
         return dict(sorted((self._means | latest).items()))
 
 
@@ -224,7 +224,6 @@ class RunState(Callback):
         self.running, self.finished, self.work = False, True, None
 
     def happened_at(self, when: float) -> None:
-        """Times of what happens next count from then."""
         self._at = when
 
     # ---- what follows from it
@@ -257,18 +256,15 @@ class RunState(Callback):
 
     @property
     def rounds_done(self) -> int:
-        """Complete rounds."""
         return self.round - self.running
 
     @property
     def step_share(self) -> float:
-        """How much of the step that goes on its clients have done, in clients."""
         shares = {"done": 1.0, "excluded": 1.0}
         return sum(shares.get(client.status, client.share) for client in self.clients.values())
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Bytes up and down of all rounds."""
         return sum(up for up, _ in self.sent.values()), sum(down for _, down in self.sent.values())
 
     @property
@@ -291,7 +287,6 @@ class RunState(Callback):
         return Activity(who, f"{since}  {words}", f"{work.done:,}/{work.total:,}", _share(work))
 
     def working_for(self, client: ClientProgress) -> float:
-        """Seconds since it began."""
         return max(0.0, self.clock() - client.since)
 
     def groups(self) -> Mapping[str, dict[str, ClientProgress]]:
@@ -304,7 +299,7 @@ class RunState(Callback):
     @property
     def _seconds_a_round(self) -> float | None:
         if self.seconds:
-            return mean_of(self.seconds[number] for number in sorted(self.seconds)[-_WINDOW:])
+            return finite_mean(self.seconds[number] for number in sorted(self.seconds)[-_WINDOW:])
         return None if self._expected is None else max(self._expected, self._spent)  # the server's work comes on top
 
     @property
@@ -315,7 +310,6 @@ class RunState(Callback):
         return self.clock() if self._at is None else self._at
 
     def _expect(self) -> None:
-        """Estimate how long this round lasts if this step is its last and its remaining clients are like the others."""
         share = (self._steps_done + self.step_share / max(1, len(self.clients))) / (self._steps_done + 1)
         if self.running and share > 0:
             self._expected = max(0.0, self._now() - self._began) / share
@@ -332,7 +326,6 @@ class RunState(Callback):
 
 
 def ticking(seconds: float) -> str:
-    """A duration for a live display, in whole seconds."""
     return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
 
 

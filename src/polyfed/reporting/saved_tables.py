@@ -13,7 +13,6 @@ LEAKAGE = "analysis/leakage.json"
 
 
 def table_json(table: TextTable) -> dict[str, Any]:
-    """A table for a file."""
     return {key: [*value] if key != "title" else value for key, value in vars(table).items()}
 
 

@@ -16,7 +16,7 @@ FEWEST_SEEDS = 3
 _NOISE = 1e-9  # of the largest difference: closer ones differ by rounding of floats
 
 
-def mean_of(values: Iterable[float]) -> float:
+def finite_mean(values: Iterable[float]) -> float:
     """The mean of one or more finite values; NaN where their sum is beyond what a float holds."""
     try:
         return fmean(values)
@@ -47,13 +47,11 @@ class PairedSample:
 
     @property
     def values(self) -> list[float]:
-        """The differences."""
         return list(self.by_seed.values())
 
     @cached_property
     def mean(self) -> float:
-        """Mean difference."""
-        return mean_of(self.values)
+        return finite_mean(self.values)
 
     @property
     def std(self) -> float:
@@ -75,7 +73,6 @@ class PairedSample:
 
     @property
     def smallest(self) -> float:
-        """The lowest difference."""
         return min(self.values)
 
     @property

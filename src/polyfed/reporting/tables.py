@@ -32,7 +32,6 @@ class TextTable:
     notes: Sequence[str] = field(default=())
 
     def rich(self) -> RenderableType:
-        """For a terminal."""
         from rich.box import SIMPLE_HEAD
         from rich.console import Group
         from rich.table import Table
@@ -63,12 +62,10 @@ def figure(value: float, digits: int = 2) -> str:
 
 
 def count(value: float) -> str:
-    """A number of things, without decimals where it is whole."""
     return "-" if math.isnan(value) else f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def mib(number: float) -> str:
-    """Bytes as MiB."""
     return f"{number / MIB:,.2f}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from polyfed.reporting.statistics import mean_of
+from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -48,10 +48,10 @@ def _sentences(records: RunRecords) -> Iterator[str]:
 
 
 def _agreement(norms: Sequence[float]) -> Iterator[str]:
-    if norms and mean_of(norms) < _LOOSE:
+    if norms and finite_mean(norms) < _LOOSE:
         yield (
-            f"The clients' mean has norm {figure(mean_of(norms))}, where 1 would be agreement: their spaces are not "
-            "aligned; see algorithm.alignment and kd_loss similarity."
+            f"The clients' mean has norm {figure(finite_mean(norms))}, where 1 would be agreement: their spaces are "
+            "not aligned; see algorithm.alignment and kd_loss similarity."
         )
 
 

@@ -22,6 +22,5 @@ class Terminal(Console):
             yield segment if harmless else Segment("\n".join(map(plain, segment.text.split("\n"))), segment.style)
 
     def print_tables(self, tables: Iterable[TextTable]) -> None:
-        """Print tables, one below the other."""
         for table in tables:
             self.print(table.rich())

@@ -16,7 +16,6 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def sent_chart(records: RunRecords) -> RoundChart:
-    """MiB of each round by direction."""
     return stacked_chart("Sent in each round", "MiB", {label: _mib(records, d) for d, label in BYTE_DIRECTIONS.items()})
 
 
@@ -32,7 +31,6 @@ def running_chart(records: RunRecords) -> RoundChart:
 
 
 def seconds_chart(records: RunRecords) -> RoundChart:
-    """Wall time of each round."""
     title = f"Time of each round (in all {duration(sum(records.seconds.values()))})"
     return stacked_chart(title, "seconds", {"seconds": dict(sorted(records.seconds.items()))}, first_colour=3)
 
@@ -57,7 +55,6 @@ def traffic_bars(records: RunRecords) -> tuple[list[BarRows], BarRows]:
 
 
 def client_bytes(records: RunRecords) -> dict[str, Counter[str]]:
-    """Client id -> direction -> bytes."""
     return _totals(records, lambda transfer: transfer.client)
 
 

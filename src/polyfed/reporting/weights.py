@@ -65,7 +65,6 @@ def _map(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str], m
 
 
 def _evenly(rounds: Sequence[int], most: int) -> list[int]:
-    """So many of the rounds, evenly spaced, the last among them."""
     kept = min(most, len(rounds))
     return [rounds[round((place + 1) * len(rounds) / kept) - 1] for place in range(kept)]
 

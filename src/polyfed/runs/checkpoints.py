@@ -99,7 +99,6 @@ class History(Callback):
         self._folder = folder
 
     def handle(self, event: Event) -> None:
-        """Append an incident that is no result."""
         if isinstance(event, Incident) and not event.is_result:
             line = {"round": event.round, "participant": event.participant}
             self._folder.append("history", [{**line, "event": event.incident, "reason": event.reason}])

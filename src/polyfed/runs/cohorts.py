@@ -61,11 +61,9 @@ class Cohorts:
 
     @cached_property
     def expenses(self) -> Expenses:
-        """What clients have given away."""
         return Expenses(self.experiment, self.server.clients)
 
     def drawn(self, number: int, ledger: Ledger) -> Cohort:
-        """The clients of a round."""
         run = self.experiment.run
         clients = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
         return self._of(number, clients, ledger, run.reply_policy)
@@ -143,14 +141,12 @@ class Cohorts:
         self.events.handle(Incident(number, participant, incident, plain(reason)))
 
     def tell_notices(self, number: int) -> None:
-        """What the engine noticed until now happened in this round."""
         notices = list(self.notices)
         del self.notices[: len(notices)]  # in place: the engine may notice more at this moment
         for participant, incident, reason in notices:
             self.happened(number, participant, incident, reason)
 
     def tell_expenses(self, number: int) -> None:
-        """What clients have given away until now."""
         self.expenses.tell(lambda who, metrics: self.events.handle(Measured(number, who, PRIVACY, metrics)), SERVER)
 
     def _excluded(self, number: int, client: ClientInfo, reason: str, details: str) -> None:
@@ -177,13 +173,11 @@ class Cohorts:
     # ---- what a checkpoint keeps
 
     def facts(self) -> dict[str, Any]:
-        """All that lasts."""
         return {"away": sorted(self.away), "accepted": self.accepted, "medians": self.medians} | (
             {PRIVACY: self.expenses.asked} if self.expenses.asked else {}
         )
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Be as a checkpoint says."""
         self.away = set(facts["away"])
         self.accepted = accepted_in(facts)
         self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
@@ -191,5 +185,4 @@ class Cohorts:
 
 
 def accepted_in(facts: Mapping[str, Any]) -> dict[str, StateVersion]:
-    """Client -> version of its last accepted state, of the facts of a checkpoint."""
     return {client: (version[0], version[1]) for client, version in facts.get("accepted", {}).items()}

@@ -44,7 +44,6 @@ class Evaluations:
         self.stale |= {client.id for client in self.server.clients} if clients is None else set(clients)
 
     def measure_server(self) -> None:
-        """On its validation and test samples."""
         for kind, samples in (("validation", self.server.validation), ("test", self.server.test)):
             if samples is not None and self.server.has_model:
                 at_work(SERVER, f"measuring ({kind})")
@@ -86,9 +85,7 @@ class Evaluations:
     # ---- what a checkpoint keeps
 
     def facts(self) -> dict[str, Any]:
-        """All that lasts."""
         return {"stale": sorted(self.stale), "best": self.best}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Be as a checkpoint says."""
         self.stale, self.best = set(facts["stale"]), dict(facts["best"])

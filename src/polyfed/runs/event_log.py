@@ -57,7 +57,6 @@ class EventLog(Callback):
         self._written: dict[type[Event], float] = {}  # frequent event -> when one was last written
 
     def handle(self, event: Event) -> None:
-        """Write the event with its time."""
         if isinstance(event, RunStarted):
             self._has_started = True
             self._write(event)

@@ -156,17 +156,14 @@ class Callbacks(Callback):
         self._callbacks = tuple(callbacks)
 
     def handle(self, event: Event) -> None:
-        """Hand the event to all."""
         for callback in self._callbacks:
             callback.handle(event)
 
     def happened_at(self, when: float) -> None:
-        """Hand the time to all."""
         for callback in self._callbacks:
             callback.happened_at(when)
 
     def close(self) -> None:
-        """Close all, the last first, even if one of them fails."""
         # a stack closes the others when one raises, and raises after that
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
@@ -175,15 +172,12 @@ class Callbacks(Callback):
     # ---- what data, clients and the server say of their work, see ``polyfed.core.activity``
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Data are read or computed."""
         self.handle(Preparing(what, done, total))
 
     def client_started(self, client: str, step: str) -> None:
-        """A client begins to work on a step."""
         self.handle(ClientStarted(client, step))
 
     def working(self, participant: str, what: str, done: int, total: int) -> None:
-        """A participant is at work."""
         self.handle(Working(participant, what, done, total))
 
 
@@ -211,7 +205,6 @@ class Recorder(Callback):
         self.records: list[dict[str, object]] = []
 
     def handle(self, event: Event) -> None:
-        """Add what an event is recorded as."""
         if (record := record_of(event)) is not None:
             self.records.append(record)
 

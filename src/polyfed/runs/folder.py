@@ -109,7 +109,6 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """What identifies the run to the places that host its clients."""
         return self._beginning("run")
 
     def _beginning(self, key: str) -> str:
@@ -152,22 +151,18 @@ class RunFolder:
     # ---- logs
 
     def append(self, log: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add lines to a log."""
         with (self.path / f"{log}.jsonl").open("a", encoding="utf-8") as stream:
             stream.writelines(json.dumps(record) + "\n" for record in records)
 
     @property
     def tracebacks(self) -> Path:
-        """What failed clients told in detail."""
         return self.path / "tracebacks.log"
 
     def add_traceback(self, round_number: int, client: str, details: str) -> None:
-        """Keep what a failed client told in detail."""
         with self.tracebacks.open("a", encoding="utf-8") as stream:
             stream.write(f"--- round {round_number}, client {plain(client)}\n    {lines(details)}\n")
 
     def log_sizes(self) -> dict[str, int]:
-        """Bytes of each log now."""
         paths = {log: self.path / f"{log}.jsonl" for log in LOGS}
         return {log: path.stat().st_size if path.exists() else 0 for log, path in paths.items()}
 
@@ -230,7 +225,6 @@ class RunFolder:
         return safetensors.torch.load(path.read_bytes()) if path.is_file() else None
 
     def metadata(self, name: str) -> dict[str, str]:
-        """The texts in a safetensors file of this folder."""
         import safetensors
 
         with safetensors.safe_open(self.path / name, framework="pt") as opened:
@@ -370,7 +364,6 @@ def _locked(stream: IO[str], kind: int, seconds: float) -> bool:
 
 
 def _unused(path: Path) -> bool:
-    """Whether a folder is empty but for what a run leaves that was killed during its preparations."""
     return path.is_dir() and {entry.name for entry in path.iterdir()} <= {
         ".lock",
         "vocabulary",

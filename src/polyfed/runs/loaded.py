@@ -55,7 +55,6 @@ class LoadedEncoder:
     represent: Callable[[Tensor], Tensor]
 
     def encode(self, values: pa.Array, batch: int) -> Vectors:
-        """Vectors of the values of a column."""
         column = Column(
             pa.chunked_array([values]), uuid.uuid4().hex, "values to encode", nested=False, folder=Path("/")
         )
@@ -224,7 +223,6 @@ def participant_model(run: Run, participant: str = SERVER, which: str | None = N
 
 
 def _client_model(run: Run, client: str) -> Model:
-    """What a client keeps, or the global model of its type."""
     if not run.has_client_models:
         for kind, clients in run.types.items():
             if kind in run.global_weights and client in {info.id for info in clients.clients}:

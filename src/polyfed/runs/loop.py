@@ -43,7 +43,6 @@ class Loop:
         self._rounds(1)
 
     def resume(self) -> None:
-        """From the round after the newest complete one."""
         self.folder.mend_history()
         if not self.folder.has_checkpoints():  # killed before the first was complete
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))  # lines of a round that did not become complete

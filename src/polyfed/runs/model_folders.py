@@ -23,7 +23,6 @@ def untrained_best(run: Path) -> str:
 
 
 def saved_models(run: Path) -> dict[str, int | None]:
-    """Name of each saved server model -> its round: the best first, then the last, then those of rounds."""
     kept = sorted((run / "models").glob(f"{KEPT}*/config.json"), key=lambda file: _round_of(file) or 0)
     files = [run / "models" / kind / "config.json" for kind in ("best", "last")] + kept
     return {file.parent.name: _round_of(file) for file in files if file.is_file()}

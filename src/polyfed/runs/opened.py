@@ -76,18 +76,15 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run: that of its folder."""
         return self.folder.resolve().name
 
     # ---- what the run recorded
 
     @cached_property
     def records(self) -> RunRecords:
-        """Metrics, events, bytes and partition."""
         return RunRecords.load(self.folder)
 
     def metrics(self, participant: str = "server", kind: str = "test") -> Mapping[str, float]:
-        """The last metrics of a participant."""
         return self.records.last(participant, kind)
 
     @cached_property
@@ -147,7 +144,6 @@ class Run:
 
     @cached_property
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest readable checkpoint, None if there is none."""
         return self.files.newest_checkpoint()[0]
 
     @property
@@ -237,7 +233,6 @@ class Run:
 
     @property
     def model(self) -> LoadedModel:
-        """The server's saved model, for use: the best by validation if there is one."""
         return self.model_of()
 
     def model_of(self, participant: str = "server", which: str | None = None) -> LoadedModel:
@@ -248,7 +243,6 @@ class Run:
 
     @property
     def has_client_models(self) -> bool:
-        """Whether clients' models are kept, by the method or for analyses."""
         return "model" in self.experiment.algorithm.keeps or self.experiment.run.keep_client_models
 
     def kept_clients(self) -> KeptClients:
@@ -298,18 +292,15 @@ class ServerModel:
 
     @property
     def head_name(self) -> str:
-        """Name of its task's head."""
         return str(self.saved.config["head"])
 
     @property
     def classes(self) -> Mapping[str, tuple[str, ...]]:
-        """Target -> names of the classes that it learnt."""
         facts = (self.saved.config["samples"] or {}).get("classes", {})
         return {name: tuple(names) for name, names in facts.items()}
 
     @property
     def views(self) -> Mapping[str, View]:
-        """Modality -> view of its encoder."""
         return {modality: encoder.view for modality, encoder in self.saved.settings.encoders.items()}
 
     def warn_if_untrained(self) -> None:

@@ -16,12 +16,10 @@ BASES = "bases/"
 
 
 def presets() -> dict[str, str]:
-    """Names and descriptions of the presets that come with polyfed."""
     return {name: str(parsed(text).get("description", "")) for name, text in _preset_texts().items()}
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the presets."""
     return tuple(_preset_texts())
 
 
@@ -52,7 +50,6 @@ def preset_text(name: str) -> str:
 
 
 def preset_bases() -> tuple[str, ...]:
-    """Names of what presets extend and nobody runs: they say where data come from, and nothing else."""
     return tuple(_preset_texts(BASES))
 
 

@@ -19,7 +19,6 @@ from polyfed.wire.schema import StepSchema, steps_of
 
 
 def resolved_privacy(experiment: Experiment) -> PrivacySettings | None:
-    """Privacy as sites get it, with its noise."""
     if experiment.privacy is None:
         return None
     return experiment.privacy.resolved(steps_of(experiment.algorithm), experiment.run.rounds)
@@ -141,7 +140,6 @@ class Expenses:
         self.asked: dict[str, dict[str, int]] = {}
 
     def note(self, step: str, clients: Iterable[str]) -> None:
-        """Clients are asked for a reply."""
         if step in self._steps:
             for client in clients:
                 counts = self.asked.setdefault(client, {})

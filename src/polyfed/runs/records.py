@@ -153,7 +153,6 @@ class RunRecords:
 
     @property
     def name(self) -> str:
-        """Name of the run: that of its folder."""
         return self.folder.resolve().name
 
     @property
@@ -177,7 +176,6 @@ class RunRecords:
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
-        """Client ids: those of the partition, then others in order of appearance."""
         measured = (record.participant for record in self.measurements if record.participant != SERVER)
         return tuple(dict.fromkeys((*self.holdings, *measured, *(transfer.client for transfer in self.transfers))))
 
@@ -190,7 +188,6 @@ class RunRecords:
         return {group: tuple(clients) for group, clients in groups.items()}
 
     def metric_names(self, participant: str, kind: str = "test") -> tuple[str, ...]:
-        """Names of all metrics that a participant ever had, in order of appearance."""
         return tuple(dict.fromkeys(name for record in self._of(participant, kind) for name in record.metrics))
 
     def series(self, participant: str, metric: str, kind: str = "test") -> dict[int, float]:
@@ -218,11 +215,9 @@ class RunRecords:
         return max((item for item in series if not math.isnan(item[1])), key=lambda item: item[1], default=None)
 
     def excluded(self) -> tuple[EventRecord, ...]:
-        """Clients that were left out of a round, with the reasons."""
         return tuple(event for event in self.events if event.event == "client_excluded")
 
     def shortened(self) -> tuple[EventRecord, ...]:
-        """Whose updates were scaled down, and when."""
         return tuple(event for event in self.events if event.event == "update_shortened")
 
     def bytes_per_round(self, direction: str) -> dict[int, int]:
@@ -233,7 +228,6 @@ class RunRecords:
         return dict(sorted(totals.items()))
 
     def total_bytes(self, direction: str | None = None) -> int:
-        """Bytes of the whole run, in one direction or in both."""
         return sum(transfer.bytes for transfer in self.transfers if direction in (None, transfer.direction))
 
     def full_bytes(self) -> int:
@@ -346,7 +340,6 @@ def _typed(kind: type[_T], line: _Line, where: str) -> _T:
 
 
 def _require_rounds(folder: Path, records: Iterable[Measurement | EventRecord | Transfer | Timing]) -> None:
-    """Charts and tables have a place for every round."""
     for record in records:
         if not 0 <= record.round <= _MOST_ROUNDS:
             raise RunError(f"'{folder}' has a record of round {record.round}; rounds are from 0 to {_MOST_ROUNDS:,}")

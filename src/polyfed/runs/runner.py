@@ -43,6 +43,5 @@ def resume_run(folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_
 
 @contextlib.contextmanager
 def _logged(folder: RunFolder) -> Iterator[EventLog]:
-    """The log of events of a run that no other process works on."""
     with folder.lock(), contextlib.closing(EventLog(folder.path / PROGRESS)) as log:
         yield log

@@ -77,12 +77,10 @@ class SavedModel:
 
     @property
     def settings(self) -> ModelSettings:
-        """Its architecture."""
         return self.facts.model
 
     @property
     def task(self) -> Task:
-        """What it was trained for."""
         return self.facts.task
 
     def context(self, cache: Path, weights: Path | None = None) -> DataContext:
@@ -216,8 +214,6 @@ class _NoInputs:
 
 
 def _absent(modality: str, fingerprint: str) -> Column:
-    """The public texts that a vocabulary was learnt from, known by their fingerprint alone."""
-
     def read() -> NoReturn:
         raise RunError(f"the vocabulary of '{modality}' is missing beside the saved model; copy it from the run folder")
 

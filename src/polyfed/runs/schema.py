@@ -47,7 +47,6 @@ class _WithFamilies(GenerateJsonSchema):
     """Refers to the family where any of its components may stand."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        """Of one class."""
         kind = schema["cls"]
         if issubclass(kind, Component) and kind.family() is kind:
             return {"$ref": _DEFS.format(model=_key(kind))}
@@ -85,7 +84,6 @@ def _installed(family: type[Component]) -> dict[str, type[Component]]:
 
 
 def _models_in(annotation: Any) -> list[type[Any]]:
-    """Settings anywhere in a type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [kind for part in getattr(annotation, "__args__", ()) for kind in _models_in(part)]

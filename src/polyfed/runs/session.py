@@ -66,16 +66,13 @@ class Session:
     _notices: list[tuple[str, str, str]] = field(init=False, default_factory=list)
 
     def start(self) -> None:
-        """A new run, from the first round."""
         self._serve(self._begin)
 
     def resume(self) -> None:
-        """From the round after the newest complete one."""
         self._serve(lambda: self.loop().resume())
 
     @cached_property
     def trackers(self) -> Trackers:
-        """The trackers that follow the run."""
         return Trackers(self.experiment, self.folder, self.identity)
 
     @cached_property
@@ -85,7 +82,6 @@ class Session:
 
     @cached_property
     def federation(self) -> Population:
-        """Data and models of everybody."""
         return build_federation(self.experiment, self.folder)
 
     @cached_property
@@ -155,7 +151,6 @@ class Session:
         self.experiment.algorithm.require_effects(self.server)
 
     def _noticed(self, participant: str, incident: str, reason: str) -> None:
-        """What the engine noticed beside the clients' answers, in a thread of its own and before it is attached."""
         log.warning("%s: %s: %s", incident.replace("_", " "), participant, reason)
         self._notices.append((participant, incident, reason))
 
@@ -163,7 +158,6 @@ class Session:
         self.events.handle(Measured(self.server.clock.round, SERVER, "train", metrics))
 
     def _blueprint(self) -> Mapping[str, Blueprint]:
-        """Blueprints of the clients' models: known here in a simulation, asked of the clients once in a deployment."""
         if self.federation.members:
             return self.federation.blueprints()
         return collected_blueprints(self.server.clients, self.folder, self.cohorts.blueprints)
@@ -179,7 +173,6 @@ class Session:
         }
 
     def cohort(self, number: int, ledger: Ledger) -> Cohort:
-        """The clients of a round."""
         return self.cohorts.drawn(number, ledger)
 
     # ---- the loop

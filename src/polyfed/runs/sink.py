@@ -109,7 +109,6 @@ class SinkSet:
         self._writers: dict[int, SinkWriter] = {}
 
     def __len__(self) -> int:
-        """How many are open."""
         return len(self._writers)
 
     def require(self) -> None:
@@ -139,7 +138,6 @@ class SinkSet:
                 log.warning("%s; the run goes on without it", _unopened(sink, error))
 
     def write(self, records: Sequence[Record]) -> None:
-        """Forward a complete round to all that are still open."""
         for number, writer in list(self._writers.items()):
             if not self._tried(number, partial(writer.write, records)):
                 _quietly_closed(self._writers.pop(number))
@@ -237,12 +235,10 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
 
 
 def _event_counts(events: Iterable[Record]) -> dict[str, float]:
-    """How many events of each name."""
     return {f"events/{name}": float(number) for name, number in Counter(event["event"] for event in events).items()}
 
 
 def _points_of(record: Record) -> dict[str, float]:
-    """Metrics of a participant by the names of their curves."""
     who = record["participant"]
     prefix = SERVER if who == SERVER else f"client/{who}"
     return {f"{prefix}/{name}": value for name, value in _by_kind(record).items()}

@@ -100,7 +100,6 @@ class Grid:
         )
 
     def around(self, point: _Point) -> list[_Point]:
-        """The neighbours of a point."""
         row, column = self.rates.index(point[0]), self.passes.index(point[1])
         rates = self.rates[max(row - 1, 0) : row + 2]
         passes = self.passes[max(column - 1, 0) : column + 2]
@@ -114,7 +113,6 @@ class Grid:
 
 
 def with_beyond(values: list[float]) -> list[float]:
-    """Values of a grid, ascending, with what follows on both ends in the ratio of the last two there."""
     ends = _continued(sorted(values)[::-1])[::-1], _continued(sorted(values))
     return [float(f"{value:.12g}") for value in (*ends[0], *sorted(values), *ends[1])]
 
@@ -141,17 +139,14 @@ class TwinSearch:
     scores: dict[_Point, dict[str, Any]] = field(default_factory=dict)
 
     def is_begun(self) -> bool:
-        """Whether its folder has anything in it, be it of another process."""
         return any(entry.name != ".lock" for entry in self.folder.iterdir())
 
     @property
     def best(self) -> _Point:
-        """The point with the best validation, the cheapest of equals."""
         known = {point: score["validation"] for point, score in self.scores.items()}
         return max(known, key=lambda point: -float("inf") if known[point] is None else known[point])
 
     def complete(self) -> None:
-        """Try the grid, then what lies around the best point, until that has been compared with all its neighbours."""
         for point in self._due():
             doing = f"tuning: candidate {len(self.scores) + 1}, rate x {point[0]:g}, passes x {point[1]}"
             preparing(doing)
@@ -204,7 +199,6 @@ class TwinSearch:
             }
 
     def to_json(self) -> bytes:
-        """All candidates, and the best among them."""
         rows = [{"rate": rate, "passes": passes, **score} for (rate, passes), score in self.scores.items()]
         chosen = dict(zip(("rate", "passes"), self.best, strict=True))
         facts = {"chosen": chosen, "at_end_of_grid": self.grid.is_at_end(self.best), "candidates": rows}

@@ -126,7 +126,6 @@ def _first_of(*obstacles: tuple[bool, str]) -> str:
 
 
 def _server_alone(run: _Content, algorithm: Algorithm) -> _Content:
-    """Nobody is asked, so nobody need be there, and no engine started."""
     run = {**run, "evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}, "attackers": []}
     passes = max(1, algorithm.server_passes or 0)
     method = {"name": "server_only", "server_epochs": passes}

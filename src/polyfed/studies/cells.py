@@ -75,7 +75,6 @@ class Cell:
 
     @property
     def seed(self) -> int:
-        """Of the run."""
         return self.experiment.run.seed
 
     @cached_property
@@ -102,12 +101,10 @@ class Cell:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
     def folder(self, store: Path) -> Path:
-        """Where it runs."""
         return store / self.digest
 
     @property
     def label(self) -> str:
-        """For people."""
         return ", ".join(filter(None, [self.row, *self.point, self.purpose, f"seed {self.seed}"]))
 
 
@@ -163,12 +160,10 @@ def _simulated(experiment: Experiment) -> Experiment:
 
 
 def with_seed(experiment: Experiment, seed: int) -> Experiment:
-    """The same with another seed."""
     return experiment.model_copy(update={"run": experiment.run.model_copy(update={"seed": seed})})
 
 
 def _expanded(content: Mapping[str, Any], overrides: Overrides) -> Overrides:
-    """Overrides with every * in a path replaced by what is there."""
     return {
         ".".join(keys): value for path, value in overrides.items() for keys in _paths(content, path.split("."), path)
     }

@@ -91,7 +91,6 @@ def final_values(study: Study, out: Path, listener: OnProgress = lambda progress
 
 
 def spreads_of(values: BySeed) -> dict[str, Spread]:
-    """Label -> mean and sample standard deviation over the seeds."""
     return {label: Spread.of(list(by_seed.values())) for label, by_seed in values.items()}
 
 

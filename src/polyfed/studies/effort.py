@@ -61,7 +61,6 @@ class Effort:
 
 
 def _folders(sources: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
-    """Folders of the sources that the content names."""
     names = {value for key, value in _leaves(content) if key == _READS}
     for name in names & set(sources):
         source = sources[name].get("of") or sources[name]

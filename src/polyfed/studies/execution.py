@@ -103,7 +103,6 @@ def _complete(order: Order) -> None:
 
 
 def _measured(column: ColumnSettings, run: Run) -> float | str:
-    """The figure, or why it cannot be had: the run is good all the same, and so are its other figures."""
     try:
         return column.measure(run)
     except PolyfedError as error:
@@ -118,6 +117,5 @@ def _superfluous(folder: Path, keep: str) -> Iterator[Path]:
 
 
 def _code(folder: Path) -> str:
-    """Version and state of the code that ran it."""
     made = file_json((folder / "environment.json").read_bytes())
     return " ".join(filter(None, [made["versions"]["polyfed"], made["git"]]))

@@ -23,7 +23,6 @@ _LATEX = str.maketrans(
 
 
 def markdown_text(results: Results) -> str:
-    """All tables."""
     return "\n".join(table.markdown() for table in study_tables(results))
 
 

@@ -62,7 +62,6 @@ def _label(results: Results, drawing: Drawing) -> str:
 
 
 def _rows(results: Results, drawing: Drawing) -> list[str]:
-    """Those that are drawn."""
     return [row for row in results.study.rows if not (drawing.minus and row == results.reference)]
 
 
@@ -135,7 +134,6 @@ def _draw_curves(axes: Axes, results: Results, column: str, point: Point, store:
 
 
 def _draw_band(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, colour: str) -> None:
-    """The mean of curves over the rounds that all have, and one standard deviation around it."""
     rounds = sorted(set.intersection(*map(set, curves))) if curves else []
     spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
     means, reach = [spread.mean for spread in spreads], _whiskers(spreads)

@@ -43,7 +43,6 @@ class LedgerItem:
 
     @property
     def place(self) -> tuple[bool, bool, int]:
-        """Sorts by number, tables before figures before all else."""
         kind, _, number = self.item.rpartition(" ")
         is_numbered = kind in ("Table", "Figure")
         return not is_numbered, kind != "Table", int(number) if is_numbered else 0
@@ -55,7 +54,6 @@ class LedgerItem:
 
     @property
     def anchor(self) -> str:
-        """Of its heading, as sites make them."""
         kept = (letter for letter in f"{self.source} {self.item}".lower() if letter.isalnum() or letter in " -")
         return "".join(kept).replace(" ", "-")
 
@@ -66,7 +64,6 @@ class LedgerItem:
 
     @property
     def state(self) -> str:
-        """What was run, and what came of its claims."""
         states = [f"{record.scale}: {record.state}" for record in self.attempts]
         return "; ".join(states) or "not run"
 
@@ -87,5 +84,4 @@ def ledger_text(items: Sequence[LedgerItem]) -> str:
 
 
 def _verdicts(items: Sequence[LedgerItem]) -> Counter[str]:
-    """Claims of the items that were run, counted by verdict."""
     return sum((Counter(record.verdicts) for item in items for record in item.attempts), Counter())

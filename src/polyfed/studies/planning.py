@@ -62,13 +62,11 @@ class StudyPlan:
         return [(row, point) for row in rows for point in self.study.points_of(row)]
 
     def columns(self, cell: Cell) -> list[ColumnSettings]:
-        """What is measured in it."""
         if not cell.purpose:
             return self._of_run(cell.row)
         return [] if self.study.tuning is None or self._searches(cell.row) else [self.study.tuning.column]
 
     def _of_run(self, row: str) -> list[ColumnSettings]:
-        """What is measured in all rows that are the same run as this one: it is there once, and its models may go."""
         rows = [other for other in self.study.rows if self._run_of(other) == self._run_of(row)]
         by_digest = {column.digest: column for other in rows for column in self.study.columns_of(other).values()}
         return list(by_digest.values())
@@ -199,7 +197,6 @@ class StudyPlan:
         return self._given(row, chosen.values) | self.study.tuning.final
 
     def _given(self, row: str, choice: Choice) -> Overrides:
-        """The values of a choice at the settings that they are for."""
         assert self.study.tuning is not None
         tune = self.study.resolved(row).tune
         paths = {**self.study.tuning.paths, **(tune if isinstance(tune, dict) else {})}
@@ -223,12 +220,10 @@ class StudyPlan:
         return self.study.resolved(row)
 
     def _is_tuned(self, row: str) -> bool:
-        """Whether a row is tuned on the grid: methods are, and their clients without private data."""
         twin = self._row(row).twin
         return self._row(row).tune is not False and (twin is None or twin.kind == "no-private")
 
     def _searches(self, row: str) -> bool:
-        """Whether a row is a twin that looks for its own rate and passes."""
         twin = self._row(row).twin
         return twin is not None and twin.is_to_be_tuned and len(twin.rates) * len(twin.passes) > 1
 

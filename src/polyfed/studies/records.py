@@ -54,24 +54,20 @@ class StudyRecord:
 
     @property
     def command(self) -> str:
-        """What runs it."""
         scale = "" if self.scale == SMALL else f" --scale {self.scale}"
         return f"polyfed study run {self.name}{scale}"
 
     @property
     def full_command(self) -> str:
-        """The same with the folders that it needs."""
         folders = " --data-dir DATA" * bool(self.effort.data) + " --weights-dir WEIGHTS" * bool(self.effort.weights)
         return self.command + folders
 
     @cached_property
     def effort(self) -> Effort:
-        """What it takes."""
         return Effort.of(self.study) if self.results else _effort(self.name, self.scale)
 
     @property
     def seeds(self) -> str:
-        """In words."""
         return ", ".join(map(str, self.study.seeds))
 
     @cached_property
@@ -81,12 +77,10 @@ class StudyRecord:
 
     @property
     def verdicts(self) -> Counter[Verdict]:
-        """How many claims ended how."""
         return Counter(item.verdict for item in self.judgements)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row has every seed."""
         if self.results is None:
             return False
         expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
@@ -120,12 +114,10 @@ class StudyRecord:
 
     @property
     def code(self) -> str:
-        """Versions and states of the code that ran it."""
         return ", ".join(self.results.code) if self.results else ""
 
     @property
     def tables(self) -> list[Any]:
-        """All tables of what was run, as Markdown."""
         return _markdown(study_tables(self.results), 2) if self.results else []
 
     @property
@@ -138,7 +130,6 @@ class StudyRecord:
 
     @property
     def page(self) -> str:
-        """Name of its page among those of all records."""
         return f"{folder_name(self.name, self.scale)}.md"
 
 
@@ -158,7 +149,6 @@ def _is_at(name: str, scale: str) -> bool:
 
 
 def record_text(record: StudyRecord) -> str:
-    """What was run of a study, as a page of Markdown: how, its tables, differences and claims."""
     return _rendered("study.md.j2", record=record)
 
 

@@ -50,7 +50,6 @@ class Results:
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
-        """From the cells that are complete."""
         values: dict[Place, dict[int, float]] = {}
         chosen: dict[tuple[str, Point], Chosen] = {}
         causes, cells, code = dict(failures), {}, set()
@@ -78,16 +77,13 @@ class Results:
     # ---- questions
 
     def at(self, row: str, point: Point, column: str) -> SeedFigures:
-        """Seed -> figure."""
         return self.values.get((row, point, column), {})
 
     def spread(self, row: str, point: Point, column: str) -> Spread:
-        """Mean and standard deviation over seeds."""
         return Spread.of(list(self.at(row, point, column).values()))
 
     @property
     def reference(self) -> str:
-        """The row that differences are against."""
         return self.study.against or next(iter(self.study.rows))
 
     def difference(self, left: Place, right: Place) -> PairedSample | None:

@@ -113,7 +113,6 @@ class Runner:
         return self._ended()
 
     def _collect(self, workers: Workers) -> None:
-        """Take what has ended, and tell where the study is."""
         if outcomes := workers.wait(_POLL):
             for outcome in outcomes:
                 self._take(outcome)

@@ -65,7 +65,6 @@ class Scaling:
     values: BySeed
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with mean and spread over seeds."""
         return {"metric": self.metric, "steps": self.steps, "values": by_seed_json(self.values)}
 
 

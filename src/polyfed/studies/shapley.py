@@ -129,7 +129,6 @@ class Contributions:
         return cls(metric, tuple(players), utilities, values)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with mean and spread over seeds."""
         values, utilities = by_seed_json(self.values), by_seed_json(self.utilities)
         return {"metric": self.metric, "players": self.players, "values": values, "utilities": utilities}
 

@@ -88,5 +88,4 @@ def study_files() -> dict[str, Traversable]:
 
 
 def folder_name(name: str, scale: str) -> str:
-    """Of a study's folder among those of others."""
     return f"{name.replace('/', '-')}-{scale}"

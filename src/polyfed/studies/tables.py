@@ -141,7 +141,6 @@ def claims_table(judgements: Sequence[Judgement]) -> TextTable:
 
 
 def claim_evidence(item: Judgement) -> list[str]:
-    """Claim, verdict, seeds, mean difference, interval and adjusted p."""
     return [_claim_text(item), item.verdict, *_evidence(item)]
 
 
@@ -188,7 +187,6 @@ def tuning_table(results: Results) -> TextTable:
 
 
 def causes_table(results: Results) -> TextTable:
-    """Why cells have no figure."""
     body = [[label, cause] for label, cause in results.causes.items()]
     notes = ("A cell that failed is tried again; a column that cannot be had, when its cell's folder is deleted.",)
     return TextTable("Without a figure", ("", "why"), body, notes)

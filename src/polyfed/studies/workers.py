@@ -65,16 +65,13 @@ class Workers:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Keys of the cells that run, the oldest first."""
         return tuple(self._running)
 
     @property
     def is_free(self) -> bool:
-        """Whether another may start."""
         return len(self._running) < self.jobs
 
     def start(self, key: str, order: Order) -> None:
-        """Run a cell in a process of its own."""
         context = _context()
         receiver, sender = context.Pipe(duplex=False)
         taken = {slot for *_, slot in self._running.values()}

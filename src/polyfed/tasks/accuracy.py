@@ -38,7 +38,6 @@ def top(ranks: Int64[Tensor, " n"], k: int) -> Float[Tensor, ""]:
 
 
 def balanced_accuracy(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int) -> Float[Tensor, ""]:
-    """Mean over the classes that occur of the percent of their samples that are recognised."""
     hits, support, _ = _counts(predicted, labels, classes)
     return 100.0 * (hits / support)[support > 0].mean()
 
@@ -63,6 +62,5 @@ def accuracies(
 def _counts(
     predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
 ) -> tuple[Float[Tensor, " c"], ...]:
-    """Recognised samples, samples, and predictions of each class."""
     groups = (labels[predicted == labels], labels, predicted)
     return tuple(torch.bincount(group, minlength=classes).double() for group in groups)

@@ -39,7 +39,6 @@ class AlignmentUniformity(Task):
         return "agreement"
 
     def head(self, dim: int, samples: Samples) -> nn.Module | None:
-        """None: there is nothing to train but the encoders."""
         return None
 
     def require_model(self, model: Model) -> None:
@@ -53,7 +52,6 @@ class AlignmentUniformity(Task):
                 )
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        """alignment + weight x uniformity, mean over the batch's modalities."""
         losses = []
         for modality, inputs in batch.inputs.items():
             # as one batch: what has been embedded before is not embedded again

@@ -51,7 +51,6 @@ class Classification(Task):
 
     @property
     def is_per_sample(self) -> bool:
-        """Yes, without the term that separates classes."""
         return not self.separation
 
     @property
@@ -77,7 +76,6 @@ class Classification(Task):
         return LinearHead(dim, classes, bias=self.bias)
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        """Cross-entropy with the margin, and the separation of classes where it has a weight."""
         logits = self.scores(model, head, batch)
         loss = margin_cross_entropy(logits, batch.targets[self.target].long(), self.margin)
         if self.separation:
@@ -120,14 +118,12 @@ class Classification(Task):
         )
 
     def feature(self, model: Embedder, batch: Batch) -> Float[Tensor, "b d"]:
-        """What the classifier takes of a batch: the embedding, or the mean of those of several modalities."""
         modalities = self._modalities(tuple(batch.inputs))
         embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
         # of embeddings, not of logits: one head serves any number of modalities
         return torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
-        """Class scores (logits) of a batch, by the modalities that are classified."""
         if head is None:
             raise TypeError("classification needs the module that its head() made")
         logits: Tensor = head(self.feature(model, batch))

@@ -52,7 +52,6 @@ class GLoRIA(PairTask):
 
     @property
     def contrast_reduction(self) -> Reduction:
-        """The sum, as in the released code."""
         return "sum"
 
     def head(self, dim: int, samples: Samples) -> None:

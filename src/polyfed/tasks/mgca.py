@@ -58,7 +58,6 @@ class MGCA(PairTask):
 
     @property
     def contrast_reduction(self) -> Reduction:
-        """The sum, as in the released code."""
         return "sum"
 
     def head(self, dim: int, samples: Samples) -> nn.Module:
@@ -139,7 +138,6 @@ class PrototypeLayer(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self) -> Float[Tensor, "k d"]:
-        """The prototypes, without gradient as long as they are frozen."""
         # evaluation counts no steps
         if not (self.training and torch.is_grad_enabled()):
             return self.weight

@@ -130,7 +130,6 @@ class PairTask(Task):
         return TaskScores({self.primary: first} | _suffixed(protocols), self._by_item(protocols))
 
     def _by_item(self, protocols: Mapping[str, TaskScores]) -> dict[str, Sequence[Tensor]]:
-        """Of every recall, and of their sum over directions and folds."""
         by_item = _suffixed({suffix: recalls.by_item for suffix, recalls in protocols.items()})
         firsts = [f"{a}_to_{b}_r@1{self._suffix(count)}" for count in self.folds for a, b in self._directions]
         return by_item | {self.primary: [by_item[name][0] for name in firsts]}
@@ -192,7 +191,6 @@ class PairTask(Task):
 
     @property
     def contrast_reduction(self) -> Reduction:
-        """Whether the task's contrast is the mean of its two directions, or their sum."""
         return "mean"
 
     @property

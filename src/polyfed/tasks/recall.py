@@ -76,13 +76,11 @@ def positives_per_query(query_items: Int64[Tensor, " n"], gallery_items: Int64[T
 def _runs(
     items: Int64[Tensor, " n"], sorted_items: Int64[Tensor, " m"]
 ) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
-    """Where each item's run of equal entries starts, and how long it is."""
     first = torch.searchsorted(sorted_items, items)
     return first, torch.searchsorted(sorted_items, items, right=True) - first
 
 
 def _tiled(x: Float[Tensor, "n d"]) -> Float[Tensor, "padded d"]:
-    """Rows of zeros added up to a multiple of the tile: a GEMM rounds its remainder rows differently."""
     return F.pad(x, (0, 0, 0, -len(x) % _TILE))
 
 

@@ -83,7 +83,6 @@ class VQA(Task):
         return answer_loss(self.scores(model, head, batch), batch.targets[self.target].long())
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b answers"]:
-        """Logits of a batch."""
         logits: Tensor = _require(head)(self._embeddings(model, batch))
         return logits
 
@@ -230,7 +229,6 @@ def _require(head: nn.Module | None) -> FusedHead:
 def _encode(
     model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
-    """Embeddings of a modality's distinct rows, and the row of each sample among them."""
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     load, device = samples.inputs[modality], model.device
     parts = [model.embed(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]

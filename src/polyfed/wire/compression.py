@@ -259,7 +259,6 @@ def quantise(values: Float32[Tensor, " n *rest"]) -> tuple[Int8[Tensor, " n *res
 
 
 def dequantise(codes: Int8[Tensor, " n *rest"], scales: Float32[Tensor, " n"]) -> Float32[Tensor, " n *rest"]:
-    """x'_ij = s_i q_ij."""
     return codes.float().mul_(scales.view(-1, *[1] * (codes.ndim - 1)))
 
 
@@ -281,5 +280,4 @@ def largest_entries(values: Float32[Tensor, "*shape"], share: float) -> Int32[Te
 
 
 def kept(entries: int, share: float) -> int:
-    """ceil(share n), whatever the last bit of the product."""
     return min(entries, math.ceil(share * entries - 1e-9))

@@ -139,7 +139,6 @@ def wire_size(payload: Payload) -> int:
 
 
 def tensor_bytes(bundle: TensorBundle) -> int:
-    """Bytes of the tensor data alone."""
     return sum(tensor.numel() * tensor.element_size() for tensor in bundle.values())
 
 

@@ -48,12 +48,10 @@ class Ledger:
         self.records.append(common | line)
 
     def total(self, direction: Direction) -> int:
-        """Bytes that crossed in a direction."""
         return sum(line["bytes"] for line in self.records if line["direction"] == direction)
 
 
 def _is_same(one: Payload, other: Payload) -> bool:
-    """Whether both have the very same bundles, as they have if nothing is compressed."""
     return all(item is other.fields.get(name) for name, item in one.bundles.items())
 
 

@@ -47,7 +47,6 @@ class TensorBundle(Mapping[str, Tensor]):
         return len(self.tensors)
 
     def attributes(self) -> dict[str, Scalar]:
-        """What the bundle says beside its tensors."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
 
     @cached_property
@@ -57,7 +56,6 @@ class TensorBundle(Mapping[str, Tensor]):
 
     @cached_property
     def specs(self) -> Specs:
-        """Names, types and shapes of the tensors."""
         return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items())
 
     @cached_property
@@ -169,7 +167,6 @@ class PublicRows(TensorBundle):
         return _stacked([_largest_row(tensor) for tensor in tensors])
 
     def bound(self, limits: Limits) -> float:
-        """What a row's norm may be at most."""
         return limits.row_norm
 
     def require(self, order: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -234,12 +231,10 @@ class Payload:
 
     @cached_property
     def bundles(self) -> dict[str, TensorBundle]:
-        """The fields that hold tensors."""
         return {name: value for name, value in self.fields.items() if isinstance(value, TensorBundle)}
 
     @cached_property
     def scalars(self) -> dict[str, Scalar]:
-        """The other fields."""
         return {name: value for name, value in self.fields.items() if not isinstance(value, TensorBundle)}
 
     @cached_property

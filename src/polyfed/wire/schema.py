@@ -42,7 +42,6 @@ class StepSchema:
 
     @cached_property
     def receives(self) -> dict[str, Declared]:
-        """Field of the request -> its type."""
         # annotations are text in modules that import ``annotations``
         hints = typing.get_type_hints(self.function)
         return {name: hints[name] for name in self._parameters}

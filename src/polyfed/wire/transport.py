@@ -49,7 +49,6 @@ class Transport(Settings):
 
     @property
     def refers(self) -> bool:
-        """Whether replies are encoded against requests."""
         return self.topk is not None or self.unchanged == "omit"
 
     def encode(self, payload: Payload, received: Payload | None = None) -> Payload:

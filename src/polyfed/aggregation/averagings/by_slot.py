@@ -41,6 +41,5 @@ class BySlot(Averaging):
 
     @property
     def scope(self) -> Scope:
-        """As set."""
         # plain data: aggregation functions do not see settings
         return Scope(self.layers, self.range, self.compensation, self.factor, self.denominator, self.names)

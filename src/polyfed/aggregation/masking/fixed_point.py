@@ -36,7 +36,6 @@ class FixedPoint:
 
     @property
     def dtype(self) -> Any:
-        """Type of the words."""
         return np.uint32 if self.bits == 32 else np.uint64
 
     @property

@@ -46,7 +46,6 @@ def agreed(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def derived(secret: bytes, context: bytes) -> bytes:
-    """A key for one purpose."""
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=context).derive(secret)
 
 

@@ -18,7 +18,6 @@ PUBLIC_BYTES = 3 * keys.KEY_BYTES
 
 
 def context_of(*parts: str | int) -> bytes:
-    """Bytes that differ where any part does."""
     return json.dumps(parts).encode()
 
 
@@ -28,17 +27,14 @@ def group_digest(members: Mapping[str, bytes]) -> bytes:
 
 
 def pair_mask_seed(private: bytes, public: bytes, context: bytes, one: str, other: str) -> bytes:
-    """Seed of the mask of two parties, the same from either side."""
     return keys.agreed(private, public, context + context_of("mask", *sorted((one, other))))
 
 
 def commitment(seed: bytes, context: bytes, name: str) -> bytes:
-    """What binds a party to the seed of its own mask, and says nothing of it."""
     return keys.derived(seed, context + context_of("commitment", name))
 
 
 def own_mask_seed(seed: bytes, context: bytes, name: str) -> bytes:
-    """Seed of the stream of a party's own mask."""
     return keys.derived(seed, context + context_of("own", name))
 
 
@@ -76,7 +72,6 @@ class Party:
 
     @property
     def public(self) -> bytes:
-        """Its public half."""
         promised = commitment(self.seed, self.context, self.name)
         return keys.public_of(self.for_shares) + keys.public_of(self.for_masks) + promised
 
@@ -203,7 +198,6 @@ class Party:
     # ---- between phases
 
     def to_json(self) -> str:
-        """All of it, to be kept where nobody else reads."""
         return json.dumps(asdict(self), default=bytes.hex)
 
     @classmethod

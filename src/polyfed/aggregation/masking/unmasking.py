@@ -49,7 +49,6 @@ class Unmasking:
         return result
 
     def _remove(self, words: Residues, absent: str, private: bytes, survivors: Sequence[str]) -> None:
-        """Take off the masks that survivors have in common with one who is absent."""
         context = self.context + group_digest(self.members)
         for name in survivors:
             public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]

@@ -30,7 +30,6 @@ class Agreement(BufferingRule):
     )
 
     def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
-        """Weighted means of the rows."""
         medians = Median().combined(values, false)
         return [self._mean(stacked(rows), m) for rows, m in zip(zip(*values, strict=True), medians, strict=True)]
 

@@ -24,7 +24,6 @@ class Krum(BufferingRule):
     beside: ClassVar[int] = 3
 
     def chosen(self, clients: int, false: int) -> int:
-        """How many replies are averaged."""
         return 1
 
     def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:

@@ -19,5 +19,4 @@ class MultiKrum(Krum):
         return max(super().required(false), (self.kept or 1) + false + 2)
 
     def chosen(self, clients: int, false: int) -> int:
-        """m."""
         return clients - false - 2 if self.kept is None else self.kept

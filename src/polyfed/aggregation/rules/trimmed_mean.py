@@ -17,7 +17,6 @@ class TrimmedMean(BufferingRule):
     """
 
     def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
-        """The mean of what is left of each coordinate."""
         return [
             stacked(tensors).sort(dim=0).values[false : len(tensors) - false].mean(0)
             for tensors in zip(*values, strict=True)

@@ -9,5 +9,4 @@ class Count(Weighting):
     """n_c, the private samples of a client, as FedAvg weighs models (McMahan et al. 2017): reamFL+Avg."""
 
     def log_weights(self, evidence: Evidence) -> float:
-        """log n_c."""
         return log_count(evidence.examples)

@@ -21,5 +21,4 @@ class IoT(Weighting):
     )
 
     def log_weights(self, evidence: Evidence) -> float:
-        """log(a_c n_c)."""
         return log_count(evidence.examples * (self.factor if evidence.modalities > 1 else 1.0))

@@ -29,7 +29,6 @@ class SED(Weighting):
     )
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
-        """The log softmax, the own anchor included."""
         statistics = evidence.statistics(
             {"positive", "negatives_lse"}, tau=self.temperature, mask_siblings=self.mask_siblings
         )

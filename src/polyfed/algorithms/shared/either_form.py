@@ -40,7 +40,6 @@ class EitherForm(PublicExchange):
 
     @property
     def output_kind(self) -> OutputKind:
-        """Representations or logits."""
         return LogitKind(self.largest_score) if self.exchange == "scores" else RepresentationKind()
 
     def sends(self, declared: Declared) -> Declared:
@@ -62,7 +61,6 @@ class EitherForm(PublicExchange):
         return of
 
     def asked_outputs(self, server_outputs: PublicOutputs) -> Callable[[ClientInfo], str]:
-        """Client -> names of the outputs that it is to send, JSON."""
         return lambda client: json.dumps(self.output_kind.channels(client, list(server_outputs)))
 
 
@@ -75,5 +73,4 @@ class SoftmaxForm(EitherForm):
 
     @property
     def tau(self) -> float:
-        """The temperature."""
         return self.temperature or (1.0 if self.exchange == "scores" else 0.1)

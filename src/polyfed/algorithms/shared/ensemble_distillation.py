@@ -37,7 +37,6 @@ class ServerTask(PublicExchange):
 
     @property
     def server_passes(self) -> int:
-        """Those of the task, then those that distil."""
         return self.server_epochs + super().server_passes
 
     def setup(self, server: Server) -> None:
@@ -63,7 +62,6 @@ class ServerTask(PublicExchange):
         self.distil(server, targets)
 
     def train_task(self, server: Server) -> None:
-        """Passes over P with the server's own task."""
         server.fit(server.public_set, epochs=self.server_epochs)
 
 
@@ -94,7 +92,6 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the server learns from each client's rows: what is alike is seen by every client in its own space."""
         return self.kd_loss == "similarity"
 
     # ---- server half
@@ -173,7 +170,6 @@ class EnsembleDistillation(AlternatingDistillation):
 
     @property
     def server_passes(self) -> int:
-        """Those that distil, if they have the task too."""
         return self.kd_epochs if self.kd_joint else super().server_passes
 
     # ---- server half

@@ -73,7 +73,6 @@ class EnsembleTeacher(PublicExchange):
         )
 
     def facts_for(self, key: str) -> Facts:
-        """What crosses, for weightings."""
         return {OF_REPRESENTATIONS: not self.exchanges_logits} if key == "aggregation" else {}
 
     judge_clients: Annotated[bool, MEASURES] = Field(
@@ -83,7 +82,6 @@ class EnsembleTeacher(PublicExchange):
     # ---- server half
 
     def target(self, mean: Ensembled, own: Float[Tensor, "n w"]) -> Ensembled:
-        """What the server is to learn, from the clients' mean and its own rows."""
         return mean._replace(values=F.normalize(mean.values, dim=-1)) if self.renormalise_target else mean
 
     def setup(self, server: Server) -> None:
@@ -110,7 +108,6 @@ class EnsembleTeacher(PublicExchange):
             )
 
     def ensembles(self, server: Server, server_outputs: PublicOutputs) -> Ensembles:
-        """Where the outputs of this round's clients go."""
         return Ensembles(self, server, server_outputs)
 
     def distances(self, server: Server, targets: Mapping[str, Ensembled], when: str) -> dict[str, float]:
@@ -151,7 +148,6 @@ class Ensembles:
             self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
 
     def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
-        """Rows of all samples on the server's device, by output, that can be weighed against others."""
         return self.comparable(self._method.from_wire(self._server, payload))
 
     def comparable(self, rows: Mapping[str, Float[Tensor, "n w"]]) -> dict[str, Float[Tensor, "n w"]]:
@@ -194,7 +190,6 @@ class Ensembles:
     def add_weighed(
         self, output: str, sender: str, values: Float[Tensor, "n w"], log_weights: Float[Tensor, " n"] | float
     ) -> None:
-        """Fold in rows whose weights are known."""
         if output not in self._ensembles:
             count, width = self._server_outputs[output].shape
             # weights of all samples of all clients would outgrow the ensemble

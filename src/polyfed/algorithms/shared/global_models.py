@@ -33,7 +33,6 @@ class GlobalEvaluation(Algorithm):
 
     @property
     def is_personal(self) -> bool:
-        """Clients are judged by the global model of their type."""
         return False
 
     def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
@@ -65,15 +64,12 @@ class GlobalModels(GlobalEvaluation):
 
     @property
     def mixes_types(self) -> bool:
-        """No: a global model comes of the clients of its type."""
         return False
 
     def setup(self, server: Server) -> None:
-        """Start everybody from common initial weights."""
         server.share_weights()
 
     def shape_check(self, server: Server) -> ReplyCheck:
-        """The check that a reply's weights are those of its sender's architecture."""
         return weights_check(server)
 
 
@@ -130,5 +126,4 @@ def holders_of(server: Server) -> dict[str, Holder]:
 
 
 def shapes_of(server: Server) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Type -> name -> shape of a tensor of its global model."""
     return {kind: {name: tuple(shape) for name, shape in server.shapes(kind).items()} for kind in server.types}

@@ -61,11 +61,9 @@ class Judge:
         return known | {"teacher.gallery": float(self._held_out)} if known else {}
 
     def _rows(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Modality -> rows of the gallery."""
         chosen = of_part(outputs, self._part)
         return chosen if self._index is None else {name: rows[self._index] for name, rows in chosen.items()}
 
 
 def _covered(targets: Mapping[str, Ensembled]) -> dict[str, Tensor]:
-    """Targets that all samples have."""
     return {name: target.values for name, target in targets.items() if bool(target.valid.all())}

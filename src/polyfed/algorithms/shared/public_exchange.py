@@ -79,7 +79,6 @@ class PublicExchange(Algorithm):
 
     @property
     def exchanges_logits(self) -> bool:
-        """Whether logits of one classification cross, in place of representations."""
         return isinstance(self.output_kind, LogitKind)
 
     # ---- server half
@@ -108,7 +107,6 @@ class PublicExchange(Algorithm):
             )
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Ask the cohort, and learn from what it sends."""
         self.distil(server, self.aggregate(server, cohort, self.server_outputs(server)))
 
     def server_outputs(self, server: Server) -> PublicOutputs:

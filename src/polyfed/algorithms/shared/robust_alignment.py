@@ -172,7 +172,6 @@ class RobustAlignment(RobustWeights):
 
     @property
     def local_training(self) -> LocalTraining:
-        """Guided training, and the stage that learns the robust aligner."""
         return super().local_training._replace(other_steps=self.robust_steps)
 
     # ---- server half
@@ -216,7 +215,6 @@ class RobustAlignment(RobustWeights):
         return next(iter(server.types))
 
     def parts(self, server: Server) -> Parts:
-        """Which tensors of the model are what."""
         return Parts(server.blueprints[server.types[self.kind(server)].architecture].places)
 
     def averaged(self, replies: Iterable[Reply]) -> dict[str, Tensor]:
@@ -282,7 +280,6 @@ def task_loss(client: Client) -> Callable[[Embedder, Batch], Tensor]:
 
 
 def selected(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
-    """The named tensors."""
     return Weights({name: tensors[name] for name in names})
 
 
@@ -297,5 +294,4 @@ def local_view(model: Model) -> Bound:
 
 
 def loss_reports(replies: Iterable[Reply]) -> dict[str, float]:
-    """Client -> the loss that it reports, if it does."""
     return {reply.sender.id: reply.loss for reply in replies if "loss" in reply.payload.scalars}

@@ -15,7 +15,6 @@ ClassEvidence = Float[Tensor, " classes"]
 
 
 def class_shares(labels: Tensor, classes: int) -> ClassEvidence:
-    """Share of each class among labels."""
     return torch.bincount(labels.long().cpu(), minlength=classes).double() / max(1, len(labels))
 
 
@@ -54,7 +53,6 @@ def _of_prototypes(own: ClassMeans) -> ClassEvidence:
 def told_apart(
     by_client: Float[Tensor, "k classes"], shares: Float[Tensor, "k classes"]
 ) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"]]:
-    """Evidence of each client and class less the mean over clients, and whether the client has more of it."""
     above = shares - shares.mean(0)
     differs = above.abs() > 1e-9
     return (by_client - by_client.mean(0))[differs], (above > 0)[differs]

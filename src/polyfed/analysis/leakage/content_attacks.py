@@ -48,7 +48,6 @@ CLASS_COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "more than others", "le
 
 
 def word_findings(situation: Situation) -> Found:
-    """Words of texts from the rows of word embeddings that moved."""
     for seen in situation.chosen():
         for name, bundle in seen.bundles.items():
             yield from _words(situation, seen, name, bundle)
@@ -209,14 +208,12 @@ class _Victim:
         self._head = head_of(model, member.head)
 
     def gradient(self, batches: Sequence[Batch], *, graph: bool) -> Gradient:
-        """Sum over batches."""
         loss = torch.stack([self._task.loss(self._model, self._head, batch) for batch in batches]).sum()
         parts = torch.autograd.grad(loss, self._weights, create_graph=graph, allow_unused=True)
         pairs = zip(parts, self._weights, strict=True)
         return [torch.zeros_like(weight) if part is None else part for part, weight in pairs]
 
     def crossing(self, batches: Sequence[Batch], protection: Protection, draws: torch.Generator) -> Gradient:
-        """The gradient of the batches as the attacker gets it."""
         parts = [_single(batch, place) for batch in batches for place in range(len(batch))]
         with evaluating(self._model, inference=False), torch.enable_grad():
             sums = [self.gradient([part], graph=False) for part in (parts if protection.by_sample else batches)]
@@ -260,7 +257,6 @@ def _picture_modality(samples: Samples) -> str | None:
 
 
 def _picture_verdict(gain: float, is_protected: bool) -> str:
-    """By how many dB a reconstruction is nearer than the best guess."""
     if gain >= 1:
         return "much" if gain >= 6 else "some" if gain >= 3 else "little"
     return "nothing found" if is_protected else "attack too weak"

@@ -26,7 +26,6 @@ class Interval:
     high: float
 
     def to_json(self) -> dict[str, float]:
-        """All three."""
         return dict(vars(self))
 
     def __str__(self) -> str:
@@ -52,14 +51,12 @@ class Discrimination:
 
     @classmethod
     def of(cls, members: Scores, others: Scores, seed: int) -> Discrimination:
-        """By scores that are higher for members."""
         auc = Interval(area(members, others), *_bootstrapped(members, others, seed))
         told = int((members > threshold(others)).sum())
         rate = Interval(told / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
 
     def to_json(self) -> dict[str, object]:
-        """All figures."""
         return {
             "auc": self.auc.to_json(),
             "tpr_at_1_percent": self.rate.to_json(),
@@ -69,7 +66,6 @@ class Discrimination:
 
 
 def area(members: Scores, others: Scores) -> float:
-    """Chance that a member's score is above another's, ties counting half (Mann and Whitney)."""
     ranks = rankdata(np.concatenate([members, others]))
     wins = ranks[: len(members)].sum() - len(members) * (len(members) + 1) / 2
     return float(wins / (len(members) * len(others)))
@@ -82,7 +78,6 @@ def threshold(others: Scores) -> float:
 
 
 def _bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
-    """Percentiles of the area over draws of each kind with replacement."""
     draws = np.random.default_rng(seed)
     areas = [area(draws.choice(members, len(members)), draws.choice(others, len(others))) for _ in range(_DRAWS)]
     low, high = np.quantile(areas, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -136,7 +131,6 @@ class AttackResult:
     says: str
 
     def to_json(self) -> dict[str, object]:
-        """All figures."""
         return {
             "on": self.on,
             "attack": self.attack,
@@ -155,5 +149,4 @@ class NoAttack:
     reason: str
 
     def to_json(self) -> dict[str, str]:
-        """All three."""
         return dict(vars(self))

@@ -15,7 +15,6 @@ from polyfed.tasks.task import Task
 
 
 def has_scores(task: Task) -> bool:
-    """Whether a model of the task gives a score to a sample by itself."""
     return isinstance(task, Classification | PairTask) or task.is_per_sample
 
 
@@ -51,7 +50,6 @@ def confidence(logits: Float[Tensor, "n c"], labels: Tensor) -> Float[Tensor, " 
 
 
 def pair_margin(similarities: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
-    """A pair's similarity less the mean similarity of either side with the others."""
     own, n = similarities.diagonal(), len(similarities)
     return own - (similarities.sum(0) + similarities.sum(1) - 2 * own) / (2 * (n - 1))
 

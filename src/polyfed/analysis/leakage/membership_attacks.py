@@ -45,7 +45,6 @@ class MembershipAttacks:
     _shadows: dict[tuple[str, ...], Shadows] = field(default_factory=dict)
 
     def findings(self) -> Found:
-        """Those on what crossed first."""
         chosen = self.situation.chosen()
         for seen in chosen:
             for name, bundle in seen.bundles.items():

@@ -35,7 +35,6 @@ class Protection:
     by_sample: bool = False
 
     def crossing(self, of_samples: Sequence[Gradient], draws: torch.Generator) -> Gradient:
-        """The sum of gradients as the attacker gets it."""
         shortened = [_clipped(own, self.clip) for own in of_samples] if self.by_sample else list(of_samples)
         total = [torch.stack(parts).sum(0) for parts in zip(*shortened, strict=True)]
         total = total if self.by_sample else list(_clipped(total, self.clip))
@@ -49,7 +48,6 @@ def _clipped(gradient: Gradient, clip: float | None) -> Gradient:
 
 
 def total_variation(pictures: Pictures) -> Float[Tensor, ""]:
-    """Mean absolute difference of neighbouring pixels, down and across."""
     down = (pictures[:, :, 1:] - pictures[:, :, :-1]).abs().mean()
     across = (pictures[..., 1:] - pictures[..., :-1]).abs().mean()
     return down + across

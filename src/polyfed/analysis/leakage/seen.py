@@ -59,12 +59,10 @@ class SeenReply:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the server sees several clients together alone."""
         return len(self.clients) > 1
 
     @property
     def bundles(self) -> Mapping[str, TensorBundle]:
-        """Tensors by field."""
         return self.content.bundles
 
     @property
@@ -119,7 +117,6 @@ class _Watched(Cohort):
     seen: list[SeenReply] = field(default_factory=list)
 
     def ask(self, step: Callable[..., Reply], **more: Any) -> Iterator[Reply]:
-        """As of every cohort."""
         summed = self.secure is not None and step.__name__ in self.secure.weights
         carried, sent = self.exchange, dict[str, Request]()
 
@@ -198,7 +195,6 @@ def _restore_before(session: Session, number: int, folder: Path) -> None:
 
 
 def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    """Whether all tensors have the same bits."""
     return first.keys() == second.keys() and all(
         torch.equal(value.cpu(), second[key].cpu()) for key, value in first.items()
     )

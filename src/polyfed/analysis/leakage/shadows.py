@@ -82,7 +82,6 @@ class ShadowTraining:
     def models(
         self, fresh: Callable[[], Model], member: Member, head: str, samples: Samples, inside: Bool[Tensor, "k n"]
     ) -> Iterator[Model]:
-        """One trained model after the other, from the initial weights."""
         initial = fresh()
         start = {name: value.clone() for name, value in initial.state_dict().items()}
         for place, chosen in enumerate(inside):
@@ -148,7 +147,6 @@ class ShadowSite(StagedSite):
 
     @classmethod
     def like(cls, site: Site) -> ShadowSite:
-        """The same place without protection: what all shadows share cancels out, noise does not."""
         return cls.of(site, {}, None)
 
     def sent(self, seen: SeenReply, client: str, field: str) -> Callable[[Mapping[str, Tensor], Samples], Tensor]:

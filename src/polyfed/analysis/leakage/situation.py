@@ -68,21 +68,17 @@ class Situation:
 
     @property
     def privacy(self) -> PrivacySettings | None:
-        """Of the run, with its noise."""
         return resolved_privacy(self.opened.experiment)
 
     @property
     def is_masked(self) -> bool:
-        """Whether the server sees sums alone."""
         return self.opened.experiment.aggregation.secure is not None
 
     @property
     def is_protected(self) -> bool:
-        """Whether anything protects what crosses."""
         return self.privacy is not None or self.is_masked
 
     def chosen(self) -> list[SeenReply]:
-        """What the server saw of the clients that are attacked: of each architecture the first, then the second ..."""
         by_type: dict[str, list[str]] = defaultdict(list)
         for reply in self.seen.replies:
             kind = self.member(reply.clients[0]).model.architecture
@@ -93,7 +89,6 @@ class Situation:
         return [reply for reply in self.seen.replies if reply.is_sum or reply.clients[0] in names]
 
     def member(self, client: str) -> Member:
-        """A client with its data."""
         return self.opened.federation.members[client]
 
     def fresh(self, member: Member) -> Model:
@@ -101,7 +96,6 @@ class Situation:
         return self.opened.federation.client_model(member).to(self.opened.run.place)
 
     def candidates(self, clients: tuple[str, ...]) -> Candidates | str:
-        """Samples of whom the attacker asks, or why there are none."""
         members = [self.member(name) for name in clients]
         federation = self.opened.federation
         return candidates_of(members, federation.train, federation.test, self.plan.samples, self.plan.seed)

@@ -54,7 +54,6 @@ def moves(before: Float[Tensor, "v d"], after: Float[Tensor, "v d"]) -> Float[Te
 
 
 def touched_rows(moved: Float[Tensor, " v"]) -> Bool[Tensor, " v"]:
-    """Entries whose rows moved by a thousandth of the largest move or more."""
     return (moved > 0) & (moved >= _TOUCHED * moved.max())
 
 
@@ -89,7 +88,6 @@ def _quality(found: set[int], private: set[int]) -> tuple[float, float]:
 
 
 def vocabularies(samples: Samples) -> dict[str, Vocabulary]:
-    """Modality -> vocabulary, of modalities that are texts."""
     rows = {name: inputs for name, inputs in samples.inputs.items() if isinstance(inputs, TokenRows)}
     return {name: inputs.vocabulary for name, inputs in rows.items()}
 
@@ -103,7 +101,6 @@ def token_counts(samples: Samples, modality: str) -> Counter[int]:
 
 
 def no_words(vocabulary: Vocabulary) -> set[int]:
-    """Padding, the unknown word, and marks of begin and end."""
     return {vocabulary.pad, vocabulary.unknown, *vocabulary.fixed}
 
 

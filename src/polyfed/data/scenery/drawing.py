@@ -101,7 +101,6 @@ def picture(scene: Scene, recipe: SceneRecipe, index: int) -> tuple[Bytes, Bytes
 
 
 def png(pixels: Bytes) -> bytes:
-    """Pixels as a PNG file, grey for two dimensions."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG", compress_level=1, compress_type=_RUNS)
     return buffer.getvalue()
@@ -159,7 +158,6 @@ def _paint(
 
 
 def _local(thing: Thing, size: int) -> tuple[_Box, _Floats, _Floats]:
-    """The box of pixels around a thing, and its sample points in the frame of the thing."""
     rows, columns = _span(thing.y, thing.radius, size), _span(thing.x, thing.radius, size)
     x, y = _samples(columns, thing.x, thing.radius, size), _samples(rows, thing.y, thing.radius, size)
     cos, sin = np.float32(math.cos(thing.turn)), np.float32(math.sin(thing.turn))
@@ -171,13 +169,11 @@ def _span(centre: float, radius: float, size: int) -> slice:
 
 
 def _samples(span: slice, centre: float, radius: float, size: int) -> _Floats:
-    """Sample points of a span of pixels, in radii from the centre."""
     points = (np.arange(span.start * _FINER, span.stop * _FINER, dtype=np.float32) + 0.5) / (_FINER * size)
     return _floats((points - centre) / radius)
 
 
 def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> _Floats:
-    """Means over the sample points of each pixel."""
     height, width = fine.shape[0] // _FINER, fine.shape[1]
     # columns are added one by one: numpy sums short last axes slowly
     rows = fine.reshape(height, _FINER, width).sum(axis=1, dtype=np.float32)
@@ -235,7 +231,6 @@ _MARKED: dict[str, Callable[[_Floats, _Floats], _Points]] = {
 
 
 def inside(shape: str, u: _Floats, v: _Floats) -> _Points:
-    """Which points lie inside the shape."""
     return _INSIDE[shape](u, v)
 
 

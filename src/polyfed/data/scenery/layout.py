@@ -34,7 +34,6 @@ _T = TypeVar("_T")
 
 
 def pick(options: Sequence[_T], rng: np.random.Generator) -> _T:
-    """One of the options, all equally likely."""
     return options[int(rng.integers(len(options)))]
 
 
@@ -65,7 +64,6 @@ class SceneRecipe:
         return np.random.default_rng(derive_seed(self.seed, "scenes", VERSION, self.split, purpose, index))
 
     def scene_id(self, index: int) -> str:
-        """The same content has the same id, whatever its domain."""
         return f"scenes-{self.seed}-{self.split}-{index:06d}"
 
     @property
@@ -118,7 +116,6 @@ class Scene:
 
     @property
     def label(self) -> int:
-        """Class number in LABELS: shape and texture of the main thing."""
         main = self.things[0]
         return SHAPES.index(main.shape) * len(TEXTURES) + TEXTURES.index(main.texture)
 
@@ -165,7 +162,6 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
 
 
 def _pair(rng: np.random.Generator) -> tuple[Thing, Thing]:
-    """The main thing and a smaller second one of another colour."""
     size: Size = "large" if rng.random() < 0.7 else "medium"
     main = _thing(size, int(rng.integers(len(COLOUR_NAMES))), rng)
     step = int(rng.integers(1, len(COLOUR_NAMES)))

@@ -26,7 +26,6 @@ _Ask = Callable[[Scene, np.random.Generator], Asked]
 
 
 def questions(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int]]:
-    """Questions with class numbers in ANSWERS: one of each kind, without those that have no clear answer."""
     asked = [ask(scene, rng) for ask in _KINDS]
     return [(words, ANSWERS.index(answer)) for words, answer in (pair for pair in asked if pair is not None)]
 
@@ -116,7 +115,6 @@ def _unique(things: Sequence[Thing], key: Callable[[Thing], str]) -> list[Thing]
 
 
 def _clear_pair(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing, str] | None:
-    """Two things that colour and shape single out, and the relation of the first to the second."""
     unique = _unique(scene.things, _name)
     pairs = [(a, b, where) for a in unique for b in unique if a is not b and (where := relation(a, b))]
     return pick(pairs, rng) if pairs else None

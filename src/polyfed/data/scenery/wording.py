@@ -147,7 +147,6 @@ def _phrase(thing: Thing, difficulty: float, rng: np.random.Generator) -> str:
 
 
 def _place(thing: Thing) -> str:
-    """The side of the picture that a thing is closest to, or the middle."""
     gaps = {"left": thing.x, "right": 1 - thing.x, "top": thing.y, "bottom": 1 - thing.y}
     side = min(gaps, key=lambda name: gaps[name])
     return side if gaps[side] < 0.36 else "middle"

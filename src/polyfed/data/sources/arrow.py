@@ -65,7 +65,6 @@ class Arrow(TableSource):
 
 
 def _files(place: Path) -> list[Path]:
-    """The file, or those of a folder that hold tables."""
     return [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in _ENDINGS)
 
 

@@ -44,7 +44,6 @@ class Blank(TableSource):
         )
 
     def _names(self) -> dict[str, str]:
-        """Names of classes, as Hugging Face metadata: there may be more classes than rows."""
         counts = {column: kind for column, kind in self.content.items() if isinstance(kind, int)}
         features = {
             column: {"_type": "ClassLabel", "names": [f"class {number}" for number in range(kind)]}

@@ -38,7 +38,6 @@ class Memory(TableSource):
         return content
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The rows of one split."""
         held = registered_data(self.data)
         if self.digest is not None and self.digest != held.digest:
             raise DataError(

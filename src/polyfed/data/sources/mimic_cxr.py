@@ -146,7 +146,6 @@ class _Release:
     splits: tuple[str, ...]
 
     def read(self, column: str) -> pa.ChunkedArray:
-        """All values of a column."""
         stored = {"id": "dicom_id", "patient": "subject_id", "study": "study_id"}
         values: Any
         if column in FINDINGS:
@@ -235,7 +234,6 @@ class _Release:
             )
 
     def find(self, table: str) -> Path | None:
-        """The file of a table, packed or plain."""
         files = [self.folder / f"mimic-cxr-2.0.0-{table}.csv{packed}" for packed in (".gz", "")]
         return next((file for file in files if file.is_file()), None)
 
@@ -267,7 +265,6 @@ def _how_to_get(project: str) -> str:
 
 
 def _looked_up(keys: pa.ChunkedArray, table_keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
-    """The value of each key, null where the table has no such key."""
     # not a join, which gives rows in an order of its own
     rows = pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks())
     return values.combine_chunks().take(rows)
@@ -303,7 +300,6 @@ def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole
 
 
 def _headings(report: str, common: frozenset[str]) -> Iterator[tuple[int, int, frozenset[str]]]:
-    """Start, end and words of each heading."""
     for match in _HEADING.finditer(report):
         words = _words(match[1])
         if words & common if match[1].isupper() else words and words <= common:
@@ -311,7 +307,6 @@ def _headings(report: str, common: frozenset[str]) -> Iterator[tuple[int, int, f
 
 
 def _words(phrase: str) -> frozenset[str]:
-    """The words of a heading, in lower case and without the plural's s."""
     return frozenset(word.rstrip("s") for word in re.findall("[a-z]+", phrase.lower())) - _LINKING
 
 

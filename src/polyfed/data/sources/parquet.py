@@ -94,12 +94,10 @@ class _Shards:
         self.schemas = [self._of_file(file, pq.read_schema) for file in files]
 
     def having(self, column: str) -> _Shards:
-        """The files that have a column."""
         files = zip(self.files, self.schemas, strict=True)
         return _Shards([file for file, schema in files if column in schema.names], self.where)
 
     def count(self) -> int:
-        """Number of rows, from the files' footers."""
         # a table without columns has no rows to count
         return sum(self._of_file(file, pq.read_metadata).num_rows for file in self.files)
 
@@ -115,7 +113,6 @@ class _Shards:
         return schema
 
     def read(self, column: str) -> pa.ChunkedArray:
-        """All values of a column."""
         import pyarrow.dataset as pads  # takes a while, and runs on other sources do not need it
 
         schema = pa.schema([(column, self._type(column))])

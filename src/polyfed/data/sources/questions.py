@@ -121,7 +121,6 @@ class Questions(Source):
         )
 
     def identity(self, data_dir: Path | None) -> dict[str, Any]:
-        """That of the source that the questions are from."""
         return self.of.identity(data_dir)
 
     def _inner(self, split: str, name: str, data_dir: Path | None) -> Split:

@@ -85,14 +85,12 @@ class Scenes(TableSource):
 
 
 def scenes_schema() -> pa.Schema:
-    """Schema of the table, with class names as Hugging Face metadata."""
     features = {name: feature for name, (_, feature, _) in _COLUMNS.items()}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     return pa.schema([(name, kind) for name, (kind, _, _) in _COLUMNS.items()], metadata=metadata)
 
 
 def _generated(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
-    """All values of a column."""
     kind, _, make = _COLUMNS[column]
     what = f"generating scenes: {column} ({recipe.split})"
     numbers = prepared(what, range(recipe.count), recipe.count)

@@ -26,7 +26,6 @@ class Pretrained(Tokenizer):
     lowercase: bool = Field(default=True, description="lower-case texts; only for a bare vocab.txt")
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:
-        """Read the tokenizer."""
         tokenizer = self.opened(context)
         missing = [kind for kind in ("pad", "unk") if getattr(tokenizer, f"{kind}_token_id") is None]
         if missing:

@@ -43,7 +43,6 @@ class Wordpiece(LearntTokenizer):
         return tuple(sorted(ids, key=ids.__getitem__))
 
     def build(self, tokens: tuple[str, ...]) -> Vocabulary:
-        """Greedy longest-match splitting."""
         pipeline = _pipeline({token: number for number, token in enumerate(tokens)})
         blank = tokenizers.normalizers.Replace(tokenizers.Regex(r"\A[\s\p{C}\x{fffd}]+\z"), " ")
         wordless = tokenizers.normalizers.Replace(tokenizers.Regex(r"\A\s*\z"), NO_WORD)

@@ -17,12 +17,10 @@ class Words(LearntTokenizer):
     min_count: int = Field(default=2, ge=1, description="words that occur less often are left out")
 
     def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Words by falling frequency, then alphabetically."""
         counts = Counter(word for text in texts for word in words_of(text))
         # the same texts give the same ids, whatever the order of the texts
         frequent = [(-count, word) for word, count in counts.items() if count >= self.min_count]
         return PAD, UNKNOWN, *(word for _, word in sorted(frequent)[: self.size - 2])
 
     def build(self, tokens: tuple[str, ...]) -> Vocabulary:
-        """A look-up of whole words."""
         return vocabulary_of_words(tokens)

@@ -100,7 +100,6 @@ class Features(View):
             return LiveFeatures(compute)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
-        """Shape of the features, (f,) or (l, f), found without running the backbone and kept in the cache."""
         folder = self._folder(context)
         path = context.cache / f"{self._stem(folder, 'shape')}.json"
         key = str(path)

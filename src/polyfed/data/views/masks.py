@@ -29,12 +29,10 @@ class Masks(View):
     threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        """Open masks: image structs {bytes, path} or encoded bytes."""
         pictures = decoded(column, self.size, context.cache, self.fit, _NEAREST, context.pixels)
         return MaskRows(pictures, self.threshold)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
-        """Shape (size, size)."""
         return InputSpec((self.size, self.size))
 
 

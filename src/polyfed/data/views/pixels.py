@@ -28,7 +28,6 @@ class Pixels(View):
     augment: Augment = Field(default=Augment(), description="random changes in the training view")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        """Open pictures: image structs {bytes, path} or encoded bytes."""
         pictures = decoded(column, self.size, context.cache, self.fit, self.resampling, context.pixels)
         return PixelRows(pictures, self.normalise, self.augment)
 

@@ -44,7 +44,6 @@ class Tokens(View):
         return TokenRows(ids, vocabulary, self.drop, self.delete)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
-        """Shape (length,), with the vocabulary and the id of its padding."""
         vocabulary = self.tokenizer.ready(modality, context)
         return InputSpec((self.length,), vocabulary.tokens, vocabulary.pad)
 
@@ -99,7 +98,6 @@ class TokenRows:
         return ids[:, : max(1, int(used.max()))]
 
     def _words(self, ids: Int64[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
-        """Where damage may happen: neither at padding nor at marks of begin and end."""
         spared = torch.tensor((self.vocabulary.pad, *self.vocabulary.fixed))
         return ~torch.isin(ids, spared)
 

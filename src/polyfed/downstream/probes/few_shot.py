@@ -77,7 +77,6 @@ class FewShot(Probe):
             )
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        """Train and test for every share and draw."""
         kind = bench.kind(self.features, self.modality, task)
         names = list(dict.fromkeys(name for source in self._sources for name in self._names(bench, source, self.train)))
         train, test = self._data(bench, self.train, kind, names), self._data(bench, self.test, kind, names)

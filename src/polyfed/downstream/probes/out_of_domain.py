@@ -32,7 +32,6 @@ class OutOfDomain(Search):
         return [source for source in self.sources if source in there and bench.subject.knows(there[source], folder)]
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits and columns, and that there is something to search."""
         for source in self.sources:
             bench.require(task, source, [self.split], self.between)
         self.where(bench)
@@ -43,7 +42,6 @@ class OutOfDomain(Search):
         return {source: self.of_source(bench, source, self.split) for source in new}
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        """Search."""
         known = self._known(bench)
         notes = [f"Left out, as the model was trained on it: {', '.join(known)}."] if known else []
         return Outcome(f"other data sets, {self.split}", self.rows(bench, task), [*self.notes(), *notes])

@@ -40,13 +40,11 @@ class RetrievalProbe(Search):
             raise DataError(f"tasks.{task}: no client has two test samples with {both} that do not answer each other")
 
     def where(self, bench: Bench) -> Mapping[str, Samples]:
-        """The source, or the clients with test samples in both modalities whose search can fail."""
         if self.source is not None:
             return {self.split: self.of_source(bench, self.source, self.split)}
         return {name: tests for name, tests in self._paired(bench).items() if can_be_missed(tests)}
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        """Search."""
         rows = self.rows(bench, task)
         if self.source is not None:
             return Outcome(self.source, rows, self.notes())
@@ -56,7 +54,6 @@ class RetrievalProbe(Search):
         return Outcome("clients' own test samples", [*rows, *_over_clients(rows)], [*self.notes(), *left_out])
 
     def _paired(self, bench: Bench) -> dict[str, Samples]:
-        """The clients that have test samples with both modalities."""
         every = bench.subject.clients() if bench.subject.clients is not None else {}
         return {name: tests for name, tests in every.items() if set(self.between) <= set(tests.inputs) and len(tests)}
 

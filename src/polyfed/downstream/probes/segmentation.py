@@ -80,7 +80,6 @@ class Segmentation(Probe):
         return missing
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits, columns, that masks can be read, and that the encoder gives maps."""
         splits = [self.train, *self.test, *([self.validation] if isinstance(self.validation, str) else [])]
         bench.require(task, self.source, splits, [self.modality])
         for name in splits:
@@ -88,7 +87,6 @@ class Segmentation(Probe):
         self._reader(bench, task)
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        """Train and test for every share and draw."""
         reader, validation = self._reader(bench, task), self.validation
         sets = _Sets(
             self._pictures(bench, task, [self.train], reader),
@@ -128,7 +126,6 @@ class Segmentation(Probe):
         return MappedPictures(parts, self.modality, torch.cat(masks), reader, bench.subject.device, self.memory)
 
     def _masks(self, bench: Bench, task: str, split: str) -> Inputs:
-        """The masks of a split, decoded into the cache at first use."""
         # masks are resized or cropped as the pictures are
         fit = cast(ImageFit, getattr(bench.subject.views[self.modality], "fit", "squash"))
         view = Masks(size=self._size(bench, task), fit=fit)

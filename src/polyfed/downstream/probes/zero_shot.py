@@ -53,7 +53,6 @@ class ZeroShot(Probe):
         return bench.subject.lacks([self.modality, self.prompts])
 
     def check(self, bench: Bench, task: str) -> None:
-        """Split, column, target, and that classes and prompts are the same."""
         bench.require(task, self.source, [self.split], [self.modality], self.target)
         names = self._names(bench)
         if not names:
@@ -63,7 +62,6 @@ class ZeroShot(Probe):
             raise ConfigError(f"tasks.{task}.classes: '{odd}': {where}; {nearest(odd, names)}")
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        """Score all samples against all classes."""
         names = self._names(bench)
         weights = torch.stack([self._class_vector(bench.subject, name) for name in names])
         x = F.normalize(bench.features(self.source, self.split, self.modality, "embedding"), dim=-1)
@@ -77,7 +75,6 @@ class ZeroShot(Probe):
         return Outcome(f"{self.source}.{self.target}", [row], absent_note(labels, names))
 
     def texts(self, name: str) -> list[str]:
-        """The prompts of a class."""
         return [template.replace("{}", word) for template in self.templates for word in self.classes[name]]
 
     def _names(self, bench: Bench) -> tuple[str, ...]:

@@ -23,5 +23,4 @@ class Copied(Conspiracy):
         require_fellows(self, members, infos, "to copy one")
 
     def common(self, everybody: Sequence[Tensor], attackers: Sequence[Tensor]) -> Tensor:
-        """The first one's."""
         return attackers[0].clone()

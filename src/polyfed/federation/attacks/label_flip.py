@@ -19,7 +19,6 @@ class LabelFlip(Attack):
 
     @property
     def falsifies(self) -> bool:
-        """No: what it trains on."""
         return False
 
     def require(self, members: Sequence[Member], infos: Sequence[ClientInfo]) -> None:

@@ -54,7 +54,6 @@ class LittleIsEnough(Conspiracy):
             require_fellows(self, members, infos, "to know how replies vary")
 
     def common(self, everybody: Sequence[Tensor], attackers: Sequence[Tensor]) -> Tensor:
-        """Mean less z deviations."""
         known = torch.stack(list(everybody if self.knows == "all" else attackers)).double()
         z = largest_z(len(everybody), len(attackers)) if self.z is None else self.z
         return (known.mean(0) - z * known.std(0, unbiased=False)).to(everybody[0])

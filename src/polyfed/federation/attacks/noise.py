@@ -15,7 +15,6 @@ class Noise(FalseUpdate):
     factor: float = Field(default=1.0, gt=0, description="length, in updates")
 
     def false(self, rows: Tensor, stream: torch.Generator) -> Tensor:
-        """A direction of its own for each row."""
         noise = torch.randn(rows.shape, generator=stream).to(rows)
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         false: Tensor = noise / torch.linalg.vector_norm(noise, dim=1, keepdim=True) * (self.factor * lengths)

@@ -15,5 +15,4 @@ class Scaled(FalseUpdate):
     factor: float = Field(default=10.0, gt=0, description="length, in updates")
 
     def false(self, rows: Tensor, stream: torch.Generator) -> Tensor:
-        """Factor times u."""
         return self.factor * rows

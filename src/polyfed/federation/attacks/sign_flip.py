@@ -15,5 +15,4 @@ class SignFlip(FalseUpdate):
     factor: float = Field(default=1.0, gt=0, description="length, in updates")
 
     def false(self, rows: Tensor, stream: torch.Generator) -> Tensor:
-        """-factor u."""
         return -self.factor * rows

@@ -31,7 +31,6 @@ class TargetedPairs(Attack):
 
     @property
     def falsifies(self) -> bool:
-        """No: what it trains on."""
         return False
 
     def require(self, members: Sequence[Member], infos: Sequence[ClientInfo]) -> None:

@@ -57,7 +57,6 @@ class _BagModule(nn.Module):
         return _BagTrunk(self.embedding, self.pad, self.project[0]), self.embedding.embedding_dim
 
     def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
-        """The word embeddings, each projected."""
         return self.project(self.embedding(tokens)), valid_positions(tokens, self.pad)
 
 

@@ -162,7 +162,6 @@ class BlocksModule(nn.Module):
         return BlocksTrunk(self), self.embedding.width
 
     def tokens(self, x: Tensor) -> Embedded:
-        """Tokens before the blocks, with positions and CLS, and their mask (None: all are valid)."""
         embedded: Embedded = self.embedding(x)
         return embedded
 
@@ -182,7 +181,6 @@ class BlocksModule(nn.Module):
         return pooled if self.project is None else self.project(pooled)
 
     def positions(self, x: Tensor) -> Positions:
-        """The input's own tokens after the final norm and the projection: no learnt CLS, whatever the pooling."""
         tokens, mask = self.tokens(x)
         own = self.encode(tokens, mask)[:, self.embedding.prefix :]
         return own if self.project is None else self.project(own), self._own(mask)
@@ -213,7 +211,6 @@ class BlocksTrunk(nn.Module):
         self.blocks = encoder
 
     def forward(self, x: Tensor) -> LocalFeatures:
-        """Both after the final norm."""
         tokens, mask = self.blocks.tokens(x)
         return self.blocks.local(self.blocks.encode(tokens, mask), mask)
 

@@ -69,11 +69,9 @@ class _GRUModule(nn.Module):
         return out if self.pie is None else self.pie(out, words, mask)
 
     def split(self) -> tuple[nn.Module, int]:
-        """Final state and states, before the projection and without PIE."""
         return _GRUTrunk(self), self.forwards.hidden_size * (1 if self.backwards is None else 2)
 
     def local(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
-        """Final state and states by position."""
         mask = valid_positions(tokens, self.pad)
         words, lengths = self.dropout(self.embedding(trimmed(tokens, self.pad))), lengths_of(mask)
         state, states = self._state(words, lengths), self._states(words, lengths)
@@ -81,7 +79,6 @@ class _GRUModule(nn.Module):
         return LocalFeatures(state, F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask)
 
     def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
-        """The states after each word, of a backward GRU those after the words from the end to it, projected."""
         mask = valid_positions(tokens, self.pad)
         words = self.dropout(self.embedding(trimmed(tokens, self.pad)))
         states = self.project(self._states(words, lengths_of(mask)))

@@ -17,5 +17,4 @@ class Adagrad(AdaptiveServer):
     only_if: ClassVar[Mapping[str, Condition]] = {"beta2": Never("its second moment is a sum")}
 
     def advance(self, second: Tensor, square: Tensor) -> None:
-        """Take the square of an update into the second moment, in place."""
         second.add_(square)

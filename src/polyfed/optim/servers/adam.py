@@ -11,5 +11,4 @@ class Adam(AdaptiveServer):
     """FedAdam (Reddi et al., ICLR 2021, Algorithm 2): v <- b2 v + (1 - b2) D^2."""
 
     def advance(self, second: Tensor, square: Tensor) -> None:
-        """Take the square of an update into the second moment, in place."""
         second.lerp_(square, 1 - self.beta2)

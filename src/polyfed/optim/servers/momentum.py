@@ -15,6 +15,5 @@ class Momentum(ServerOptimizer):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="beta, decay of the velocity")
 
     def follow(self, old: Tensor, new: Tensor, momenta: Momenta) -> Tensor:
-        """The next value of one tensor."""
         velocity = momenta.get("velocity", old).mul_(self.momentum).add_(old - new)
         return old.sub(velocity, alpha=self.lr)

@@ -11,9 +11,7 @@ class Replace(ServerOptimizer):
     """The aggregate becomes the global model, as in FedAvg."""
 
     def step(self, old: Models, new: Models, state: State) -> dict[str, dict[str, Tensor]]:
-        """The aggregates themselves."""
         return {kind: dict(tensors) for kind, tensors in new.items()}
 
     def follow(self, old: Tensor, new: Tensor, momenta: Momenta) -> Tensor:
-        """The aggregate."""
         return new

@@ -11,5 +11,4 @@ class Yogi(AdaptiveServer):
     """FedYogi (Reddi et al., ICLR 2021, Algorithm 2): v <- v - (1 - b2) D^2 sign(v - D^2)."""
 
     def advance(self, second: Tensor, square: Tensor) -> None:
-        """Take the square of an update into the second moment, in place."""
         second.sub_((1 - self.beta2) * square * (second - square).sign())

@@ -13,7 +13,6 @@ from polyfed.runs.records import RunRecords
 
 
 def setting(config: Any, *path: str) -> Any:
-    """A setting by its place in the tree, None where there is none."""
     for key in path:
         config = config.get(key) if isinstance(config, Mapping) else None
     return config
@@ -67,7 +66,6 @@ def _kind(group: Any, client: str) -> dict[str, str]:
 
 
 def _size(encoder: Any) -> str:
-    """Widths say more than the name of a size, whose defaults they replace."""
     widths, size, width = (setting(encoder, key) for key in ("widths", "size", "width"))
     if isinstance(widths, list) and widths:
         return "-".join(map(str, widths))

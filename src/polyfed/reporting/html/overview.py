@@ -47,7 +47,6 @@ def page_head(records: RunRecords) -> dict[str, Any]:
 
 
 def _rounds(records: RunRecords) -> tuple[int, int | None]:
-    """Last round that is complete (its time is written last), and rounds that the run is to have, if known."""
     planned = setting(records.config, "run", "rounds")
     # the setting may be of any type: a page is written for an edited or damaged configuration too
     return max(records.seconds, default=records.rounds), planned if isinstance(planned, int) else None

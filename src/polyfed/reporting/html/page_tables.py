@@ -33,7 +33,6 @@ class TableCell:
 
     @property
     def key(self) -> str | None:
-        """What a script sorts by."""
         return None if self.number is None else "" if math.isnan(self.number) else f"{self.number:.10g}"
 
     def __bool__(self) -> bool:
@@ -71,14 +70,12 @@ class PageTable:
 
 
 def number_cell(value: float | None, digits: int = 2) -> TableCell:
-    """A figure, or a dash that is sorted last."""
     if value is None or not math.isfinite(value):
         return TableCell("–", math.nan)
     return TableCell(figure(value, digits), value)
 
 
 def count_cell(number: int | None) -> TableCell:
-    """A number of things, or a dash that is sorted last."""
     return number_cell(None) if number is None else TableCell(f"{number:,}", number)
 
 
@@ -91,7 +88,6 @@ def plain_table(
 
 
 def noted_tables(tables: Iterable[TextTable]) -> list[tuple[PageTable, Sequence[str]]]:
-    """Tables of the text report that have rows, and the notes below them."""
     return [(plain_table(table.title, table.columns, table.rows), table.notes) for table in tables if table.rows]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from polyfed.reporting.charts import LARGEST, ChartBand, ChartLine, RoundChart
+from polyfed.reporting.charts import MOST_DRAWN, ChartBand, ChartLine, RoundChart
 
 WIDTH, HEIGHT = 400, 245
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 26, 38
@@ -28,17 +28,14 @@ class ChartScale:
     marks: list[float]
 
     def across(self, value: float) -> float:
-        """Place of a value in SVG units from the left."""
         low, high = self.x
         return round(LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low), 1)
 
     def up(self, value: float) -> float:
-        """Place of a value in SVG units from the top."""
         low, high = self.marks[0], self.marks[-1]
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low), 1)
 
     def labels(self) -> list[tuple[float, str]]:
-        """Place of each mark at the left, and its text."""
         step = self.marks[1] - self.marks[0]
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         # adding zero makes -0.0 a plain zero
@@ -66,12 +63,12 @@ def scale_of(chart: RoundChart) -> ChartScale:
 def round_marks(low: float, high: float, most: int = 5) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten that enclose ``low`` and ``high``: ``most`` steps or fewer.
 
-    Magnitudes are ``LARGEST`` at most.
+    Magnitudes are ``MOST_DRAWN`` at most.
     """
     size = max(abs(low), abs(high))
     # one value has no span of its own, and neither have two that differ by rounding
     span = high - low if high - low > 1e-9 * size else size
-    span = span if span > 1 / LARGEST else 1.0
+    span = span if span > 1 / MOST_DRAWN else 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     steps = (power * factor for factor in (1, 2, 5, 10, 20))
     step = next(s for s in steps if math.ceil(high / s - 1e-9) - math.floor(low / s + 1e-9) <= most)
@@ -135,7 +132,6 @@ def _bars(chart: RoundChart, scale: ChartScale) -> list[SvgShape]:
 
 
 def _line_data(line: ChartLine, rounds: Iterable[int]) -> dict[str, Any]:
-    """What stands beside the pointer: values of all rounds, with four digits."""
     # what a page carries for hovering would otherwise be most of it
     rounded = {n: round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}") for n, value in line.finite.items()}
     values = [rounded.get(number) for number in rounds]

@@ -40,7 +40,6 @@ class MLflow(Sink):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """MLflow, and for a file in the run folder what its databases need."""
         return ("mlflow",) if self.tracking_uri else ("mlflow", "sqlalchemy", "alembic")
 
     def require(self) -> None:

@@ -22,11 +22,9 @@ class TensorBoard(Sink):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """TensorBoard itself, and torch's writer for it."""
         return ("tensorboard", "torch.utils.tensorboard")
 
     def open(self, run: SinkRun) -> SinkWriter:
-        """A new event file, with the configuration as text."""
         folder = run.folder / "tensorboard"
         purge = run.resumed_from + 1 if folder.exists() else None
         board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=purge)

@@ -42,7 +42,6 @@ class WandB(Sink):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The client of Weights & Biases."""
         return ("wandb",)
 
     def require(self) -> None:
@@ -85,5 +84,4 @@ class _Writer(SinkWriter):
 
 
 def _known(settings: Any) -> dict[str, Any]:
-    """Those of the switches that this version has: the ones named x_ come and go between versions."""
     return {name: value for name, value in _PRIVATE.items() if name in settings.model_fields or name[:2] != "x_"}
