@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from polyfed.core.errors import RunError
@@ -128,6 +129,20 @@ def test_weights_of_another_architecture_are_refused(copied: Path, tmp_path: Pat
     with pytest.raises(RunError, match="do not fit each other") as caught:
         saved.build(saved.context(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["NaN", "infinite", "int64", "float64"])
+def test_weights_that_are_no_weights_are_refused_by_name(copied: Path, tmp_path: Path, kind: str) -> None:
+    file = copied / "models" / "last" / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    name = next(name for name, value in weights.items() if value.is_floating_point())
+    if kind in ("NaN", "infinite"):
+        weights[name].view(-1)[-1] = float("nan" if kind == "NaN" else "inf")
+    else:
+        weights[name] = weights[name].to(getattr(torch, kind))
+    safetensors.torch.save_file(weights, file)
+    with pytest.raises(RunError, match=rf"do not fit each other \('{name}' (is torch\.{kind}|has values)"):
+        open_run(copied).server_model("last")
 
 
 def test_a_lost_vocabulary_is_not_learnt_anew(copied: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Traffic:
         rounds: Any = sorted(totals("round").items())
         return cls(
             run=records.name,
-            method=str(dict(records.config.get("algorithm") or {}).get("name", "")),
+            method=str(records.section("algorithm").get("name", "")),
             by_round={way: {number: moved[way] for number, moved in rounds} for way in WAYS},
             by_kind=totals("kind"),
             by_client=totals("client"),

@@ -93,8 +93,9 @@ def _configuration(run: RunRecords) -> str:
     for *sections, key in _LABELS:
         section: Any = config
         for name in sections:
-            section = section.get(name, {})
-        section.pop(key, None)
+            section = section.get(name)
+        if isinstance(section, dict):
+            section.pop(key, None)
     return json.dumps(config, sort_keys=True, default=str) if run.config else str(run.folder.resolve())
 
 

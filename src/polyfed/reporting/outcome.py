@@ -153,7 +153,7 @@ def _common_trials(records: RunRecords, metric: str) -> float:
     """
     tested: dict[str, list[float]] = {}
     for group, clients in records.groups.items():
-        settings = (records.config.get("clients") or {}).get(group) or {}
+        settings = records.section("clients").get(group) or {}
         is_shared = settings.get("test_split") is not None and settings.get("test") in ("all", "matched")
         split = f"{settings.get('source')} {settings.get('test_split')}"
         for client in clients:
@@ -213,12 +213,12 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
 
 
 def _algorithm(records: RunRecords) -> str:
-    return str(records.config.get("algorithm", {}).get("name", ""))
+    return str(records.section("algorithm").get("name", ""))
 
 
 def _conditions(records: RunRecords, algorithm: str) -> list[Any]:
     """What a run and its twin must have in common: the federation as far as it matters there, seed and rounds."""
-    config, run = records.untuned_config, records.config.get("run", {})
+    config, run = records.untuned_config, records.section("run")
     return [*(config.get(part) for part in _SAME[algorithm]), run.get("seed"), run.get("rounds")]
 
 
@@ -272,7 +272,7 @@ def _group_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
 def next_steps(records: RunRecords) -> Sequence[tuple[str, str]]:
     """Commands for what one wants next, and where the report is."""
     folder = shlex.quote(str(records.folder))
-    server = records.config.get("server") or {}
+    server = records.section("server")
     has_model = bool(server) and (records.folder / "models").is_dir()
     steps = [("report", f"open {shlex.quote(str(records.folder / 'report.html'))}")]
     if has_model:
@@ -286,7 +286,7 @@ def next_steps(records: RunRecords) -> Sequence[tuple[str, str]]:
 
 def _steps_with_twins(records: RunRecords, config: str) -> Iterator[tuple[str, str]]:
     """The run that this one is to be compared with; or, of a tuned twin, the way to other seeds."""
-    twin, server = records.config.get("twin") or {}, records.config.get("server") or {}
+    twin, server = records.section("twin"), records.section("server")
     if twin.get("tuned"):
         yield "seeds", f"polyfed run {config} --seeds 1,2,3"
     has_server_only = records.config.get("public") and server.get("validation_split")

@@ -69,7 +69,7 @@ def paired_differences(
     selects = _all_validated([run for item in comparisons for run in item.runs], kind)
 
     def figures(item: Comparison) -> _Figures:
-        seeds = [(run, run.config.get("run", {}).get("seed")) for run in item.runs]
+        seeds = [(run, run.number("seed")) for run in item.runs]
         return {seed: _figures_of(run, metric, kind, selects) for run, seed in seeds if seed is not None}
 
     others = [item for item in comparisons if item is not reference]

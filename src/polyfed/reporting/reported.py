@@ -73,7 +73,7 @@ class Reports(Callback):
         """Write them."""
         if isinstance(event, RunComplete):
             records = open_run(event.folder).records
-            if records.config.get("run", {}).get("plots", True):
+            if records.section("run").get("plots", True):
                 draw_all(records)
             write_report(records)
             write_html_report(records)

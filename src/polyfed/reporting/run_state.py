@@ -129,7 +129,7 @@ class RunState(Callback):
     def of(cls, records: RunRecords) -> RunState:
         """What a run folder tells; its rounds count as complete."""
         state = cls(name=records.name, round=max(records.seconds, default=0), total_clients=len(records.clients))
-        state.rounds = int(records.config.get("run", {}).get("rounds", 0))
+        state.rounds = records.number("rounds") or 0
         for record in records.measurements:
             state.handle(Measured(record.round, record.participant, record.kind, record.metrics))
         for event in records.events:

@@ -30,11 +30,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ExchangeError, RunError
 from polyfed.core.files import sync_file, sync_folder, write_atomically
-from polyfed.core.untrusted import file_json, lines, plain
+from polyfed.core.untrusted import file_json, lines, plain, typed
 
 if TYPE_CHECKING:  # what reads only logs and descriptions, such as a command's help, does not wait for torch
     from torch import Tensor
@@ -51,6 +51,27 @@ class Checkpoint:
     round: int
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What stands beside the tensors of a checkpoint."""
+
+    round: int
+    sha256: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Types of the facts that a run goes on from."""
+
+    logs: Mapping[Literal["metrics", "ledger", "timing"], int]
+    stale: Sequence[str]
+    best: Mapping[str, int | float]
+    away: Sequence[str]
+    accepted: Mapping[str, tuple[int, int]]
+    medians: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -174,7 +195,7 @@ class RunFolder:
         """
         if lost := self.lost_records(sizes):
             raise RunError(lost)
-        for log, size in sizes.items():
+        for log, size in _of_logs(sizes):
             with (self.path / f"{log}.jsonl").open("ab") as stream:
                 stream.truncate(size)
 
@@ -183,7 +204,7 @@ class RunFolder:
 
         A disk that lost its power may have forgotten the end of a file, or have kept its length and zeros in it.
         """
-        for log, size in sizes.items():
+        for log, size in _of_logs(sizes):
             path = self.path / f"{log}.jsonl"
             content = path.read_bytes()[:size] if path.exists() else b""
             if len(content) < size:
@@ -285,15 +306,18 @@ class RunFolder:
         import safetensors.torch
 
         try:
-            content = file_json(manifest.read_text())
-            checksum, number, facts = content["sha256"], content["round"], content["facts"]
+            content = typed(_Manifest, file_json(manifest.read_text()))
+            _ = typed(_Facts, content.facts)
             blob = manifest.with_suffix(".safetensors").read_bytes()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"checkpoint {manifest.stem} is damaged ({reason})") from error
-        if hashlib.sha256(blob).hexdigest() != checksum:
+        if hashlib.sha256(blob).hexdigest() != content.sha256:
             raise RunError(f"checkpoint {manifest.stem} is damaged (its content does not match its checksum)")
-        return Checkpoint(number, safetensors.torch.load(blob), facts)
+        try:
+            return Checkpoint(content.round, safetensors.torch.load(blob), content.facts)
+        except safetensors.SafetensorError as error:
+            raise RunError(f"checkpoint {manifest.stem} is damaged ({error})") from error
 
     def _manifests(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.json"))
@@ -361,6 +385,11 @@ def _locked(stream: IO[str], kind: int, seconds: float) -> bool:
             time.sleep(0.01)
         else:
             return True
+
+
+def _of_logs(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Sizes of the logs, which a checkpoint gives: no other file is cut."""
+    return [(log, max(0, sizes[log])) for log in LOGS if log in sizes]
 
 
 def _unused(path: Path) -> bool:

@@ -155,16 +155,28 @@ class RunRecords:
     def name(self) -> str:
         return self.folder.resolve().name
 
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A section of the configuration; empty if there is none, or none of this form."""
+        section = self.config.get(name)
+        return section if isinstance(section, Mapping) else {}
+
+    def number(self, name: str) -> int | None:
+        """A whole number of the section ``run``, such as ``seed``; None if it is not there, or none."""
+        value = self.section("run").get(name)
+        return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
+
     @property
     def untuned_config(self) -> dict[str, Any]:
         """A copy of the configuration; of a tuned twin with what the method has in place of what validation chose."""
         config = copy.deepcopy(dict(self.config))
-        for path, value in ((config.get("twin") or {}).get("tuned") or {}).items():
+        tuned = self.section("twin").get("tuned")
+        for path, value in tuned.items() if isinstance(tuned, Mapping) else ():
             *sections, key = path.split(".")
             section: Any = config
             for name in sections:
-                section = section.setdefault(name, {})
-            section[key] = value
+                section = section.setdefault(name, {}) if isinstance(section, dict) else {}
+            if isinstance(section, dict):
+                section[key] = value
         return config
 
     @cached_property
@@ -302,11 +314,17 @@ def _with_privacy(measurements: Iterable[Measurement], config: Mapping[str, Any]
     if largest is None or not (settings := config.get("privacy")):
         return ""
     clear = "; test metrics of clients crossed as they are, which this does not cover"
-    between = between_sets(bool(settings.get("samples")), settings["neighbours"])
+    try:
+        between, delta = (
+            between_sets(bool(settings.get("samples")), settings["neighbours"]),
+            settings["budget"]["delta"],
+        )
+        metrics, shown = settings["metrics"], f"{delta:g}"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"config.yaml: 'privacy' is damaged ({type(error).__name__}: {error}); restore it") from error
     return (
         f"replies of clients are differentially private: no client gave away more than epsilon {largest:.3g} at delta "
-        f"{settings['budget']['delta']:g}, between {between}"
-        f"{clear if settings['metrics'] == 'clear' else ''}"
+        f"{shown}, between {between}{clear if metrics == 'clear' else ''}"
     )
 
 

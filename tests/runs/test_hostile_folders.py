@@ -1,0 +1,114 @@
+"""Run folders that are broken or made to harm: every command that opens one says so in a line, and ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NUMBER = re.compile(r"(?<=: )-?\d+(\.\d+)?(e-?\d+)?")
+_TEXT = re.compile(r'(?<=: )"[^"]*"')
+DAMAGES: dict[str, Callable[[str], str | bytes]] = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[: len(text) // 2],
+    "deep": lambda text: "[" * 100_000,
+    "a list": lambda text: "[1, 2]\n",
+    "a number": lambda text: "5\n",
+    "null": lambda text: "null\n",
+    "binary": lambda text: b"\xff\xfe\x00\x01\n\n",
+    "digits": lambda text: "9" * 6000 + "\n",
+    "another object": lambda text: '{"a": {"b": [1]}}\n',
+    "huge": lambda text: _NUMBER.sub("1e308", text),
+    "beyond 64 bits": lambda text: _NUMBER.sub("9" * 400, text),
+    "many": lambda text: _NUMBER.sub("1000000000000000", text),
+    "negative": lambda text: _NUMBER.sub("-1", text),
+    "NaN": lambda text: _NUMBER.sub("NaN", text),
+    "texts for numbers": lambda text: _NUMBER.sub('"x"', text),
+    "lists for numbers": lambda text: _NUMBER.sub('[1, {"a": null}]', text),
+    "numbers for texts": lambda text: _TEXT.sub("7", text),
+    "sections": lambda text: re.sub(r"^(\w+):$", r"\1: 5\nx_\1:", text, flags=re.MULTILINE),
+    "lists for sections": lambda text: re.sub(r"^(\w+):$", r"\1: [a]\nx_\1:", text, flags=re.MULTILINE),
+    "nulls": lambda text: _NUMBER.sub("null", _TEXT.sub("null", text)),
+}
+FILES = (
+    "config.yaml",
+    "run.json",
+    "environment.json",
+    "metrics.jsonl",
+    "ledger.jsonl",
+    "timing.jsonl",
+    "partition.json",
+    "history.jsonl",
+    "progress.jsonl",
+    "models/*/config.json",
+    "models/*/vocabulary/*.json",
+    "vocabulary/*.json",
+    "checkpoints/*.json",
+    "analysis/leakage.json",
+)
+COMMANDS = (
+    "report RUN --out OUT/report.html",
+    "compare RUN OTHER",
+    "analyse traffic RUN --out OUT",
+    "analyse weights RUN --out OUT",
+    "analyse partition RUN --out OUT",
+    "watch RUN",
+    "resume RUN",
+    "evaluate RUN --data scenes",
+    "gallery RUN --out OUT/gallery.html",
+    "analyse drift RUN --out OUT",
+)
+SLOW = ("export RUN --out OUT/export", "downstream RUN --suite scenes --out OUT")
+
+
+def damaged(run: Path, pattern: str, damage: Callable[[str], str | bytes]) -> None:
+    """The files, with the digest of the configuration made to fit."""
+    for path in run.glob(pattern) if "*" in pattern else [run / pattern]:
+        content = damage(path.read_text() if path.exists() else '{"tables": [{"title": "x", "rows": 3}]}')
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if pattern == "config.yaml":
+        noted = json.loads((run / "run.json").read_text())
+        noted["config"] = hashlib.sha256((run / pattern).read_bytes()).hexdigest()
+        (run / "run.json").write_text(json.dumps(noted))
+
+
+def require_an_end(cli: Any, command: str, run: Path, other: Path, out: Path) -> None:
+    """The command does its work, or says in a line why not."""
+    out.mkdir(exist_ok=True)
+    words = command.replace("RUN", str(run)).replace("OTHER", str(other)).replace("OUT", str(out)).split()
+    code, _, err = cli(*words)
+    errors = [line for line in err.splitlines() if not line.startswith("warning: ")]
+    assert (code, len(errors)) in ((0, 0), (2, 1)), (command, code, err)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    "pattern", [pytest.param(file, marks=[pytest.mark.slow] * (file not in FILES[3:5])) for file in FILES]
+)
+def test_a_damaged_file_is_told_in_a_line(
+    tiny_run: Path, tmp_path: Path, cli: Any, pattern: str, damage: Callable[[str], str | bytes]
+) -> None:
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    damaged(run, pattern, damage)
+    for number, command in enumerate((*COMMANDS, *SLOW) if pattern.startswith(("models", "config")) else COMMANDS):
+        copied = Path(shutil.copytree(run, tmp_path / "again")) if command.startswith("resume") else run
+        require_an_end(cli, command, copied, tiny_run, tmp_path / f"out{number}")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock", "models/best/config.json", "arrays/a/round-1.safetensors"])
+def test_a_pipe_is_no_file(tiny_run: Path, tmp_path: Path, cli: Any, name: str) -> None:
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    for number, command in enumerate(COMMANDS):
+        require_an_end(cli, command, run, tiny_run, tmp_path / f"out{number}")
+        assert "is neither a file nor a folder" in cli("report", run)[2]
