@@ -15,6 +15,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.server_side import build_federation
 from small_federations import METHODS, Config, aligned, federation_for, three_kinds, tiny_experiment
 
@@ -107,6 +108,16 @@ def test_clients_alone_train_as_long_as_with_the_method(config: Config, training
     assert made.run == own.run.model_copy(update={"evaluate_clients": True})
     config["run"]["evaluate_clients"] = 1
     assert twin(config, "local").run.evaluate_clients == 1
+
+
+def test_clients_alone_rest_while_the_methods_clients_wait(tmp_path: Path) -> None:
+    config = three_kinds()
+    config["algorithm"] = {"name": "change_distillation", "warmup_rounds": 1}
+    config["run"] |= {"rounds": 2}
+    made = twin(config, "local")
+    assert made.algorithm.idle_rounds == 1
+    run = run_experiment(made, tmp_path / "run")
+    assert {transfer.round for transfer in run.records.transfers if "fit" in transfer.step} == {2}
 
 
 def test_twins_can_be_given_in_a_file_and_their_grid_too() -> None:

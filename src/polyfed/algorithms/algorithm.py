@@ -109,6 +109,11 @@ class Algorithm(Component):
         return None
 
     @property
+    def rounds_without_clients(self) -> int:
+        """First rounds in which no client trains; twins go by it."""
+        return 0
+
+    @property
     def server_passes(self) -> int | None:
         """In how many passes over P the server trains a round, be it for its task or to distil; twins go by it. None:
         the method does not say."""

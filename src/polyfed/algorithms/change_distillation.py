@@ -111,6 +111,10 @@ class ChangeDistillation(EnsembleDistillation):
                 "algorithm.digest_loss is kl, which compares class scores, not representations; choose cosine"
             )
 
+    @property
+    def rounds_without_clients(self) -> int:
+        return self.warmup_rounds
+
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort, unless the server still warms up, and make targets of the mean change."""
         if server.clock.round <= self.warmup_rounds:

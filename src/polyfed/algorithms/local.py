@@ -23,14 +23,19 @@ class LocalOnly(Algorithm):
         default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
     )
 
+    idle_rounds: int = Field(
+        default=0, ge=0, description="first rounds in which nobody trains, as in those of a method that warms up"
+    )
+
     @property
     def local_training(self) -> LocalTraining:
         """``local_epochs``, or ``local_steps`` if there are any."""
         return LocalTraining(self.local_epochs, self.local_steps)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        for _ in cohort.ask(self.fit):
-            pass
+        if server.clock.round > self.idle_rounds:
+            for _ in cohort.ask(self.fit):
+                pass
 
     @client_step()
     def fit(self, client: Client) -> Reply:

@@ -195,6 +195,7 @@ def _every_client_alone(run: _Content, algorithm: Algorithm) -> _Content:
     """As much training a round as with the method, in all its stages; nobody has use for a server's model."""
     epochs, steps, others = algorithm.local_training or LocalTraining()
     training = {"local_epochs": epochs} if steps is None else {"local_steps": steps + others}
+    training["idle_rounds"] = algorithm.rounds_without_clients
     phases = {name: phase for name, phase in run["phases"].items() if name in steps_of(LocalOnly())}
     run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases, "attackers": []}
     return {"server": None, "algorithm": {"name": "local", **training}, "aggregation": {}, "run": run}
