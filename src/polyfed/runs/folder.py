@@ -133,7 +133,6 @@ class RunFolder:
         return self._beginning("run")
 
     def _beginning(self, key: str) -> str:
-        """What ``begin`` noted in ``run.json``."""
         path = self.path / "run.json"
         try:
             return str(file_json(path.read_text())[key])
