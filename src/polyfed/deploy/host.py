@@ -69,6 +69,7 @@ def _opened(site_file: Path, text: str) -> Host:
         measures=demands is None or demands.metrics,
         identity=_identity(SiteFolder(site_file.parent), config, spec),
     )
+    site.is_bounded = demands is not None and demands.plan == "exact"
     require_affordable_here(spec, config, site.federation)
     if not path.is_file():
         write_atomically(path, announced.encode())

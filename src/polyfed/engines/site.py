@@ -96,6 +96,7 @@ class Site:
         guard: protects replies and accounts for them, in runs with ``privacy``.
         measures: whether test metrics may leave.
         identity: signs keys of masked sums, where sites have keys.
+        is_bounded: whether no round beyond the run's is answered; simulations have none.
     """
 
     federation: Population
@@ -107,6 +108,7 @@ class Site:
     guard: PrivacyGuard | None = None
     measures: bool = True
     identity: SiteIdentity | None = None
+    is_bounded: bool = False
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -198,7 +200,7 @@ class Site:
         """``handle``, with what it raises as an answer; see ``told`` for what is told without ``tracebacks``."""
         refused = True
         try:
-            if not 0 <= request.round <= self.spec.rounds:
+            if self.is_bounded and not 0 <= request.round <= self.spec.rounds:
                 raise PayloadError(f"'{request.step}' of round {request.round}: the run has {self.spec.rounds} rounds")
             performed = self._accepted(request)
             refused = False
