@@ -157,6 +157,7 @@ def _numbers(column: pd.Series) -> pd.Series:
 
 
 def _json_lines(text: str) -> pd.DataFrame:
+    """JSON objects, one a line"""
     rows = [file_json(line) for line in lines_of(text) if line.strip()]
     if (odd := next((row for row in rows if not isinstance(row, dict)), None)) is not None:
         raise ValueError(f"a line is a {type(odd).__name__}, not an object")
@@ -164,10 +165,12 @@ def _json_lines(text: str) -> pd.DataFrame:
 
 
 def _lines(text: str) -> pd.DataFrame:
+    """texts, one a line"""
     return pd.DataFrame({"text": [line.strip() for line in lines_of(text) if line.strip()]})
 
 
 def _tokens(text: str) -> pd.DataFrame:
+    """lines of a picture, a tab and a caption"""
     lines = [line.strip() for line in lines_of(text) if line.strip()]
     matches = [_TOKEN.fullmatch(line) for line in lines]
     if None in matches:

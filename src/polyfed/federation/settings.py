@@ -90,6 +90,14 @@ TypeName = Annotated[
 ]
 
 
+def _require_batch(task: Task, training: TrainingSettings) -> None:
+    if training.batch_size < task.fewest:
+        raise ValueError(
+            f"training.batch_size is {training.batch_size}, and task '{task.component_name()}' compares the samples of "
+            f"a batch with each other; give {task.fewest} or more"
+        )
+
+
 class ServerSettings(Settings):
     """The server's model, its task, and the data that it is judged on."""
 
@@ -108,6 +116,11 @@ class ServerSettings(Settings):
         "another number is refused before the run",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
+
+    @model_validator(mode="after")
+    def _batch_to_learn_from(self) -> ServerSettings:
+        _require_batch(self.task, self.training)
+        return self
 
 
 class AlsoSettings(Settings):
@@ -176,6 +189,11 @@ class GroupSettings(Settings):
         if isinstance(value, str):
             raise ValueError(f"'{value}' is not 'public'; to deal out a source, write {{source: {value}}}")
         return value
+
+    @model_validator(mode="after")
+    def _batch_to_learn_from(self) -> GroupSettings:
+        _require_batch(self.task, self.training)
+        return self
 
     @model_validator(mode="after")
     def _other_data(self) -> GroupSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -42,6 +42,8 @@ class PairTask(Task):
     ``in_batch: B`` adds what FedAID reports, recalls among the B samples of a batch: names end in ``_batch<B>``, values
     are means over all queries, and so is ``gallery_<b>_batch<B>``. They are not part of ``r1_sum``.
     """
+
+    fewest: ClassVar[int] = 2
 
     between: tuple[str, str] = Field(default=("image", "text"), description="the two modalities")
     mask_siblings: bool = Field(

@@ -20,6 +20,9 @@ class Task(Component):
     shapes_head: ClassVar[tuple[str, ...] | None] = None
     """Settings by which two heads of this task differ, besides their classes (``target``); None: all settings."""
 
+    fewest: ClassVar[int] = 1
+    """Samples of a batch below which there is nothing to learn."""
+
     @classmethod
     def shaping_settings(cls) -> tuple[str, ...]:
         """Settings by which two heads of this task differ: models that differ in one are never averaged whole."""

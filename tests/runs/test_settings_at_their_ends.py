@@ -1,0 +1,128 @@
+"""Every accepted setting does something: at the ends of its range a run trains and ends well, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+from safetensors.torch import load_file
+
+from polyfed.core.errors import PolyfedError
+from polyfed.core.settings import Settings
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
+from polyfed.runs.runner import run_experiment
+from polyfed.runs.session import Session
+from sessions import prepared
+from small_federations import METHODS, Config, federation_for
+
+THROUGHOUT = ("fedavg", "creamfl")
+"""Methods with which all of an experiment is tried; of others, settings of their own."""
+BEYOND = {"batch_size": 10_000, "public_batch_size": 10_000}
+"""Accepted values far beyond what there is."""
+UNMOVED = {"local", "fedproto", "fedtgp"}
+"""They train no model of a server."""
+LARGE = 40
+"""Whole numbers beyond it are counts whose cost grows with them; the other end is tried."""
+Path_ = tuple[str, ...]
+
+
+def ends_of(field: FieldInfo) -> Iterator[int | float]:
+    """Smallest and largest value that a field's bounds allow; of open ends one close by."""
+    whole = field.annotation is int or "int" in str(field.annotation).replace("Interval", "")
+    step: float = 1 if whole and "float" not in str(field.annotation) else 1e-6
+    for bound in field.metadata:
+        match bound:
+            case Ge(ge=low):
+                yield low  # type: ignore[misc]
+            case Gt(gt=low):
+                yield low + step  # type: ignore[misc, operator]
+            case Le(le=high) if step < 1 or high <= LARGE:  # type: ignore[operator]
+                yield high  # type: ignore[misc]
+            case Lt(lt=high) if step < 1 or high <= LARGE:  # type: ignore[operator]
+                yield high - step  # type: ignore[misc, operator]
+
+
+def bounded(part: Any, path: Path_ = ()) -> Iterator[tuple[Path_, int | float]]:
+    """Paths of all bounded settings in a tree, with the ends of their ranges."""
+    if isinstance(part, Settings):
+        for name, field in type(part).model_fields.items():
+            yield from (((*path, name), end) for end in [*ends_of(field), *([BEYOND[name]] if name in BEYOND else [])])
+            yield from bounded(getattr(part, name), (*path, name))
+    elif isinstance(part, Mapping):
+        for name, inner in part.items():
+            yield from bounded(inner, (*path, str(name)))
+
+
+def config_of(method: str) -> Config:
+    config = federation_for(method)
+    config["run"] |= {"rounds": 2, "plots": False}
+    return config
+
+
+def changed(content: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
+    result = copy.deepcopy(content)
+    section = result
+    for key in path[:-1]:
+        section = section[key]
+    section[path[-1]] = value
+    return result
+
+
+def cases() -> Iterator[tuple[str, Path_, int | float]]:
+    for method in METHODS:
+        for path, end in dict.fromkeys(bounded(Experiment.parse(config_of(method)))):
+            if method in THROUGHOUT or path[0] == "algorithm":
+                yield method, path, end
+
+
+FAST = ("training", "optimizer", "partition")
+
+
+DIVERGING = ("lr", "server_lr", "proto_weight")
+"""At 100 and more they may end in numbers that are none, which the run says."""
+NAMED_OTHERWISE: dict[str, list[str]] = {
+    "size": ["server.model must be the model of one type"],
+    "length": ["server.model must be the model of one type"],
+    "tensor_norm": ["the limit is 1e-06"],
+    "row_norm": ["the limit is 1e-06"],
+    **{key: ["usable reply", "NaN"] for key in DIVERGING},
+    "seed": ["the public set shares 8 items"],  # sources with one seed have the same items
+}
+
+
+def marked(method: str, path: Path_, end: float) -> Any:
+    is_fast = method == "fedavg" and "clients" in path and set(FAST) & set(path)
+    return pytest.param(
+        method, path, end, marks=() if is_fast else pytest.mark.slow, id=f"{method}-{'.'.join(path)}-{end:g}"
+    )
+
+
+@pytest.mark.parametrize(("method", "path", "end"), [marked(*case) for case in cases()])
+def test_it_trains_or_is_refused_by_name(method: str, path: Path_, end: float, tmp_path: Path) -> None:
+    content = changed(Experiment.parse(config_of(method)).model_dump(mode="json"), path, end)
+    try:
+        experiment = Experiment.load(content)
+        session = prepared(content, tmp_path / "begun")
+        run = run_experiment(experiment, tmp_path / "run")
+    except PolyfedError as error:
+        reason = str(error)
+    else:
+        require_trained(method, path, session, run)
+        return
+    assert any(part in reason for part in (*path[-2:], *NAMED_OTHERWISE.get(path[-1], ())))
+
+
+def require_trained(method: str, path: Path_, session: Session, run: Run) -> None:
+    values = [value for record in run.records.measurements for value in record.metrics.values()]
+    assert values
+    assert path[-1] in DIVERGING or not any(math.isnan(value) for value in values)
+    if session.server.has_model and method not in UNMOVED and path[-1] not in DIVERGING:
+        before, after = session.server.model.state_dict(), load_file(run.folder / "models/last/model.safetensors")
+        assert any(not after[name].equal(before[name]) for name in after if name in before)
