@@ -152,7 +152,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
         "file_name,caption\na.png,ü\n".encode("latin-1"),
         "such as Windows-1252; save it as",
     ),
-    "binary": ("captions.csv", b"file_name,caption\na.png,\0x\n", "no text at all; save it as UTF-8"),
+    "binary": ("captions.csv", b"file_name,caption\na.png,\0x\n", "no text at all, or UTF-16; save it as UTF-8"),
     "deep": ("captions.jsonl", b"[" * 100_000, "nested too deeply"),
     "list": ("captions.jsonl", b"[1]\n", "a line is a list, not an object"),
     "mixed": (

@@ -54,7 +54,7 @@ def text_of(file: Path, folder: Path) -> str:
         data = regular_bytes(file, folder, MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"'{file}' cannot be read ({reason}); put the file itself there, or leave it out") from error
+        raise DataError(f"'{file}' cannot be read ({reason}); put a file of text there, or leave it out") from error
     try:
         if (other := _other_encoding(data)) is None:
             return data.decode("utf-8-sig")
@@ -66,9 +66,9 @@ def text_of(file: Path, folder: Path) -> str:
 def _other_encoding(data: bytes) -> str | None:
     if mark := next((mark for mark in _MARKS if data.startswith(mark)), None):
         return _MARKS[mark]
-    if b"\0" not in data[:1000]:
+    if b"\0" not in data:
         return None
-    return "UTF-16 or UTF-32" if data[:1000].count(0) > len(data[:1000]) // 4 else "no text at all"
+    return "UTF-16 or UTF-32" if data[:1000].count(0) > len(data[:1000]) // 4 else "no text at all, or UTF-16"
 
 
 def lines_of(text: str) -> list[str]:
