@@ -180,7 +180,7 @@ class VQA(Task):
         return metrics
 
     def _by_kind(self, samples: Samples, answers: int, said: Int64[Tensor, " n"]) -> dict[str, float]:
-        """TaskScores and number of questions of every kind that occurs."""
+        """Scores and number of questions of every kind that occurs."""
         if KIND not in samples.targets:
             return {}
         metrics: dict[str, float] = {}
