@@ -90,7 +90,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
     aggregation: SerializeAsAny[Weighting] = Field(
         default=Entropy(), description="weights over clients; the paper's: entropy, of those that are right"
     )
-    kd_epochs: int = Field(default=1, ge=1, description="the server's passes over P a round")
+    kd_epochs: int = Field(default=1, ge=0, description="the server's passes over P a round")
 
     # ---- server half
 
