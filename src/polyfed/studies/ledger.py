@@ -80,7 +80,20 @@ def ledger_text(items: Sequence[LedgerItem]) -> str:
     for item in items:
         by_paper.setdefault(item.source, []).append(item)
     template = markdown_templates().get_template("ledger.md.j2")
-    return template.render(papers=by_paper, verdicts={name: _verdicts(of) for name, of in by_paper.items()})
+    return template.render(
+        papers=by_paper,
+        verdicts={name: _verdicts(of) for name, of in by_paper.items()},
+        needs={name: _needs(of) for name, of in by_paper.items()},
+    )
+
+
+def _needs(items: Sequence[LedgerItem]) -> dict[str, str]:
+    """Scale -> folders of data and weights of all studies of a paper."""
+    efforts = {SMALL: [item.small.effort for item in items], PAPER: [item.paper.effort for item in items]}
+    return {
+        scale: ", ".join(sorted({name for effort in of for name in (*effort.data, *effort.weights)}))
+        for scale, of in efforts.items()
+    }
 
 
 def _verdicts(items: Sequence[LedgerItem]) -> Counter[str]:
