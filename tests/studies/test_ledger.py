@@ -45,8 +45,8 @@ def test_items_that_were_run_and_not(two_papers: Path) -> None:
 def test_text_has_what_it_takes_figures_and_verdicts(two_papers: Path) -> None:
     text = ledger_text(ledger(two_papers))
     assert "| [Tiny](#tiny) | 2 | 1 | 1 | 0 | 0 |" in text
-    assert "| [Table 1](#tiny-table-1) | tiny | `papers/one` | 6 | 6 | 1 | small: 1 held |" in text
-    assert "| Table 1 | tiny | `papers/two` | 6 | 6 | 1 | not run |" in text
+    assert "| [Table 1](#tiny-table-1) | tiny | `papers/one` | 6 | 6 | small: 1 held |" in text
+    assert "| Table 1 | tiny | `papers/two` | 6 | 6 |  |" in text
     assert "| command | `polyfed study run papers/one` | `polyfed study run papers/one --scale paper` |" in text
     assert "| seeds | 0, 1, 2 | 0, 1, 2 |" in text
     assert "| code | 0.1.0 abc | - |" in text
