@@ -226,3 +226,11 @@ def test_tests_links_and_presets_that_pages_name_exist(generated: dict[str, str]
             assert made or path.exists(), f"{page.name}: {target}"
         named = re.findall(r"(?:polyfed run|extends:) ([a-z][\w-]+)(?=[\s`])", text)
         assert set(named) <= known, page.name
+
+
+def test_files_that_the_page_on_architecture_names_exist() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    source, root = DOCS.parent / "src" / "polyfed", DOCS.parent
+    named = set(re.findall(r"`?([a-z]+/[a-z_/]+\.py)", page))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (source / name).exists() and not (root / name).exists()] == []
