@@ -58,7 +58,7 @@ def test_tables_by_hand(loaded: Load) -> None:
     ]
     assert "about 4 seeds would decide" in claims.notes[1]
     assert tuning.rows == [["prox", "rate=0.1", "rate=0.1: 3.00; rate=0.2: 1.00"]]
-    assert "prox: rate=0.1 lies at the end of the grid" in tuning.notes[1]
+    assert tuning.notes[1] == "At the end of the grid, so that better ones may lie beyond: prox rate=0.1."
     assert causes.rows == [["x, seed 1", "why"]]
 
 

@@ -179,11 +179,11 @@ def tuning_table(results: Results) -> TextTable:
         values = ", ".join(f"{name}={value}" for name, value in chosen.values.items())
         scores = "; ".join(f"{name}: {figure(score)}" for name, score in chosen.scores.items())
         body.append([f"{row}{_at(point)}", values, scores])
-        ends += [
-            f"{row}{_at(point)}: {values} lies at the end of the grid; better ones may lie beyond."
-        ] * chosen.is_at_end
-    note = "Chosen on validation, on seeds of their own."
-    return TextTable("Tuning", ("", "chosen", "validation"), body, (note, *ends))
+        ends += [f"{row}{_at(point)} {values}"] * chosen.is_at_end
+    notes = ["Chosen on validation, on seeds of their own."]
+    if ends:
+        notes.append(f"At the end of the grid, so that better ones may lie beyond: {'; '.join(ends)}.")
+    return TextTable("Tuning", ("", "chosen", "validation"), body, tuple(notes))
 
 
 def causes_table(results: Results) -> TextTable:
