@@ -83,12 +83,12 @@ def ledger_text(items: Sequence[LedgerItem]) -> str:
     return template.render(
         papers=by_paper,
         verdicts={name: _verdicts(of) for name, of in by_paper.items()},
-        needs={name: _needs(of) for name, of in by_paper.items()},
+        needs=_needs(items),
     )
 
 
 def _needs(items: Sequence[LedgerItem]) -> dict[str, str]:
-    """Scale -> folders of data and weights of all studies of a paper."""
+    """Scale -> folders of data and weights of all studies."""
     efforts = {SMALL: [item.small.effort for item in items], PAPER: [item.paper.effort for item in items]}
     return {
         scale: ", ".join(sorted({name for effort in of for name in (*effort.data, *effort.weights)}))
