@@ -46,7 +46,7 @@ def pages(docs: Path = DOCS) -> dict[Path, str]:
     return {
         **{home / record.page: record_text(record) for record in found},
         docs / "results.md": f"{head}{BEGIN}\n{index_text(found, HOME)}\n{END}{tail}",
-        docs / "reproduction.md": ledger_text(ledger(home)),
+        docs / "reproduction.md": ledger_text(ledger(home), is_brief=True),
     }
 
 

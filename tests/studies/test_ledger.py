@@ -53,6 +53,10 @@ def test_text_has_what_it_takes_figures_and_verdicts(two_papers: Path) -> None:
     assert "12.17 ± 1.04" in text
     assert "| prox > tiny on r1 | held | 3 |" in text
     assert text == ledger_text(ledger(two_papers))
+    brief = ledger_text(ledger(two_papers), is_brief=True)
+    assert "| [Tiny](#tiny) | 2 | 1 | 1 | 0 | 0 |" in brief
+    assert "`papers/one`" in brief
+    assert "`papers/two`" not in brief
 
 
 def test_a_part_is_said_to_be_one(two_papers: Path) -> None:

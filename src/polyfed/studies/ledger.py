@@ -74,14 +74,21 @@ def ledger(home: Path) -> list[LedgerItem]:
     return sorted(items, key=lambda item: (item.source, *item.place))
 
 
-def ledger_text(items: Sequence[LedgerItem]) -> str:
-    """The ledger as Markdown; equal results give equal bytes."""
+def ledger_text(items: Sequence[LedgerItem], *, is_brief: bool = False) -> str:
+    """The ledger as Markdown; equal results give equal bytes.
+
+    Args:
+        items: tables and figures of all papers.
+        is_brief: whether only items that were run are listed.
+    """
     by_paper: dict[str, list[LedgerItem]] = {}
     for item in items:
         by_paper.setdefault(item.source, []).append(item)
     template = markdown_templates().get_template("ledger.md.j2")
     return template.render(
         papers=by_paper,
+        shown={name: [item for item in of if item.attempts or not is_brief] for name, of in by_paper.items()},
+        is_brief=is_brief,
         verdicts={name: _verdicts(of) for name, of in by_paper.items()},
         needs=_needs(items),
     )
