@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from polyfed.export.model import export_model
     from polyfed.models.registered import register_module
     from polyfed.reporting.reported import resume, run
-    from polyfed.reporting.reported_run import ReportedRun as Run
-    from polyfed.reporting.reported_run import open_reported as open_run
+    from polyfed.reporting.shown import plot, report
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
+    from polyfed.runs.opened import Run, open_run
     from polyfed.studies.session import run_study
     from polyfed.studies.study import Study
 
@@ -40,8 +40,10 @@ __all__ = [
     "export_model",
     "load_model",
     "open_run",
+    "plot",
     "register_data",
     "register_module",
+    "report",
     "resume",
     "run",
     "run_study",
@@ -50,13 +52,15 @@ __all__ = [
 # imported when first used: torch takes seconds, and the command line must answer at once
 _HOMES = {
     "Experiment": "polyfed.runs.experiment",
-    "Run": "polyfed.reporting.reported_run:ReportedRun",
+    "Run": "polyfed.runs.opened",
     "evaluate_model": "polyfed.runs.evaluation",
     "export_model": "polyfed.export.model",
     "load_model": "polyfed.export.loading",
-    "open_run": "polyfed.reporting.reported_run:open_reported",
+    "open_run": "polyfed.runs.opened",
+    "plot": "polyfed.reporting.shown",
     "register_data": "polyfed.data.registered",
     "register_module": "polyfed.models.registered",
+    "report": "polyfed.reporting.shown",
     "resume": "polyfed.reporting.reported",
     "run": "polyfed.reporting.reported",
     "run_study": "polyfed.studies.session",
@@ -67,8 +71,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'polyfed' has no attribute '{name}'")
-    module, _, own = _HOMES[name].partition(":")  # with what it is called there, if that is another name
-    return getattr(importlib.import_module(module), own or name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

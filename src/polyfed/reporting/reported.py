@@ -9,15 +9,14 @@ from pathlib import Path
 from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.report import write_report
-from polyfed.reporting.reported_run import ReportedRun, open_reported
 from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.opened import open_run
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.tuning import tuned_twin
 
 
-def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> ReportedRun:
+def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Run an experiment into a new folder, which holds its report at the end; a notebook shows how it goes.
 
     A twin whose server trains alone is tuned before, which takes many runs (``polyfed.runs.tuning``).
@@ -34,10 +33,10 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
         if experiment.twin is not None and experiment.twin.is_to_be_tuned:
             experiment, record = tuned_twin(experiment, Path(out), following)
             following.append(record)
-        return open_reported(run_experiment(experiment, out, following).folder)
+        return run_experiment(experiment, out, following)
 
 
-def resume(folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code: bool = False) -> ReportedRun:
+def resume(folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code: bool = False) -> Run:
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
     Args:
@@ -50,8 +49,7 @@ def resume(folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code
         RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
     """
     with _followed(callbacks) as following:
-        resumed = resume_run(folder, following, allow_code=allow_code)
-        return open_reported(resumed.folder, allow_code=allow_code)
+        return resume_run(folder, following, allow_code=allow_code)
 
 
 @contextlib.contextmanager

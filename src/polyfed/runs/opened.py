@@ -9,8 +9,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import require_plain
@@ -20,6 +21,7 @@ from polyfed.runs.model_folders import chosen_model, saved_models, untrained_bes
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from torch import Tensor
 
@@ -86,6 +88,20 @@ class Run:
 
     def metrics(self, participant: str = "server", kind: str = "test") -> Mapping[str, float]:
         return self.records.last(participant, kind)
+
+    def to_pandas(self, table: Literal["metrics", "events", "traffic", "rounds"] = "metrics") -> pd.DataFrame:
+        """Records as a pandas frame, a row a record; columns as for ``RunRecords.frame``."""
+        return self.records.frame(table)
+
+    def _repr_html_(self) -> str:
+        """A short table for notebooks: rounds, warnings, and the last test metrics of the server and of groups."""
+        metrics = self.to_pandas()
+        latest = metrics[metrics["kind"] == "test"].groupby(["participant", "metric"], sort=False).tail(1)
+        means = latest.groupby(["group", "metric"], sort=False)["value"].mean(skipna=False).reset_index()
+        rows = [("rounds", str(self.records.rounds)), *(("warning", text) for text in self.records.warnings)]
+        rows += [(f"{group} {metric}, test", f"{mean:.4g}") for group, metric, mean in means.itertuples(index=False)]
+        body = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
+        return f"<table><caption>{escape(self.name)}</caption><tbody>{body}</tbody></table>"
 
     @cached_property
     def files(self) -> RunFolder:
