@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.activity import heard_by, preparing
-from polyfed.core.device import resolve_device
-from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.randomness import generator
 from polyfed.engines.engine import Hosting
 from polyfed.federation.cohort import Cohort, Engine
 from polyfed.federation.population import Population
@@ -29,15 +26,14 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.model_folders import KEPT
-from polyfed.runs.privacy import prepare_secret, require_affordable, require_private
+from polyfed.runs.preflight import preflight, preflight_clients
+from polyfed.runs.privacy import prepare_secret
 from polyfed.runs.records import SERVER
-from polyfed.runs.robustness import require_attackers, require_cohorts, require_robust, with_conspirators
+from polyfed.runs.robustness import with_conspirators
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
-from polyfed.runs.summing import require_summable
 from polyfed.runs.trackers import Trackers
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -114,21 +110,8 @@ class Session:
             self.events.handle(RunComplete(self.folder.path))
 
     def require_sound(self) -> None:
-        """Check what can be checked before an engine starts; raises ConfigError or DataError."""
-        cfg = self.experiment
-        cfg.run.engine.require()
-        cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
-        steps = steps_of(cfg.algorithm)
-        for step in cfg.run.phases:
-            if step not in steps:
-                raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
-        require_robust(cfg)
-        require_private(cfg)
-        require_summable(cfg)
-        resolve_device(cfg.run.device)
-        self.federation.require_sound()
-        require_attackers(cfg, self.federation)
-        require_affordable(cfg, self.federation)
+        """Check what can be checked before an engine starts, see ``preflight``; a simulation has its secret then."""
+        preflight(self.experiment, self.federation)
         prepare_secret(self.hosting)
 
     def attach(self, engine: Engine) -> None:
@@ -146,8 +129,7 @@ class Session:
             fingerprint=self.hosting.spec.fingerprint,
             notices=self._notices,
         )
-        self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
-        require_cohorts(self.experiment, self.server.clients)
+        preflight_clients(self.experiment, self.server.clients)
         self.experiment.algorithm.require_effects(self.server)
 
     def _noticed(self, participant: str, incident: str, reason: str) -> None:
