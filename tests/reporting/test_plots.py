@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from polyfed.reporting.client_spread import latest_values
 from polyfed.reporting.plots import draw_all, draw_partition, draw_sheet, run_figures
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_run
@@ -55,7 +54,6 @@ def test_clients_mean_uses_each_clients_latest_value(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [line(1, "a", 10.0), line(2, "b", 30.0), line(3, "a", 20.0)])
     (axes,) = axes_of(RunRecords.load(tmp_path), "clients")
     assert (10.0, 20.0, 25.0) in drawn_lines(axes)
-    assert latest_values([{1: 10.0, 3: 20.0}, {2: 30.0}], 1) == [10.0]
 
 
 def test_partition_bubbles_are_the_counts(tmp_path):

@@ -90,13 +90,6 @@ def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSp
             yield client_spread(records, group, metric, kind)
 
 
-def latest_values(series: Sequence[Mapping[int, float]], until: int) -> list[float]:
-    """Each client's latest value up to a round: not every client is measured in every round."""
-    # series are in ascending order of rounds, so the last one is the latest
-    past = [[value for number, value in values.items() if number <= until] for values in series]
-    return [values[-1] for values in past if values]
-
-
 def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
     return [name for name in dict.fromkeys(chain(*measured)) if not is_context(name)]
 
