@@ -12,9 +12,9 @@ import typer
 import polyfed
 from messages import OF_ARGUMENTS, messages
 from polyfed.cli import catalogue
+from polyfed.cli.catalogue import preset_groups
 from polyfed.cli.console import with_argument_help
 from polyfed.cli.main import app
-from polyfed.cli.preset_guide import preset_groups
 from polyfed.studies.study import Study
 from polyfed.studies.study_files import study_files
 

@@ -1,18 +1,24 @@
-"""What there is to choose from: presets, and the components of each family with their settings."""
+"""What there is to choose from: presets and what they need, and components with their settings and values."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from polyfed.core.declarations import ClassDeclaration, class_declarations, components
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install, is_installed
-from polyfed.runs.presets import presets
+from polyfed.runs.config_files import COST, FAMILY, read_config
+from polyfed.runs.presets import parsed, preset_names, preset_text, presets
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from polyfed.core.settings import Settings
 
 PRESETS = "presets"
@@ -52,6 +58,11 @@ _SECTIONS = {
     "run.limits": ("polyfed.wire.limits", "Limits"),
     "run.bounds": ("polyfed.federation.bounds", "Bounds"),
 }
+_FROM_FOLDERS = ("parquet", "mimic_cxr")
+_WEIGHTS = ("backbone", "folders", "vectors", "weights", "pretrained")
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_PLAIN = {bool: "true | false", int: "whole number", float: "number", str: "text", Path: "path"}
+_LISTS = (list, set, frozenset, Sequence, tuple)
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,6 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     Raises:
         ConfigError: there is no such kind or name.
     """
-    from polyfed.cli.allowed import allowed_values  # pydantic, which names alone do not need
     from polyfed.core.effects import Never, conditions_of, shown
 
     choices = _SECTIONS if kind == SETTINGS else _declared(kind)
@@ -107,7 +117,7 @@ def settings_of(kind: str, name: str) -> list[Setting]:
         never = isinstance(condition, Never)
         effect = f"{'without effect:' if never else 'only with'} {condition}" if condition is not None else ""
         description = "; ".join(filter(None, (info.description, effect)))
-        settings.append(Setting(field, default, description, allowed_values(info)))
+        settings.append(Setting(field, default, description, _allowed_values(info)))
     return settings
 
 
@@ -125,3 +135,137 @@ def _summary(declared: ClassDeclaration) -> str:
     sentence = re.split(r"\.\s(?=[A-Z])", " ".join(paragraph.split()))[0].rstrip(".").replace("``", "`")
     extra = declared.texts.get("pip_extra", "")
     return sentence + (f" (not installed: {how_to_install(extra)})" if extra and not is_installed(extra) else "")
+
+
+# ---- values of a setting, in words, read from its type and bounds
+
+
+def _allowed_values(info: FieldInfo) -> str:
+    """Values of a field, such as ``tiny | 18 | 50``, ``whole number >= 1`` or ``text | null``."""
+    return _in_words(info.annotation, info.metadata)
+
+
+def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
+    from polyfed.core.settings import Component, Settings  # pydantic, which names alone do not need
+
+    if get_origin(kind) is Annotated:
+        kind, *more = get_args(kind)
+        return _in_words(kind, [*metadata, *more])
+    if kind is type(None):
+        return "null"
+    if kind in _PLAIN:
+        return _PLAIN[kind] + _bounds(metadata)
+    if isinstance(kind, type) and issubclass(kind, Component):
+        names = kind.declared()
+        is_choice = kind.family() is kind or names
+        return " | ".join([*names, "import path of a class"]) if is_choice else kind.component_name()
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        return f"section of {', '.join(kind.model_fields)}"
+    return _generic_in_words(kind, metadata)
+
+
+def _generic_in_words(kind: Any, metadata: Sequence[Any]) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " | ".join(map(_yaml, arguments))
+    if origin in (Union, types.UnionType):
+        return " | ".join(dict.fromkeys(_in_words(part, metadata) for part in arguments))
+    if origin is tuple and Ellipsis not in arguments:
+        return f"[{', '.join(map(_in_words, arguments))}]"
+    parts = [f"({words})" if " | " in words else words for words in map(_in_words, arguments)]
+    if origin in _LISTS:
+        return f"list of {parts[0]}{_bounds(metadata)}"
+    return f"mapping of {parts[0]} to {parts[1]}" if origin in (dict, Mapping) else "any"
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    bounds = [
+        f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}"
+        for item in metadata
+        for name, sign in _SIGNS.items()
+        if (bound := getattr(item, name, None)) is not None
+    ]
+    is_filled = any(getattr(item, "min_length", None) for item in metadata)
+    return (f" {' and '.join(bounds)}" if bounds else "") + (", not empty" if is_filled else "")
+
+
+# ---- presets: which belong together, what each needs, and what it costs
+
+
+@dataclass(frozen=True)
+class PresetFacts:
+    """What there is to know of a preset before it is run."""
+
+    name: str
+    description: str
+    root: str  # the preset that it extends, at the far end, or what it says that its family is
+    data: tuple[str, ...]  # folders below the data folder that it reads
+    weights: bool  # it needs a folder of pretrained weights
+    download: bool  # it takes data from the hub
+    cost: str  # roughly
+
+    @property
+    def needs(self) -> str:
+        """What must be there, in words."""
+        parts = {
+            f"data: {', '.join(self.data)}": self.data,
+            "data from the hub": self.download,
+            "weights": self.weights,
+        }
+        return "; ".join(words for words, needed in parts.items() if needed) or "nothing"
+
+    @property
+    def effort(self) -> tuple[bool, bool, bool]:
+        """Sorts before others if it needs less."""
+        return self.cost == "GPUs", bool(self.data or self.download), self.weights
+
+
+def preset_groups() -> dict[str, list[PresetFacts]]:
+    """Root -> its presets, itself first; the roots that need least come first."""
+    groups: dict[str, list[PresetFacts]] = {}
+    for facts in sorted(map(preset_facts, preset_names()), key=lambda facts: (facts.name != facts.root, facts.name)):
+        groups.setdefault(facts.root, []).append(facts)
+    return dict(sorted(groups.items(), key=lambda item: (item[1][0].effort, item[0])))
+
+
+def preset_facts(name: str) -> PresetFacts:
+    """Facts of a preset by its name.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    root, own = _inherited(name)
+    content = read_config(name)
+    sources = [entry for entry in content["data"]["sources"].values() if isinstance(entry, Mapping)]
+    used = [*sources, *(source["of"] for source in sources if isinstance(source.get("of"), Mapping))]
+    return PresetFacts(
+        name=name,
+        description=str(content.get("description", "")),
+        root=str(own.get(FAMILY, root)),
+        data=tuple(sorted({str(source["path"]) for source in used if source.get("name") in _FROM_FOLDERS})),
+        weights=any(key in _WEIGHTS and bool(value) for key, value in _leaves(content)),
+        download=any(source.get("name") == "hub" for source in used),
+        cost=str(own.get(COST, "")),
+    )
+
+
+def _inherited(name: str) -> tuple[str, Mapping[str, Any]]:
+    """The preset that one extends, at the far end, and the top level of all on the way; the nearest counts."""
+    content = parsed(preset_text(name))
+    if "extends" not in content:
+        return name, content
+    root, inherited = _inherited(str(content["extends"]))
+    return root, {**inherited, **content}
+
+
+def _leaves(content: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values at every level."""
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        yield str(key), value
+        yield from _leaves(value)
+    for entry in content if isinstance(content, list) else ():
+        yield from _leaves(entry)

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from polyfed.cli import catalogue
-from polyfed.cli.catalogue import PRESETS
+from polyfed.cli.catalogue import PRESETS, PresetFacts, preset_facts, preset_groups
 from polyfed.cli.options import AsJson
-from polyfed.cli.preset_guide import PresetFacts, preset_facts, preset_groups
 from polyfed.runs.presets import preset_text
 
 _SCHEMA = "schema"
