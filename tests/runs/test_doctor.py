@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polyfed.runs import doctor
-from polyfed.runs.doctor import Observation, observations, report
+from polyfed.runs.doctor import Observation, observation_lines, observations
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -61,7 +61,7 @@ def test_a_torchvision_of_another_build_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_lines_stand_below_each_other() -> None:
-    assert report([Observation("a", "x"), Observation("long", "y", "mend it")]) == [
+    assert observation_lines([Observation("a", "x"), Observation("long", "y", "mend it")]) == [
         "a     x",
         "long  y  <- mend it",
         "1 to mend",

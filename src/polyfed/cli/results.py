@@ -28,12 +28,12 @@ def doctor_command() -> None:
 
     Exit code 1 if something does.
     """
-    from polyfed.runs.doctor import observations, report
+    from polyfed.runs.doctor import observation_lines, observations
 
-    found = list(observations(Path("runs")))
-    for line in report(found):
+    observed = list(observations(Path("runs")))
+    for line in observation_lines(observed):
         typer.echo(line)
-    if any(item.remedy for item in found):
+    if any(item.remedy for item in observed):
         raise typer.Exit(1)
 
 

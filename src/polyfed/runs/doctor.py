@@ -122,9 +122,11 @@ def _writable(name: str, folder: Path) -> Observation:
     return Observation(name, state, "too little; make room" if free < _LEAST_DISK else "")
 
 
-def report(found: list[Observation]) -> list[str]:
+def observation_lines(observed: list[Observation]) -> list[str]:
     """Lines for a terminal, or to paste into a report of a fault."""
-    width = max(len(item.name) for item in found)
-    lines = [f"{item.name.ljust(width)}  {item.state}{f'  <- {item.remedy}' if item.remedy else ''}" for item in found]
-    wrong = sum(bool(item.remedy) for item in found)
+    width = max(len(item.name) for item in observed)
+    lines = [
+        f"{item.name.ljust(width)}  {item.state}{f'  <- {item.remedy}' if item.remedy else ''}" for item in observed
+    ]
+    wrong = sum(bool(item.remedy) for item in observed)
     return [*lines, f"{wrong} to mend" if wrong else "nothing stands in the way of a run"]
