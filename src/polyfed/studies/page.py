@@ -10,7 +10,7 @@ import yaml
 from polyfed.core.files import write_atomically
 from polyfed.reporting.figures import png_bytes
 from polyfed.reporting.html.page import rendered_page
-from polyfed.reporting.html.page_tables import noted_tables
+from polyfed.reporting.html.page_tables import page_tables
 from polyfed.studies.figures import draw_study, drawings_of
 from polyfed.studies.results import Results
 from polyfed.studies.tables import study_tables
@@ -34,7 +34,7 @@ def write_study_page(results: Results, out: Path, store: Path) -> Path:
         description=study.description,
         facts={name: value for name, value in facts.items() if value},
         figures=[f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in drawn],
-        tables=noted_tables(study_tables(results)),
+        tables=page_tables(study_tables(results)),
         text=yaml.safe_dump(study.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True),
     )
     write_atomically(out, page.encode())

@@ -18,7 +18,7 @@ from polyfed.reporting.html.clients import clients_page_table
 from polyfed.reporting.html.events import events_charts, happenings, timeline
 from polyfed.reporting.html.images import map_parts
 from polyfed.reporting.html.overview import page_head
-from polyfed.reporting.html.page_tables import chart_values, columns_table, holdings_table, noted_tables
+from polyfed.reporting.html.page_tables import chart_values, columns_table, holdings_table, page_tables
 from polyfed.reporting.markup import html_templates, resource
 from polyfed.reporting.partition_charts import MOST_BARS, class_strengths, group_charts
 from polyfed.reporting.partition_tables import Held, classes_of, groups_of, sources_of
@@ -126,14 +126,14 @@ def _sections(records: RunRecords) -> list[PageSection]:
     contents: dict[tuple[str, str], dict[str, Any]] = {
         ("server", "Server"): {
             "charts": server_charts(records),
-            "tables": noted_tables(
+            "tables": page_tables(
                 [*(table for kind in kinds for table in server_tables(records, kind)), teacher_table(records)]
             ),
             "recorded": recorded_charts(records),
         },
         ("curves", "Client curves"): {
             "charts": client_charts(records),
-            "tables": noted_tables([clients_table(records, "test")]),
+            "tables": page_tables([clients_table(records, "test")]),
         },
         ("partition", "Partition"): {
             "groups": [_group(records, *group) for group in groups_of(records.holdings).items()]
@@ -142,7 +142,7 @@ def _sections(records: RunRecords) -> list[PageSection]:
             "charts": [chart for chart in (sent_chart(records), seconds_chart(records)) if chart],
             "bars": traffic_bars(records) if records.transfers else (),
         },
-        ("leakage", "What this run gave away"): {"tables": noted_tables(leakage_parts(records))},
+        ("leakage", "What this run gave away"): {"tables": page_tables(leakage_parts(records))},
         ("weights", "Aggregation weights"): {"arrays": weight_charts(records)},
         ("clients", "Clients"): {"table": clients_page_table(records)},
         ("events", "Events"): {"charts": events_charts(events), "table": timeline(events)},

@@ -59,6 +59,7 @@ class PageTable:
         id: id of the table, if any.
         sortable: headings become buttons that sort.
         participants: for each row whom it is about, to filter by; none if empty.
+        notes: sentences that stand below.
     """
 
     caption: str
@@ -67,6 +68,7 @@ class PageTable:
     id: str = ""
     sortable: bool = False
     participants: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def number_cell(value: float | None, digits: int = 2) -> TableCell:
@@ -80,15 +82,20 @@ def count_cell(number: int | None) -> TableCell:
 
 
 def plain_table(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: bool = True
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numeric: bool = True,
+    notes: Sequence[str] = (),
 ) -> PageTable:
     """Finished texts; all columns but the first are figures, if any are."""
     headings = [TableColumn(label, numeric=numeric and place > 0) for place, label in enumerate(columns)]
-    return PageTable(caption, headings, [[TableCell(text) for text in row] for row in rows])
+    return PageTable(caption, headings, [[TableCell(text) for text in row] for row in rows], notes=notes)
 
 
-def noted_tables(tables: Iterable[TextTable]) -> list[tuple[PageTable, Sequence[str]]]:
-    return [(plain_table(table.title, table.columns, table.rows), table.notes) for table in tables if table.rows]
+def page_tables(tables: Iterable[TextTable]) -> list[PageTable]:
+    return [plain_table(table.title, table.columns, table.rows, notes=table.notes) for table in tables if table.rows]
 
 
 def chart_values(chart: RoundChart) -> PageTable:
