@@ -29,6 +29,8 @@ from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.accounting import epsilon_of
+from polyfed.federation.answered_sums import AnsweredSum, AnsweredSums
+from polyfed.federation.mask_keeper import KEYS, REQUEST
 from polyfed.federation.privacy_guard import PRIVATE
 from polyfed.federation.private_training import training_cost
 from polyfed.federation.summed import TOTAL
@@ -341,6 +343,20 @@ def test_a_server_asks_for_no_round_beyond_the_run(tmp_path: Path) -> None:
     place = opened(site(tmp_path / "f"), experiment()).site
     answer = place.answer(Request(place.infos[0].id, "fit", 3, 0, None, Payload({})), tracebacks=False)
     assert answer.error == "PayloadError: 'fit' of round 3: the run has 2 rounds"
+
+
+def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None:
+    """Whatever a server calls the plan, an ask of it is answered for one request and one group of clients."""
+    made = site(tmp_path / "f", masked())
+    one = opened(made, masked(), "a-run").site
+    host._opened.cache_clear()
+    other = opened(made, masked(rounds=1), "another-name").site
+    client = one.infos[0].id
+    assert one.sums is not None
+    answered = AnsweredSums(one.sums / client, one.spec.terms)
+    answered.record((1, 0), AnsweredSum("0" * 64, [client, "beyond", "yonder"]))
+    keys = Request(client, KEYS, 1, 0, None, Payload({REQUEST: "1" * 64}))
+    assert "ask 0 of round 1 was answered here for another request" in (other.answer(keys).error or "")
 
 
 def test_a_site_bounds_the_range_of_masked_sums(tmp_path: Path) -> None:

@@ -80,10 +80,18 @@ class Active:
             yield Answer(answer.client, error="dropped") if is_lost else answer
 
 
-def session_in(folder: Path, change: Change = lambda request: request, lost: frozenset[tuple[str, str]] = frozenset()):
-    session = prepared(federation(), folder)
+def session_in(
+    folder: Path,
+    change: Change = lambda request: request,
+    lost: frozenset[tuple[str, str]] = frozenset(),
+    sums: Path | None = None,
+    **run: Any,
+):
+    config = federation()
+    config["run"] |= run
+    session = prepared(config, folder)
     assert isinstance(session.engine, LocalEngine)
-    session.engine.site.identity = IDENTITY
+    session.engine.site.identity, session.engine.site.sums = IDENTITY, sums
     engine = Active(session.engine, change, lost)
     session.engine = session.cohorts.engine = engine
     return session, engine
@@ -188,6 +196,46 @@ def test_an_ask_is_not_answered_again_for_fewer_clients(tmp_path: Path) -> None:
     for name in CLIENTS:  # the operators agree
         (engine.engine.site.store.folder / name / FILE).unlink()
     assert equals(again({(VICTIM, KEYS)}), honest(frozenset(CLIENTS) - {VICTIM}))
+
+
+def test_a_later_ask_of_a_round_is_not_answered_for_fewer_clients(tmp_path: Path) -> None:
+    session, engine = session_in(tmp_path)
+    cohort = first_cohort(session)
+    start = {kind: {name: value.clone() for name, value in own.items()} for kind, own in session.server.weights.items()}
+    session.experiment.algorithm.round(session.server, cohort)
+    session.server.weights.update({kind: Weights(own) for kind, own in start.items()})
+    engine.lost = frozenset({(VICTIM, KEYS)})
+    with pytest.raises(PolyfedError, match=r"ask 1 of round 1 was answered here for text-0, text-1, .*, not text-0, "):
+        session.experiment.algorithm.round(session.server, cohort)
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_second_run_of_another_name_is_not_answered_for_fewer_clients(tmp_path: Path, rounds: int) -> None:
+    """Both draw from one seed, so that their replies are the same; fewer rounds, or more, change none."""
+    sums = tmp_path / "sums"
+    first, _ = session_in(tmp_path / "a", sums=sums)
+    of_all = round_of(first)
+    again, _ = session_in(tmp_path / "b", sums=sums, rounds=rounds)
+    assert equals(round_of(again), of_all), "the same sum once more tells nothing"
+    for number, step in enumerate((KEYS, SHARES, "fit")):
+        fewer_run, _ = session_in(tmp_path / f"c-{number}", lost=frozenset({(VICTIM, step)}), sums=sums, rounds=rounds)
+        with pytest.raises(PolyfedError, match=r"was answered here for text-0, text-1, .*, not text-0, text-2"):
+            round_of(fewer_run)
+
+
+def test_of_two_runs_at_once_one_alone_gets_its_sum(tmp_path: Path) -> None:
+    """Both have keys before either is answered: who is second finds the first on record."""
+    one, _ = session_in(tmp_path / "a", sums=tmp_path / "sums")
+
+    def meanwhile(request: Request) -> Request:
+        if request.step == "fit" and not engine.sent:
+            engine.sent.add("all")
+            round_of(one)
+        return request
+
+    other, engine = session_in(tmp_path / "b", meanwhile, frozenset({(VICTIM, KEYS)}), sums=tmp_path / "sums")
+    with pytest.raises(PolyfedError, match="was answered here for"):
+        round_of(other)
 
 
 def test_a_damaged_record_of_sums_answers_nothing(tmp_path: Path) -> None:

@@ -11,11 +11,8 @@ from polyfed.core.settings import parse_settings
 from polyfed.deploy.demands import require_allowed
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.settings import SiteConfig
-from polyfed.engines.run_spec import RunSpec
+from polyfed.engines.run_spec import OF_A_RUN, RunSpec
 from polyfed.runs.experiment import read_config
-
-_NOT_AGREED = ("run", "public_order", "polyfed", "schema_version")
-"""What is known when a run begins; the rest is as planned, or it is another run."""
 
 
 def read_plan(site: SiteFolder, config: SiteConfig) -> RunSpec | None:
@@ -37,7 +34,7 @@ def read_plan(site: SiteFolder, config: SiteConfig) -> RunSpec | None:
 def unlike(run: RunSpec, plan: RunSpec) -> list[str]:
     """In what a run is not as planned; of single values with both. Fewer rounds are within the plan."""
     most = plan.model_copy(update={"rounds": min(run.rounds, plan.rounds)})
-    own, planned = (spec.model_dump(mode="json", exclude=set(_NOT_AGREED)) for spec in (run, most))
+    own, planned = (spec.model_dump(mode="json", exclude=set(OF_A_RUN)) for spec in (run, most))
     return list(_differences("", own, planned))
 
 

@@ -20,6 +20,9 @@ from polyfed.wire.framing import SCHEMA
 from polyfed.wire.schema import StepSchema
 from polyfed.wire.transport import Transport
 
+OF_A_RUN = ("run", "public_order", "polyfed", "schema_version")
+"""What is known when a run begins; the rest is planned."""
+
 
 class RunSpec(Settings):
     """What a place must know of a run to host clients in it; the same for all clients and rounds."""
@@ -52,6 +55,11 @@ class RunSpec(Settings):
     def fingerprint(self) -> str:
         """SHA-256 of all of it, in hexadecimal digits: places that were told of other settings have another."""
         return sha256(self.model_dump_json().encode()).hexdigest()
+
+    @property
+    def terms(self) -> str:
+        """SHA-256 of what decides replies, in hexadecimal digits: without what a run is called, and how long it is."""
+        return sha256(self.model_dump_json(exclude={*OF_A_RUN, "rounds"}).encode()).hexdigest()
 
     def cost(self, schema: StepSchema, samples: int, batch: int) -> PrivacyCost | None:
         """What the reply to a step costs a client in privacy, if anything.

@@ -96,6 +96,7 @@ class Site:
         guard: protects replies and accounts for them, in runs with ``privacy``.
         measures: whether test metrics may leave.
         identity: signs keys of masked sums, where sites have keys.
+        sums: folder of the masked sums that clients answered over all runs; None: beside the states of this run.
         is_bounded: whether no round beyond the run's is answered; simulations have none.
     """
 
@@ -108,6 +109,7 @@ class Site:
     guard: PrivacyGuard | None = None
     measures: bool = True
     identity: SiteIdentity | None = None
+    sums: Path | None = None
     is_bounded: bool = False
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
@@ -138,7 +140,8 @@ class Site:
             vocabulary: folder of what is learnt from the public set.
             federation: data and models, if they are open already.
             limits: on what is received.
-            private: folder of the secret and the ledgers of privacy; None: beside that of the run's.
+            private: folder of the secret, the ledgers of privacy and the answered sums, over all runs; None: ledgers
+                beside the run's folder, sums in it.
             budget: of privacy that the place allows over all its runs.
             neighbours: between which data sets it means that.
             measures: whether test metrics may leave.
@@ -158,8 +161,8 @@ class Site:
         guard = None
         if spec.privacy is not None:
             terms = spec.model_dump_json(exclude={"run", "secure"}).encode()
-            private = private or folder.parent.parent / PRIVATE
-            guard = PrivacyGuard(spec.privacy, private, settings.secret, budget, neighbours, terms)
+            ledgers = private or folder.parent.parent / PRIVATE
+            guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, budget, neighbours, terms)
         return cls(
             federation=opened,
             spec=spec,
@@ -171,6 +174,7 @@ class Site:
             guard=guard,
             measures=measures,
             identity=identity,
+            sums=None if private is None else private / "sums",
         )
 
     @property
@@ -301,7 +305,9 @@ class Site:
     @cached_property
     def _masks(self) -> MaskKeeper | None:
         secure = self.spec.secure
-        return None if secure is None else MaskKeeper(secure, self.spec.fingerprint, self.store.folder, self.identity)
+        if secure is None:
+            return None
+        return MaskKeeper(secure, self.spec.fingerprint, self.spec.terms, self.store.folder, self.sums, self.identity)
 
     @cached_property
     def _attacks(self) -> dict[str, Attack]:

@@ -1,20 +1,23 @@
-"""Which masked sums a client has taken part in, so that the same ask is not answered again for others.
+"""Which masked sums a client has taken part in, so that what was asked is not answered again for others.
 
-Two sums of one ask, of which the second leaves a client out, differ by that client's reply.
+Two sums of one request, of which the second leaves a client out, differ by that client's reply. Draws come from the
+run's seed, so this holds as well between two runs that differ in their names alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from filelock import FileLock
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.files import private_files, write_atomically
 
 FILE = "answered-sums.json"
-"""Beside what a client keeps; without it, its site answers as if nothing had been sent."""
+"""Of one client, over all runs that share the folder; without it, its site answers as if nothing had been sent."""
 
 
 @dataclass(frozen=True)
@@ -23,54 +26,65 @@ class AnsweredSum:
 
     Attributes:
         request: digest of what was asked.
-        members: whose keys were exchanged, sorted.
+        members: whose keys were exchanged, sorted; empty: none were yet.
         survivors: for whom shares were told, sorted; empty: none were told.
     """
 
     request: str
-    members: list[str]
+    members: list[str] = field(default_factory=list)
     survivors: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class AnsweredSums:
-    """The sums of one client, by round and ask.
+    """The sums of one client, by settings of the run, round and ask.
 
     Attributes:
-        folder: of what the client keeps.
+        folder: of the record.
+        terms: digest of the settings that decide replies, whatever the run is called.
     """
 
     folder: Path
+    terms: str
 
-    def require_same(self, ask: tuple[int, int], **asked: str | Collection[str]) -> None:
-        """Check that an ask that was answered before is of the same request and clients; ``asked`` by attribute.
+    def require_same(self, ask: tuple[int, int], asked: AnsweredSum) -> None:
+        """Check that neither the ask nor its request was answered before for others.
+
+        Args:
+            ask: round and ask.
+            asked: what is asked now; members and survivors are empty while they are not known.
 
         Raises:
-            PayloadError: it is not.
+            PayloadError: it was, in this run or in another one with these settings; or the record is damaged.
         """
-        before = self._load().get(_key(ask))
-        if before is None:
-            return
-        for attribute, value in asked.items():
-            known = getattr(before, attribute)
-            now = value if isinstance(value, str) else sorted(value)
-            if known and now != known:
-                before_now = "another request" if isinstance(now, str) else f"{', '.join(known)}, not {', '.join(now)}"
-                raise PayloadError(
-                    f"ask {ask[1]} of round {ask[0]} was answered here for {before_now}; two sums would tell what one "
-                    f"client sent. Who operates the site can allow it: remove '{FILE}' of the client"
-                )
+        self._require_same(self._load(), ask, asked)
 
     def record(self, ask: tuple[int, int], answered: AnsweredSum) -> None:
-        """Write a sum down; it is on the disk when this returns."""
-        known = self._load()
-        before = known.get(_key(ask))
-        kept = before.survivors if before is not None and not answered.survivors else answered.survivors
-        entry = AnsweredSum(answered.request, answered.members, kept)
-        if entry != before:
-            content = {key: asdict(one) for key, one in known.items()} | {_key(ask): asdict(entry)}
-            with private_files():
-                write_atomically(self.folder / FILE, json.dumps(content).encode())
+        """Write a sum down; it is on the disk when this returns.
+
+        Raises:
+            PayloadError: as ``require_same``, also for what another run has recorded meanwhile.
+        """
+        with private_files():
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with FileLock(self.folder / f"{FILE}.lock"):
+                known = dict(self._load())
+                self._require_same(known, ask, answered)
+                before = known.get(self._key(ask))
+                survivors = answered.survivors or (before.survivors if before is not None else [])
+                known[self._key(ask)] = AnsweredSum(answered.request, answered.members, survivors)
+                if known[self._key(ask)] != before:
+                    content = json.dumps({key: asdict(one) for key, one in known.items()})
+                    write_atomically(self.folder / FILE, content.encode())
+
+    def _require_same(self, known: Mapping[str, AnsweredSum], ask: tuple[int, int], asked: AnsweredSum) -> None:
+        own, same_round = self._key(ask), self._key((ask[0], 0))[:-1]
+        for key, before in known.items():
+            if key == own or (key.startswith(same_round) and before.request == asked.request):
+                _require_alike(ask, before, asked)
+
+    def _key(self, ask: tuple[int, int]) -> str:
+        return f"{self.terms}.{ask[0]}.{ask[1]}"
 
     def _load(self) -> Mapping[str, AnsweredSum]:
         path = self.folder / FILE
@@ -82,5 +96,13 @@ class AnsweredSums:
             raise PayloadError(f"'{FILE}' is damaged, so nobody knows which sums this client has answered") from error
 
 
-def _key(ask: tuple[int, int]) -> str:
-    return f"{ask[0]}.{ask[1]}"
+def _require_alike(ask: tuple[int, int], before: AnsweredSum, now: AnsweredSum) -> None:
+    pairs = [(before.members, now.members), (before.survivors, now.survivors)]
+    others = next(((then, here) for then, here in pairs if then and here and then != here), None)
+    if before.request == now.request and others is None:
+        return
+    instead = "another request" if others is None else f"{', '.join(others[0])}, not {', '.join(others[1])}"
+    raise PayloadError(
+        f"ask {ask[1]} of round {ask[0]} was answered here for {instead}; two sums would tell what one client sent. "
+        f"Who operates the site can allow it: remove '{FILE}' of the client"
+    )

@@ -87,13 +87,17 @@ class MaskKeeper:
     Attributes:
         rule: that holds; the threshold is the site's to check.
         run: fingerprint of the run's spec.
+        terms: digest of the settings that decide replies, whatever the run is called.
         folder: of clients' states.
+        sums: folder of what was answered over all runs; None: beside the states of this run.
         identity: signs the clients' keys, and says whose signatures count; None: of a simulation, which has none.
     """
 
     rule: SecureSum
     run: str
+    terms: str
     folder: Path
+    sums: Path | None = None
     identity: SiteIdentity | None = None
 
     def answer(self, request: Request, received: Payload) -> Payload:
@@ -112,7 +116,7 @@ class MaskKeeper:
         asked = received.scalars.get(REQUEST)
         if not isinstance(asked, str) or len(asked) != sha256().digest_size * 2:
             raise PayloadError(f"'{KEYS}' without {REQUEST}: keys of a masked sum are for one request")
-        self._answered(request).require_same(_ask(request), request=asked)
+        self._answered(request).require_same(_ask(request), AnsweredSum(asked))
         party = Party(request.client, self._context(request, asked))
         self._save(party)
         fields = {KEYS: bytes_bundle({request.client: party.public})}
@@ -126,20 +130,20 @@ class MaskKeeper:
         if self.identity is not None:
             signatures = bytes_in(received, SIGNED) if SIGNED in received.fields else {}
             self.identity.require_signed(members, signatures, party.context)
-        self._answered(request).require_same(_ask(request), members=members)
+        self._answered(request).require_same(_ask(request), AnsweredSum(_asked(party), sorted(members)))
         made = party.shares(members, self.rule.required)
         self._save(party)
         return Payload({SEALED: bytes_bundle(made)})
 
     def _opening(self, request: Request, received: Payload) -> Payload:
         party, survivors = self._party(request), bytes_in(received, OPENING)
-        answered = self._answered(request)
-        answered.require_same(_ask(request), survivors=survivors)
-        members = sorted(party.members)
+        answered, asked = self._answered(request), _asked(party)
+        members, arrived = sorted(party.members), sorted(survivors)
+        answered.require_same(_ask(request), AnsweredSum(asked, members, arrived))
         told = party.opened(survivors, self.rule.required)
         # before anything is told: what was told once must not be told for other survivors
         if members:
-            answered.record(_ask(request), AnsweredSum(_asked(party), members, sorted(survivors)))
+            answered.record(_ask(request), AnsweredSum(asked, members, arrived))
         self._save(party)
         return Payload({OPENING: bytes_bundle(told)})
 
@@ -187,7 +191,7 @@ class MaskKeeper:
         return context_of(self.run, *_ask(request), asked)
 
     def _answered(self, request: Request) -> AnsweredSums:
-        return AnsweredSums(self.folder / request.client)
+        return AnsweredSums((self.sums or self.folder) / request.client, self.terms)
 
     def _path(self, client: str) -> Path:
         return self.folder / client / _FILE
