@@ -56,7 +56,7 @@ test-browser: install
 
 # every study in its smoke form, on the data sets and weights in POLYFED_DATA and POLYFED_WEIGHTS: hours, the first time
 test-studies: install
-	$(BIN)/python -m pytest -q -rs tests/studies/test_smoke.py
+	$(BIN)/python -m pytest -q -rs tests/lab/studies/test_smoke.py
 
 test-others: install
 	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(BROWSER) tests/deploy)

@@ -17,11 +17,11 @@ from statistics import fmean
 from typing import Any
 
 from polyfed import open_run
-from polyfed.analysis.leakage.figures import AttackResult
-from polyfed.analysis.leakage.report import Leakage, run_leakage
-from polyfed.analysis.leakage.situation import AttackPlan
-from polyfed.analysis.simulated import Simulated
 from polyfed.core.device import cpu_threads
+from polyfed.lab.analysis.leakage.figures import AttackResult
+from polyfed.lab.analysis.leakage.report import Leakage, run_leakage
+from polyfed.lab.analysis.leakage.situation import AttackPlan
+from polyfed.lab.analysis.simulated import Simulated
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 LAYERS = (
     ("cli",),
-    ("studies", "analysis", "downstream", "deploy", "export"),
+    ("lab", "deploy", "export"),
     ("reporting",),
     ("runs",),
     ("engines",),

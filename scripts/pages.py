@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from polyfed.core.files import write_atomically
-from polyfed.studies.ledger import ledger, ledger_text
-from polyfed.studies.records import StudyRecord, index_text, record_text, records
-from polyfed.studies.results import RESULTS, STUDY
-from polyfed.studies.study_files import folder_name
+from polyfed.lab.studies.ledger import ledger, ledger_text
+from polyfed.lab.studies.records import StudyRecord, index_text, record_text, records
+from polyfed.lab.studies.results import RESULTS, STUDY
+from polyfed.lab.studies.study_files import folder_name
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HOME = "results"

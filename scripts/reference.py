@@ -15,8 +15,8 @@ from polyfed.cli import catalogue
 from polyfed.cli.catalogue import preset_groups
 from polyfed.cli.console import with_argument_help
 from polyfed.cli.main import app
-from polyfed.studies.study import Study
-from polyfed.studies.study_files import study_files
+from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.study_files import study_files
 
 FOR_METHODS = "polyfed.algorithms.algorithm"
 """What methods of one's own are written with."""

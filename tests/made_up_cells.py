@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyfed.core.randomness import derive_seed
-from polyfed.studies.results import Results
-from polyfed.studies.runner import Ended, Progress
-from polyfed.studies.session import StudyRun
-from polyfed.studies.study import Study
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.runner import Ended, Progress
+from polyfed.lab.studies.session import StudyRun
+from polyfed.lab.studies.study import Study
 
 
 def made_up(study: Study, out: Path, listener: Callable[[Progress], None]) -> StudyRun:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from polyfed.lab.studies.study_files import study_files
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import preset_names
-from polyfed.studies.study_files import study_files
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import pages
-from polyfed.studies.records import records
-from polyfed.studies.results import Results
-from polyfed.studies.study import Study
+from polyfed.lab.studies.records import records
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Study
 
 
 def test_the_pages_are_those_of_the_records() -> None:

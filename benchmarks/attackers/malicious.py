@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from polyfed.lab.studies.study import Study
 from polyfed.runs.records import RunRecords
-from polyfed.studies.study import Study
 from runs import Planned
 
 METHODS = ("fedafd", "creamfl", "fedmd", "margin", "fedgems", "fedet", "fedmkd", "fedproto", "fedtgp")

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from polyfed.data.registered import register_data
     from polyfed.export.loading import load_model
     from polyfed.export.model import export_model
+    from polyfed.lab.studies.session import run_study
+    from polyfed.lab.studies.study import Study
     from polyfed.models.registered import register_module
     from polyfed.reporting.reported import resume, run
     from polyfed.reporting.shown import plot, report
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.opened import Run, open_run
-    from polyfed.studies.session import run_study
-    from polyfed.studies.study import Study
 
 __all__ = [
     "Experiment",
@@ -63,8 +63,8 @@ _HOMES = {
     "report": "polyfed.reporting.shown",
     "resume": "polyfed.reporting.reported",
     "run": "polyfed.reporting.reported",
-    "run_study": "polyfed.studies.session",
-    "Study": "polyfed.studies.study",
+    "run_study": "polyfed.lab.studies.session",
+    "Study": "polyfed.lab.studies.study",
 }
 
 

@@ -13,9 +13,9 @@ from by_hand import copies, play
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.algorithms.feddra import FedDRA
 from polyfed.core.errors import ConfigError
+from polyfed.lab.studies.cells import Places, resolve
+from polyfed.lab.studies.study import Study
 from polyfed.runs.session import Session
-from polyfed.studies.cells import Places, resolve
-from polyfed.studies.study import Study
 from sessions import prepared, woken
 from small_federations import Config, aligned, transformers
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from studies.conftest import tiny_study
 
 from polyfed.cli.main import main
 from small_federations import tiny_experiment
-from studies.conftest import tiny_study
 
 
 def test_a_study_from_file_to_page(
@@ -60,7 +60,7 @@ def test_refusals(
 
 
 def test_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
-    from polyfed.studies.study_files import study_files
+    from polyfed.lab.studies.study_files import study_files
 
     assert main(["study", "list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(study_files())

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from item_tables import opened, written
-from polyfed.analysis.partitions import planned
 from polyfed.core.errors import ConfigError
 from polyfed.federation.assignment import Assignment
+from polyfed.lab.analysis.partitions import planned
 from polyfed.partitions.iid import Iid
 from polyfed.partitions.units import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.runs.experiment import Experiment

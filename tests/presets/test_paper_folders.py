@@ -9,11 +9,11 @@ import pytest
 from paper_folders import ASKED, CAPTIONED, KARPATHY, LABELLED, paper_folders
 
 from polyfed import Experiment, run
-from polyfed.analysis.partitions import planned
 from polyfed.data.answers import OTHER
 from polyfed.data.assembly import assemble
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
+from polyfed.lab.analysis.partitions import planned
 from polyfed.runs.config_files import merged, read_config
 from small_federations import bag, resnet, words
 

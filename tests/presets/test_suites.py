@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.downstream.suite import Suite
+from polyfed.lab.downstream.suite import Suite
 
 LINEAR = "MGCA, ssl_finetuner.py and mgca_finetuner.py, whose protocol FedAID's appendix B.2 follows"
 MASKS = "MGCA, ssl_segmenter.py and mgca_segmenter.py, whose masks FedAID's appendix B.2 takes over"

@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from polyfed.analysis.centres import Centres, GroupMap, draw_centres
-from polyfed.analysis.drift import Drift, ModalityDrift, draw_drift
-from polyfed.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFeatures, KindOfFeatures, draw_features
-from polyfed.analysis.round_weights import ChannelWeights, RunWeights, draw_round_weights
-from polyfed.analysis.separation import Separation
-from polyfed.analysis.traffic import Traffic, draw_traffic_of_runs
-from polyfed.downstream.results import Findings, Outcome, ProbeRow, draw_findings
+from polyfed.lab.analysis.centres import Centres, GroupMap, draw_centres
+from polyfed.lab.analysis.drift import Drift, ModalityDrift, draw_drift
+from polyfed.lab.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFeatures, KindOfFeatures, draw_features
+from polyfed.lab.analysis.round_weights import ChannelWeights, RunWeights, draw_round_weights
+from polyfed.lab.analysis.separation import Separation
+from polyfed.lab.analysis.traffic import Traffic, draw_traffic_of_runs
+from polyfed.lab.downstream.results import Findings, Outcome, ProbeRow, draw_findings
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting import plots
 from polyfed.reporting.compare import compare, draw_comparison

@@ -16,14 +16,14 @@ import yaml
 
 import polyfed
 from polyfed import evaluate_model, export_model, load_model, open_run
-from polyfed.analysis.simulated import Simulated
 from polyfed.core.errors import ConfigError, PolyfedError
-from polyfed.downstream.model_choice import ModelChoice
 from polyfed.export.hugging_face import export_hugging_face
+from polyfed.lab.analysis.simulated import Simulated
+from polyfed.lab.downstream.model_choice import ModelChoice
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Study
 from polyfed.reporting.gallery import write_gallery
 from polyfed.runs.saved import read_saved_model
-from polyfed.studies.results import Results
-from polyfed.studies.study import Study
 
 MODULE = """\
 from pathlib import Path
@@ -31,7 +31,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.studies.columns.metric import Metric
+from polyfed.lab.studies.columns.metric import Metric
 from polyfed.tasks.retrieval import PairRetrieval
 
 Path(__file__).with_name("ran").touch()

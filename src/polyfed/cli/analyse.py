@@ -48,9 +48,9 @@ def analyse_shapley(
     out: OutOfExperiment = None,
 ) -> None:
     """Divide what client types gain the server among them: every coalition is run. Continues where it was stopped."""
+    from polyfed.lab.studies.display import StudyDisplay
+    from polyfed.lab.studies.shapley import contributions, draw_shapley, shapley_tables
     from polyfed.reporting.terminal import Terminal
-    from polyfed.studies.display import StudyDisplay
-    from polyfed.studies.shapley import contributions, draw_shapley, shapley_tables
 
     experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
     folder = out or STUDIES / f"{experiment.name}-shapley"
@@ -75,9 +75,9 @@ def analyse_scaling(
     out: OutOfExperiment = None,
 ) -> None:
     """Run an experiment with none, one, two, ... of some groups. Continues where it was stopped."""
+    from polyfed.lab.studies.display import StudyDisplay
+    from polyfed.lab.studies.scaling import draw_scaling, run_scaling, scaling_table
     from polyfed.reporting.terminal import Terminal
-    from polyfed.studies.display import StudyDisplay
-    from polyfed.studies.scaling import draw_scaling, run_scaling, scaling_table
 
     experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
     folder = out or STUDIES / f"{experiment.name}-scaling"
@@ -102,9 +102,9 @@ def analyse_gap(
     places: PlaceOptions,
 ) -> None:
     """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
-    from polyfed.analysis.domain_gap import domain_gaps, gap_table
-    from polyfed.analysis.encoders import encoders_of, load_encoders
-    from polyfed.analysis.results import ready_folder
+    from polyfed.lab.analysis.domain_gap import domain_gaps, gap_table
+    from polyfed.lab.analysis.encoders import encoders_of, load_encoders
+    from polyfed.lab.analysis.results import ready_folder
 
     pair = names_in("--between", between)
     if len(pair) != 2:
@@ -136,8 +136,8 @@ def analyse_landscape(
     """Draw the server's loss around its final weights, along the top two eigenvectors of the Hessian."""
     import safetensors.torch
 
-    from polyfed.analysis.landscape import draw_landscape, landscape_table, run_landscape
     from polyfed.core.files import write_atomically
+    from polyfed.lab.analysis.landscape import draw_landscape, landscape_table, run_landscape
 
     server = places.server_model(run, which)
     folder = analysis_folder(out, run)
@@ -161,7 +161,7 @@ def analyse_centres(
     places: PlaceOptions,
 ) -> None:
     """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
-    from polyfed.analysis.centres import centres_table, draw_centres, run_centres
+    from polyfed.lab.analysis.centres import centres_table, draw_centres, run_centres
 
     servers = [places.server_model(run, which) for run in runs]
     names = names_in("--data", data) if data is not None else list(servers[0].run.conditions.data.sources)
@@ -181,7 +181,7 @@ def analyse_drift(
     places: PlaceOptions,
 ) -> None:
     """Measure how differently clients and server represent the same public samples, and draw these on a map."""
-    from polyfed.analysis.drift import draw_drift, drift_tables, run_drift
+    from polyfed.lab.analysis.drift import draw_drift, drift_tables, run_drift
 
     clients = places.open(run).kept_clients()
     folder = analysis_folder(out, run)
@@ -201,7 +201,7 @@ def analyse_features(
     places: PlaceOptions,
 ) -> None:
     """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
-    from polyfed.analysis.fused_features import draw_features, features_table, run_features
+    from polyfed.lab.analysis.fused_features import draw_features, features_table, run_features
 
     clients = places.open(run).kept_clients()
     folder = analysis_folder(out, run)
@@ -220,7 +220,7 @@ def analyse_weights(
     allow_code: AllowCode = False,
 ) -> None:
     """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
-    from polyfed.analysis.round_weights import draw_round_weights, run_weights, weights_tables
+    from polyfed.lab.analysis.round_weights import draw_round_weights, run_weights, weights_tables
 
     chosen = None if at is None else numbers_in("--at", at)
     weights = run_weights(open_run(run, allow_code=allow_code), number=number, samples=samples, at=chosen)
@@ -230,7 +230,7 @@ def analyse_weights(
 
 def analyse_traffic(runs: RunArguments, out: OutOfRun = None) -> None:
     """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
-    from polyfed.analysis.traffic import draw_traffic_of_runs, run_traffic, traffic_tables
+    from polyfed.lab.analysis.traffic import draw_traffic_of_runs, run_traffic, traffic_tables
 
     by_run = [run_traffic(open_run(run)) for run in runs]
     folder = analysis_folder(out, runs[0])
@@ -244,8 +244,8 @@ def analyse_partition(
     out: OutOfExperiment = None,
 ) -> None:
     """Count what every client holds, by class and column, and draw it; nothing is trained."""
-    from polyfed.analysis.partitions import planned, recorded, without_items
-    from polyfed.analysis.results import ready_folder
+    from polyfed.lab.analysis.partitions import planned, recorded, without_items
+    from polyfed.lab.analysis.results import ready_folder
     from polyfed.reporting.partition_tables import partition_tables
     from polyfed.reporting.plots import draw_partition
 

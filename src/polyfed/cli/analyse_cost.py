@@ -29,19 +29,19 @@ def analyse_cost(
     out: OutOfExperiment = None,
 ) -> None:
     """Measure a round of one client of each kind: operations, parameters, memory, seconds and bytes."""
-    from polyfed.analysis.results import ready_folder
+    from polyfed.lab.analysis.results import ready_folder
 
     experiment = settings.load(source)
     folder = ready_folder(out or Path("runs") / f"{experiment.name}-cost")
     if without_data:
-        from polyfed.analysis.planned_traffic import planned_tables, planned_traffic
+        from polyfed.lab.analysis.planned_traffic import planned_tables, planned_traffic
 
         planned = planned_traffic(experiment, _counts(classes), words)
         show_analysis(folder, "traffic", planned.to_json(), None, planned_tables(planned))
     elif classes is not None:
         raise ConfigError(f"--classes {classes}: the data say it themselves; give it with --without-data")
     else:
-        from polyfed.analysis.cost import cost_tables, round_costs
+        from polyfed.lab.analysis.cost import cost_tables, round_costs
 
         costs = round_costs(experiment, number)
         show_analysis(folder, "cost", costs.to_json(), None, cost_tables(costs))

@@ -30,9 +30,9 @@ def analyse_leakage(
     places: PlaceOptions,
 ) -> None:
     """Attack what clients sent in the last round, and the models: what did the run give away? Simulations."""
-    from polyfed.analysis.leakage.report import draw_leakage, leakage_tables, run_leakage
-    from polyfed.analysis.leakage.situation import AttackPlan
-    from polyfed.analysis.simulated import Simulated
+    from polyfed.lab.analysis.leakage.report import draw_leakage, leakage_tables, run_leakage
+    from polyfed.lab.analysis.leakage.situation import AttackPlan
+    from polyfed.lab.analysis.simulated import Simulated
     from polyfed.reporting.html.page import write_html_report
     from polyfed.reporting.report import write_report
 

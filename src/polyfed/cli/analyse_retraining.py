@@ -41,8 +41,8 @@ def analyse_retrain(
     places: PlaceOptions,
 ) -> None:
     """Re-train some layers of a model on clients' data, and see what becomes of it at every client. Simulations."""
-    from polyfed.analysis.results import csv_text
-    from polyfed.analysis.retraining import (
+    from polyfed.lab.analysis.results import csv_text
+    from polyfed.lab.analysis.retraining import (
         RETRAINING_HEADER,
         Plan,
         draw_retraining,
@@ -50,7 +50,7 @@ def analyse_retrain(
         retraining_tables,
         run_retraining,
     )
-    from polyfed.analysis.simulated import Simulated
+    from polyfed.lab.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
     plan = Plan(layers, None if depth is None else _depth(depth), steps=steps, lr=lr, seed=seed)
@@ -75,15 +75,15 @@ def analyse_distortion(
     places: PlaceOptions,
 ) -> None:
     """Measure how clients' local training takes paired representations of a model apart. Simulations."""
-    from polyfed.analysis.distortion import (
+    from polyfed.lab.analysis.distortion import (
         DISTORTION_HEADER,
         distortion_rows,
         distortion_tables,
         draw_distortion,
         run_distortion,
     )
-    from polyfed.analysis.results import csv_text
-    from polyfed.analysis.simulated import Simulated
+    from polyfed.lab.analysis.results import csv_text
+    from polyfed.lab.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
     distorted = run_distortion(simulated, of, steps=steps, lr=lr, seed=seed)
@@ -95,9 +95,9 @@ def analyse_distortion(
 
 def analyse_across(run: RunArgument, *, which: LastOrBest = "last", out: OutOfRun = None, places: PlaceOptions) -> None:
     """Judge global and kept models on every client's test samples: average, worst client, disparity. Simulations."""
-    from polyfed.analysis.across import ACROSS_HEADER, across_rows, across_tables, draw_across, run_across
-    from polyfed.analysis.results import csv_text
-    from polyfed.analysis.simulated import Simulated
+    from polyfed.lab.analysis.across import ACROSS_HEADER, across_rows, across_tables, draw_across, run_across
+    from polyfed.lab.analysis.results import csv_text
+    from polyfed.lab.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
     judged = run_across(simulated)

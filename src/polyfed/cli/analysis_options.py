@@ -28,7 +28,7 @@ MapMethod = Annotated[str, typer.Option("--method", help="of the map: tsne or pc
 
 def analysis_folder(out: Path | None, run: Path) -> Path:
     """Where the results of an analysis of a run go, made before the work begins."""
-    from polyfed.analysis.results import ready_folder
+    from polyfed.lab.analysis.results import ready_folder
 
     return ready_folder(out or run / "analysis")
 
@@ -46,8 +46,8 @@ def show_analysis(
     Raises:
         RunError: the folder cannot be written to.
     """
-    from polyfed.analysis.results import write_json
     from polyfed.core.files import write_atomically
+    from polyfed.lab.analysis.results import write_json
     from polyfed.reporting.figures import save
     from polyfed.reporting.terminal import Terminal
 

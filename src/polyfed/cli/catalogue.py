@@ -36,7 +36,7 @@ _FAMILIES = {
     "sums": ("polyfed.aggregation.secure_sum", "SecureSum", "how replies are added up unseen"),
     "attacks": ("polyfed.federation.attack", "Attack", "what simulated attackers do"),
     "server-optimizers": ("polyfed.optim.server", "ServerOptimizer", "how global models follow the averages"),
-    "probes": ("polyfed.downstream.probe", "Probe", "tests of frozen encoders"),
+    "probes": ("polyfed.lab.downstream.probe", "Probe", "tests of frozen encoders"),
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
     "sinks": ("polyfed.runs.sink", "Sink", "trackers that follow a run"),
 }

@@ -15,7 +15,7 @@ from polyfed.cli.options import BestOrLast, PlaceOptions, names_in
 from polyfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from polyfed.downstream.model_choice import ModelChoice
+    from polyfed.lab.downstream.model_choice import ModelChoice
 
 _SEED = 42
 _LONGEST = 80  # characters of task names in the name of a file; file systems take 255 in all
@@ -44,11 +44,11 @@ def downstream_command(
 
     Few-shot and zero-shot classification, segmentation, retrieval.
     """
-    from polyfed.analysis.results import ready_folder
     from polyfed.core.device import cpu_threads
-    from polyfed.downstream.model_choice import ModelChoice
-    from polyfed.downstream.results import draw_findings
-    from polyfed.downstream.suite import Suite, run_suite, suites
+    from polyfed.lab.analysis.results import ready_folder
+    from polyfed.lab.downstream.model_choice import ModelChoice
+    from polyfed.lab.downstream.results import draw_findings
+    from polyfed.lab.downstream.suite import Suite, run_suite, suites
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")

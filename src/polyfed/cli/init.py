@@ -36,8 +36,8 @@ def init_command(
 
     Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4
     """
-    from polyfed.analysis.partitions import planned
     from polyfed.core.files import write_atomically
+    from polyfed.lab.analysis.partitions import planned
     from polyfed.reporting.partition_tables import partition_tables
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.experiment import Experiment, read_config

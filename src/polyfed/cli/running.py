@@ -69,8 +69,8 @@ def run_command(
 
 
 def _forecast(experiment: Experiment) -> None:
-    from polyfed.analysis.forecast import Forecast
     from polyfed.core.activity import heard_by
+    from polyfed.lab.analysis.forecast import Forecast
     from polyfed.reporting.progress import progress_for
     from polyfed.runs.events import Callbacks
 

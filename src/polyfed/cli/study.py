@@ -11,7 +11,7 @@ from polyfed.cli.console import fail, interruptible
 from polyfed.cli.options import AllowCode, AsJson, DataDir, WeightsDir, command_group, names_in
 
 if TYPE_CHECKING:
-    from polyfed.studies.session import StudyRun
+    from polyfed.lab.studies.session import StudyRun
 
 STUDIES = Path("runs") / "studies"
 """Where studies lie, beside the cells that they share."""
@@ -52,12 +52,12 @@ def study_run(
     Examples: polyfed study run demo; polyfed study run papers/creamfl-t1 --data-dir data --jobs 2; polyfed study run
     mine.yaml --only fedavg,mine --budget 1.5
     """
+    from polyfed.lab.studies.cells import Places
+    from polyfed.lab.studies.display import StudyDisplay
+    from polyfed.lab.studies.session import run_study
+    from polyfed.lab.studies.study import Study
+    from polyfed.lab.studies.study_files import folder_name
     from polyfed.reporting.terminal import Terminal
-    from polyfed.studies.cells import Places
-    from polyfed.studies.display import StudyDisplay
-    from polyfed.studies.session import run_study
-    from polyfed.studies.study import Study
-    from polyfed.studies.study_files import folder_name
 
     study = Study.load(source, scale)
     if seeds is not None:
@@ -80,7 +80,7 @@ def study_list(as_json: AsJson = False) -> None:
     """List the studies that come with polyfed."""
     import json
 
-    from polyfed.studies.study_files import study_content, study_files
+    from polyfed.lab.studies.study_files import study_content, study_files
 
     titles = {name: str(study_content(name).get("title", "")) for name in study_files()}
     if as_json:
@@ -93,9 +93,9 @@ def study_list(as_json: AsJson = False) -> None:
 
 def study_show(folder: StudyFolder, allow_code: AllowCode = False) -> None:
     """Print the tables of a study, also of one that another process works on."""
+    from polyfed.lab.studies.results import Results
+    from polyfed.lab.studies.tables import study_tables
     from polyfed.reporting.terminal import Terminal
-    from polyfed.studies.results import Results
-    from polyfed.studies.tables import study_tables
 
     Terminal().print_tables(study_tables(Results.load(_found(folder), allow_code)))
 
@@ -106,9 +106,9 @@ def study_report(
     allow_code: AllowCode = False,
 ) -> None:
     """Write a study as one HTML page."""
-    from polyfed.studies.page import write_study_page
-    from polyfed.studies.results import Results
-    from polyfed.studies.session import CELLS
+    from polyfed.lab.studies.page import write_study_page
+    from polyfed.lab.studies.results import Results
+    from polyfed.lab.studies.session import CELLS
 
     place = _found(folder)
     page = write_study_page(Results.load(place, allow_code), out or place / "report.html", place.parent / CELLS)
@@ -123,9 +123,9 @@ def study_export(
     allow_code: AllowCode = False,
 ) -> None:
     """Write tables and figures of a study as Markdown, LaTeX (booktabs), CSV, PNG and SVG."""
-    from polyfed.studies.export import export_study
-    from polyfed.studies.results import Results
-    from polyfed.studies.session import CELLS
+    from polyfed.lab.studies.export import export_study
+    from polyfed.lab.studies.results import Results
+    from polyfed.lab.studies.session import CELLS
 
     place = _found(folder)
     for path in export_study(
@@ -140,7 +140,7 @@ def study_ledger(
 ) -> None:
     """Say of every table and figure of the papers what it takes, what was run, and what that says."""
     from polyfed.core.files import write_atomically
-    from polyfed.studies.ledger import ledger, ledger_text
+    from polyfed.lab.studies.ledger import ledger, ledger_text
 
     text = ledger_text(ledger(home))
     if out is None:
@@ -156,8 +156,8 @@ def _found(folder: Path) -> Path:
 
 
 def _print(run: StudyRun) -> None:
+    from polyfed.lab.studies.tables import study_tables
     from polyfed.reporting.terminal import Terminal
-    from polyfed.studies.tables import study_tables
 
     Terminal().print_tables(study_tables(run.results))
     ended = run.ended

@@ -1,0 +1,1 @@
+"""The laboratory: questions to many runs, or to finished ones."""

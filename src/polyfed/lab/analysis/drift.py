@@ -1,0 +1,303 @@
+"""Model drift: how differently clients represent the same public samples (CreamFL, section 4.4 and figure 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.samples import Samples
+from polyfed.lab.analysis.drawing import bare_map, cycled, heat_map
+from polyfed.lab.analysis.encoders import drawn
+from polyfed.lab.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
+from polyfed.lab.analysis.projections import project, require_method
+from polyfed.models.model import Model, ModelSettings
+from polyfed.reporting.figures import COLOURS, empty_figure, legend_beside, styled
+from polyfed.reporting.tables import TextTable, figure
+from polyfed.runs.opened import KeptClients, Run
+from polyfed.runs.records import SERVER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DRIFT_SAMPLES = 250
+"""As many as in the figure of the paper."""
+PAIRS = {"all": "all pairs", "same": "same group", "different": "different groups", "server": "client and server"}
+_POINTS = 1000  # on a map, of all participants together
+_METHODS = {"tsne": "t-SNE", "pca": "principal components"}
+
+
+@dataclass(frozen=True)
+class Represented:
+    """How a client or the server represents the samples.
+
+    Attributes:
+        name: client id, or ``server``.
+        group: of the client; None: it is the server.
+        round: after which its model was kept.
+        values: modality -> representations of the same samples [n, d], of unit norm.
+    """
+
+    name: str
+    group: str | None
+    round: int
+    values: dict[str, Float[Tensor, "n d"]]
+
+
+@dataclass(frozen=True)
+class PairMeans:
+    """Means over pairs of participants; NaN where there is no pair."""
+
+    pairs: int
+    distance: float
+    cka: float
+
+
+@dataclass(frozen=True)
+class ModalityDrift:
+    """Differences of everybody who encodes one modality: clients in their order, then the server if it does.
+
+    Attributes:
+        modality: its name.
+        names: of the p participants.
+        groups: of the participants; None: the server.
+        rounds: after which their models were kept.
+        distances: mean over the samples of the distance of two participants' representations, 0 to 2; NaN between
+            different widths.
+        alignment: debiased linear CKA.
+        mapped: positions of the participants on the map, those of the most frequent width.
+        points: their samples on the map, the same few of each.
+    """
+
+    modality: str
+    names: tuple[str, ...]
+    groups: tuple[str | None, ...]
+    rounds: tuple[int, ...]
+    distances: Float[Tensor, "p p"]
+    alignment: Float[Tensor, "p p"]
+    mapped: tuple[int, ...]
+    points: Float[Tensor, "m k 2"]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return tuple(place for place, group in enumerate(self.groups) if group is not None)
+
+    @property
+    def server(self) -> int | None:
+        return self.groups.index(None) if None in self.groups else None
+
+    def between(self, kind: str) -> PairMeans:
+        """Means over pairs of clients: ``all``, of the ``same`` group or of ``different`` ones; or with the
+        ``server``."""
+        if kind == "server":
+            return self.over([(place, self.server) for place in self.clients if self.server is not None])
+        pairs = combinations(self.clients, 2)
+        wanted = {"all": (True, False), "same": (True,), "different": (False,)}[kind]
+        return self.over([(i, j) for i, j in pairs if (self.groups[i] == self.groups[j]) in wanted])
+
+    def of_client(self, place: int) -> PairMeans:
+        return self.over([(place, other) for other in self.clients if other != place])
+
+    def over(self, pairs: Sequence[tuple[int, int]]) -> PairMeans:
+        """Means over some pairs of positions; NaN entries do not count."""
+        chosen = tuple(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1))
+        return PairMeans(len(pairs), float(self.distances[chosen].nanmean()), float(self.alignment[chosen].nanmean()))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "participants": self.names,
+            "groups": self.groups,
+            "rounds": self.rounds,
+            "distances": self.distances.tolist(),
+            "cka": self.alignment.tolist(),
+            "means": {kind: vars(self.between(kind)) for kind in PAIRS},
+        }
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Drift in a run.
+
+    Attributes:
+        run: its name.
+        samples: public samples that everybody represented.
+        method: of the maps.
+        modalities: those that two participants or more encode.
+    """
+
+    run: str
+    samples: int
+    method: str
+    modalities: tuple[ModalityDrift, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        by_modality = {each.modality: each.to_json() for each in self.modalities}
+        return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": by_modality}
+
+
+def run_drift(
+    clients: KeptClients, *, which: str = "last", samples: int = DRIFT_SAMPLES, method: str = "tsne"
+) -> Drift:
+    """Represent the same public samples with every client's kept model and with the server's, and compare.
+
+    Args:
+        clients: the clients of a run that keep models.
+        which: ``last`` or ``best`` server model.
+        samples: public items at most, drawn at random, one sample of each.
+        method: of the maps, ``tsne`` or ``pca``.
+
+    Raises:
+        ConfigError: no public set, too few samples, no such method, or no modality that two participants encode.
+        RunError: a kept model is missing or damaged.
+        DataError: a model has diverged.
+    """
+    require_method(method)
+    run, index = clients.run, _public_index(clients.run, samples)
+    with cpu_threads(run.experiment.run.threads):
+        participants = list(_participants(clients, which, index))
+        names = dict.fromkeys(chain.from_iterable(each.values for each in participants))
+        encoding = {name: [each for each in participants if name in each.values] for name in names}
+        modalities = [modality_drift(name, who, method) for name, who in encoding.items() if len(who) > 1]
+    if not modalities:
+        raise ConfigError(f"no two participants of '{run.folder}' encode the same modality of the public set")
+    return Drift(run.name, len(index), method, tuple(modalities))
+
+
+def _public_index(run: Run, samples: int) -> Int64[Tensor, " n"]:
+    """The same for everybody: public samples have one order."""
+    if run.experiment.public is None:
+        raise ConfigError(
+            f"run '{run.folder}' has no public set, so there are no samples that all may see; "
+            "give a run whose configuration has a 'public' section"
+        )
+    public = run.federation.public_samples({})
+    assert public is not None
+    first = one_of_each_item(public.items)
+    if min(len(first), samples) < LEAST_SAMPLES:
+        raise ConfigError(f"{min(len(first), samples)} public samples are too few to compare; it takes {LEAST_SAMPLES}")
+    return first[drawn(len(first), samples, "drift")]
+
+
+def modality_drift(modality: str, participants: Sequence[Represented], method: str = "pca") -> ModalityDrift:
+    """Compare participants that represent the same samples in ``modality``; at least two, clients before the server."""
+    values = [participant.values[modality] for participant in participants]
+    widths = [rows.shape[1] for rows in values]
+    mapped = tuple(place for place, width in enumerate(widths) if width == max(widths, key=widths.count))
+    # widths that differ have no common map
+    shown = torch.stack([values[place] for place in mapped])[:, : max(1, _POINTS // len(mapped))]
+    return ModalityDrift(
+        modality=modality,
+        names=tuple(participant.name for participant in participants),
+        groups=tuple(participant.group for participant in participants),
+        rounds=tuple(participant.round for participant in participants),
+        distances=mean_distances(values),
+        alignment=linear_cka(values),
+        mapped=mapped,
+        points=project(shown.flatten(0, 1), method).view(len(mapped), -1, 2),
+    )
+
+
+def mean_distances(values: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, "p p"]:
+    """Mean over n samples of the Euclidean distance of every two sets' vectors of a sample, in float64."""
+    means = torch.full((len(values), len(values)), math.nan, dtype=torch.float64).fill_diagonal_(0)
+    for (i, first), (j, second) in combinations(enumerate(values), 2):
+        if first.shape == second.shape:
+            means[i, j] = means[j, i] = torch.linalg.vector_norm(first.double() - second.double(), dim=1).mean()
+    return means
+
+
+def one_of_each_item(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
+    values, inverse = torch.unique(items, return_inverse=True)
+    first = torch.full((len(values),), len(items))
+    return first.scatter_reduce(0, inverse, torch.arange(len(items)), "amin").sort().values
+
+
+@torch.no_grad()
+def public_representations(
+    model: Model, modality: str, samples: Samples, index: Int64[Tensor, " n"], batch: int, whose: str
+) -> Float[Tensor, "n d"]:
+    """Representations (unit norm) of some samples in one modality, on the CPU.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    load, rows = samples.inputs[modality], samples.rows[modality][index]
+    parts = [model.represent(modality, load(part).to(model.device)).float().cpu() for part in torch.split(rows, batch)]
+    values = torch.cat(parts)
+    if not bool(values.isfinite().all()):
+        raise DataError(f"representations of '{modality}' by {whose} hold NaN or infinity: its model has diverged")
+    return values
+
+
+def _participants(clients: KeptClients, which: str, index: Int64[Tensor, " n"]) -> Iterator[Represented]:
+    run = clients.run
+
+    def represented(model: Model, settings: ModelSettings, whose: str) -> dict[str, Tensor]:
+        public = run.federation.public_samples({name: each.view for name, each in settings.encoders.items()})
+        assert public is not None
+        batch = run.experiment.run.evaluation_batch
+        return {name: public_representations(model, name, public, index, batch, whose) for name in public.modalities}
+
+    for client, (number, _) in clients.versions.items():
+        member = run.federation.members[client]
+        values = represented(clients.model(client), member.model, f"client '{client}'")
+        yield Represented(client, member.group, number, values)
+    if run.experiment.server is not None:
+        server = run.server_model(which)
+        server.warn_if_untrained()
+        yield Represented(SERVER, None, server.round, represented(server.model, server.saved.settings, "the server"))
+
+
+def drift_tables(drift: Drift) -> list[TextTable]:
+    """One table a modality: each client, then means over pairs."""
+    note = (
+        f"Mean distance of unit vectors (0 to 2), and debiased linear CKA, of the same {drift.samples} public samples; "
+        "round: after which the model was kept."
+    )
+
+    def cells(means: PairMeans) -> tuple[str, str]:
+        return figure(means.distance, 3), figure(means.cka, 3)
+
+    tables = []
+    for each in drift.modalities:
+        rows = []
+        for place in each.clients:
+            server = each.over([] if each.server is None else [(place, each.server)])
+            row = (each.names[place], str(each.rounds[place]), *cells(each.of_client(place)), *cells(server))
+            rows.append(row)
+        for kind, title in PAIRS.items():
+            means = each.between(kind)
+            of_kind = ("", "", *cells(means)) if kind == "server" else (*cells(means), "", "")
+            rows.append((f"mean, {title} ({means.pairs})", "", *of_kind))
+        columns = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")
+        tables.append(TextTable(f"{drift.run}: drift of {each.modality}", columns, rows, (note,)))
+    return tables
+
+
+@styled
+def draw_drift(drift: Drift) -> Figure:
+    """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
+    rows = len(drift.modalities)
+    size = max(4.2, 0.3 * max(len(each.names) for each in drift.modalities))
+    title = f"{drift.run}: {drift.samples} public samples as everybody represents them"
+    drawing = empty_figure(2.4 * size + 2, size * rows, title)
+    axes = drawing.subplots(rows, 2, squeeze=False)
+    for (left, right), each in zip(axes, drift.modalities, strict=True):
+        for place, points in zip(each.mapped, each.points, strict=True):
+            # the last colour is black, which is the server's
+            look: Any = {"color": "black", "marker": "x"} if place == each.server else cycled(place, COLOURS[:6])
+            left.scatter(points[:, 0], points[:, 1], s=9, linewidths=0.6, label=each.names[place], **look)
+        bare_map(left)
+        left.set_title(f"{each.modality}: {_METHODS[drift.method]}")
+        legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
+        heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")
+        right.set_title(f"{each.modality}: alignment")
+    return drawing

@@ -1,0 +1,120 @@
+"""What a run would take, before it is begun: who takes part, seconds, memory and bytes, from one measured round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from polyfed.core.randomness import generator
+from polyfed.federation.client import ClientInfo
+from polyfed.lab.analysis.cost import Cost, RoundCosts, round_costs
+from polyfed.reporting.tables import TextTable, count, duration, mib
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.records import SERVER
+
+_TRIED = 3  # rounds: some methods let the server, or clients by themselves, begin
+_DRAWN = 200  # rounds whose cohorts are drawn at most; the mean over more is the same
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run would take.
+
+    Attributes:
+        experiment: its settings.
+        measured: a round of one client of each kind, the first in which something crosses.
+    """
+
+    experiment: Experiment
+    measured: RoundCosts
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Forecast:
+        """Opens all data, builds all models, and runs one round of one client of each kind in a temporary folder.
+
+        Raises:
+            PolyfedError: something does not fit, or a client fails.
+        """
+        for number in range(1, min(_TRIED, experiment.run.rounds) + 1):
+            measured = round_costs(experiment, number, operations=False)
+            if any(cost.moved("down") + cost.moved("up") for cost in measured.costs):
+                break
+        return cls(experiment, measured)
+
+    @cached_property
+    def by_kind(self) -> dict[tuple[str, str], tuple[Cost, list[ClientInfo]]]:
+        infos = {client.id: client for client in self.measured.clients}
+        costs = {_kind(infos[cost.participant]): cost for cost in self.measured.costs if cost.kind != SERVER}
+        return {
+            kind: (cost, [client for client in self.measured.clients if _kind(client) == kind])
+            for kind, cost in costs.items()
+        }
+
+    @cached_property
+    def server(self) -> Cost:
+        return next(cost for cost in self.measured.costs if cost.kind == SERVER)
+
+    @cached_property
+    def cohorts(self) -> list[tuple[ClientInfo, ...]]:
+        run = self.experiment.run
+        numbers = range(1, min(run.rounds, _DRAWN) + 1)
+        return [run.sampling.draw(self.measured.clients, generator(run.seed, number, "cohort")) for number in numbers]
+
+    @property
+    def seconds(self) -> float:
+        """Of a round on one core after the other; clients take as long as their samples are many."""
+        return self.server.seconds + fmean(sum(map(self._seconds, cohort)) for cohort in self.cohorts)
+
+    def _seconds(self, client: ClientInfo) -> float:
+        cost, _ = self.by_kind[_kind(client)]
+        return cost.seconds * (client.samples / cost.samples if cost.samples else 1)
+
+    def moved(self, direction: str) -> float:
+        return fmean(
+            sum(self.by_kind[_kind(client)][0].moved(direction) for client in cohort) for cohort in self.cohorts
+        )
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes at the peak of the one that needs most; None where the system does not tell."""
+        return max((cost.memory for cost in self.measured.costs if cost.memory is not None), default=None)
+
+    def tables(self) -> list[TextTable]:
+        """Who takes part, and what a round and the whole run take."""
+        rounds, peak = self.experiment.run.rounds, self.memory
+        down, up = self.moved("down"), self.moved("up")
+        rows = [
+            ("clients", count(round(fmean(map(len, self.cohorts)), 1)), ""),
+            ("time, one after the other", duration(self.seconds), duration(rounds * self.seconds)),
+            ("MiB down", mib(down), mib(rounds * down)),
+            ("MiB up", mib(up), mib(rounds * up)),
+            ("peak MiB", "-" if peak is None else mib(peak), ""),
+        ]
+        notes = [
+            f"From round {self.measured.round} of one client of each kind on {self.measured.device}, just run; "
+            "both are without evaluation, time is also without what engines do side by side.",
+        ]
+        return [
+            TextTable(
+                "Who takes part", ("", "of them", "samples", "parameters", "trained"), list(self._participants())
+            ),
+            TextTable("What it takes", ("", "a round", f"{rounds} rounds"), rows, notes),
+        ]
+
+    def _participants(self) -> Iterator[tuple[str, ...]]:
+        for (group, _), (cost, clients) in self.by_kind.items():
+            samples = [client.samples for client in clients]
+            least, most = count(min(samples)), count(max(samples))
+            span = least if least == most else f"{least} to {most}"
+            yield (group, count(len(clients)), cost.participant, span, *_size(cost))
+        yield (SERVER, "", "", "", *_size(self.server))
+
+
+def _kind(client: ClientInfo) -> tuple[str, str]:
+    return client.group, client.architecture
+
+
+def _size(cost: Cost) -> tuple[str, str]:
+    return ("-", "-") if cost.size is None else (count(cost.size.parameters), count(cost.size.trained))

@@ -1,0 +1,220 @@
+"""Loss landscape around a server model, along the top eigenvectors of the Hessian (FedCola, appendix B.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator, isolated
+from polyfed.data.samples import Batch, Samples
+from polyfed.lab.analysis.hessian import Eigenpairs, Loss, flat, like, top_eigenvectors
+from polyfed.reporting.figures import SEQUENTIAL, empty_figure, styled
+from polyfed.reporting.tables import TextTable
+from polyfed.runs.opened import ServerModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def loss_surface(
+    losses: Sequence[Loss],
+    parameters: Sequence[Tensor],
+    directions: Float[Tensor, "2 n"],
+    *,
+    grid: int = 21,
+    extent: float = 0.5,
+) -> Float[Tensor, "grid grid"]:
+    """Mean of ``losses`` at theta + a v_1 + b v_2; entry [i, j] is at a = axis[i], b = axis[j].
+
+    The parameters are moved in place, and have their former values afterwards, bit for bit, whatever happens.
+
+    Args:
+        losses: one for each fixed batch.
+        parameters: leaves that the losses depend on.
+        directions: v_1 and v_2 over all parameters, flattened in their order.
+        grid: points along each direction; odd, so that the middle is theta itself.
+        extent: a and b go from -extent to extent (``grid_axis``).
+
+    Raises:
+        ConfigError: grid or extent make no grid around theta.
+    """
+    axis = grid_axis(grid, extent)
+    home = flat(parameters)
+
+    def put(values: Tensor) -> None:
+        for parameter, piece in zip(parameters, like(values, parameters), strict=True):
+            parameter.copy_(piece)
+
+    values = torch.empty(grid, grid, dtype=torch.float64)
+    with torch.no_grad():
+        try:
+            for i, a in enumerate(axis.tolist()):
+                for j, b in enumerate(axis.tolist()):
+                    # the middle is the model itself, without a rounding
+                    put(home + a * directions[0] + b * directions[1] if a or b else home)
+                    values[i, j] = sum(float(loss()) for loss in losses) / len(losses)
+        finally:
+            put(home)
+    return values
+
+
+def grid_axis(grid: int, extent: float) -> Float[Tensor, " grid"]:
+    """Coordinates along one direction, in units of the weights' L2 norm; the middle one is exactly 0.
+
+    Raises:
+        ConfigError: grid is not an odd number from 3 on, or extent is not positive.
+    """
+    if grid < 3 or grid % 2 == 0:
+        raise ConfigError(f"grid {grid} has no middle with points around it; give an odd number from 3 on, such as 21")
+    if not 0 < extent < float("inf"):
+        raise ConfigError(f"extent {extent} must be positive and finite, such as 1.0")
+    half = grid // 2
+    return torch.arange(-half, half + 1, dtype=torch.float64) * (extent / half)
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The loss around a run's server model.
+
+    Attributes:
+        run, round: whose model, and after which round it was saved.
+        data: what the loss is of.
+        samples, batch: number of samples, and of samples a batch; the loss is the mean over batches.
+        extent: farthest move along a direction, in units of the weights' L2 norm.
+        norm: L2 norm of the weights that are moved.
+        pairs: top eigenpairs of the Hessian.
+        axis: coordinates of rows and columns of ``values``.
+        values: loss [grid, grid]; the middle is the model itself.
+    """
+
+    run: str
+    round: int
+    data: str
+    samples: int
+    batch: int
+    extent: float
+    norm: float
+    pairs: Eigenpairs
+    axis: Float[Tensor, " grid"]
+    values: Float[Tensor, "grid grid"]
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {name: getattr(self, name) for name in ("run", "round", "data", "samples", "batch", "extent", "norm")}
+        half = len(self.values) // 2
+        centre = float(self.values[half, half])
+        return facts | {
+            "eigenvalues": self.pairs.values.tolist(),
+            "residuals": self.pairs.residuals.tolist(),
+            "hessian_products": self.pairs.steps,
+            "parameters": self.pairs.vectors.shape[1],
+            "grid": len(self.values),
+            "loss": centre,
+            "greatest_loss": float(self.values.max()),
+            "mean_rise": float(self.values.mean()) - centre,
+        }
+
+
+def run_landscape(
+    server: ServerModel, *, samples: int = 256, grid: int = 21, extent: float = 0.5, steps: int = 40
+) -> Landscape:
+    """The landscape of the server's task loss on samples of the public set, or of the test split if there is none.
+
+    The model is in evaluation mode (no dropout, fixed batch statistics) and sees the evaluation view, so the loss
+    is a function of the weights alone. Only trainable weights are moved.
+
+    Args:
+        server: the model.
+        samples: number of samples, drawn at random; they come in batches of the server's training batch size.
+        grid: points along each direction, odd.
+        extent: farthest move, in units of the weights' L2 norm.
+        steps: Hessian-vector products at most.
+
+    Raises:
+        ConfigError: an option is out of range, or the loss cannot be differentiated twice.
+    """
+    cfg, model = server.run.experiment, server.model
+    assert cfg.server is not None  # there is no saved model without
+    axis = grid_axis(grid, extent)
+    if samples < 2:
+        raise ConfigError(f"samples {samples}: the loss needs at least 2, such as 256")
+    size = cfg.server.training.batch_size
+    with cpu_threads(cfg.run.threads):
+        data, batches = _shuffled_batches(server, samples, size)
+        head = dict(model.heads.items()).get(server.head_name)
+        losses: list[Loss] = [partial(server.saved.task.loss, model, head, batch) for batch in batches]
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        pairs = top_eigenvectors(losses, parameters, 2, steps=steps, generator=generator("landscape"))
+        values = loss_surface(losses, parameters, pairs.vectors, grid=grid, extent=extent)
+    norm, number = float(flat(parameters).norm()), sum(map(len, batches))
+    return Landscape(server.run.name, server.round, data, number, size, extent, norm, pairs, axis, values)
+
+
+def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, list[Batch]]:
+    """What the samples are, and the samples; a last batch of one, without a contrast, is left out."""
+    cfg, federation = server.run.experiment, server.run.federation
+    assert cfg.server is not None
+    public = federation.public_samples(server.views)
+    if cfg.public is not None and public is not None and _has_targets(server, public):
+        data, samples = f"public set ({cfg.public.source}, {cfg.public.split})", public
+    else:
+        data = f"{cfg.server.source}, {cfg.server.test_split}"
+        samples = federation.server_samples(cfg.server.test_split)
+    # siblings (captions of one picture) in one batch would be each other's negatives
+    order = torch.randperm(len(samples), generator=generator(cfg.run.seed, "landscape"))
+    batches = samples.subset(order[:most]).batches(size)
+    return data, [batch.to(server.model.device) for batch in batches if len(batch) > 1]
+
+
+def _has_targets(server: ServerModel, samples: Samples) -> bool:
+    try:
+        with isolated("landscape"):  # a head that is built draws its weights
+            server.saved.task.head(server.saved.settings.dim, samples)
+    except ConfigError:
+        return False
+    return True
+
+
+def landscape_table(surface: Landscape) -> TextTable:
+    """Eigenvalues, and how far the loss rises."""
+    pairs = zip(surface.pairs.values.tolist(), surface.pairs.residuals.tolist(), strict=True)
+    rows = [(f"eigenvalue {k}", f"{value:.5g} ± {residual:.1g}") for k, (value, residual) in enumerate(pairs, start=1)]
+    facts = surface.to_json()
+    rows += [(name, f"{facts[name.replace(' ', '_')]:.5g}") for name in ("loss", "greatest loss", "mean rise")]
+    note = (
+        f"Task loss on {surface.samples} samples of {surface.data}; weights (L2 norm {surface.norm:.4g}) moved by up "
+        f"to {surface.extent:g} along each eigenvector; {surface.pairs.steps} Hessian-vector products."
+    )
+    return TextTable(f"{surface.run}, server model of round {surface.round}", ("", "value"), rows, (note,))
+
+
+@styled
+def draw_landscape(surface: Landscape) -> Figure:
+    """Contours and surface of the loss; the cross is the model itself."""
+    import numpy as np
+
+    title = f"{surface.run}, round {surface.round}: loss on {surface.samples} of {surface.data}"
+    drawing = empty_figure(11, 4.4, title=title)
+    left, right = drawing.add_subplot(1, 2, 1), drawing.add_subplot(1, 2, 2, projection="3d")
+    axis, values = surface.axis.numpy(), surface.values.numpy()
+    names = [f"along eigenvector {k + 1} ({float(value):.3g})" for k, value in enumerate(surface.pairs.values)]
+    # rows of values belong to the first direction, columns to the second; matplotlib has rows upwards
+    filled = left.contourf(axis, axis, values.T, levels=20, cmap=SEQUENTIAL)
+    left.contour(axis, axis, values.T, levels=10, colors="white", linewidths=0.4)
+    left.plot([0], [0], "x", color="white")
+    left.set(title="contours", xlabel=names[0], ylabel=names[1])
+    left.grid(visible=False)
+    drawing.colorbar(filled, ax=left, label="loss")
+    meshes: Any = np.meshgrid(axis, axis, indexing="ij")
+    plotted: Any = right
+    drawn = plotted.plot_surface(*meshes, values, cmap=SEQUENTIAL, linewidth=0, antialiased=True)
+    drawn.set_rasterized(True)
+    plotted.set(title="surface", xlabel="first", ylabel="second", zlabel="loss")
+    return drawing

@@ -1,0 +1,258 @@
+"""The bytes of a round before anybody has data or weights: of the models' sizes and the number of public items."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError
+from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.tokens import Tokens
+from polyfed.engines.local import LocalEngine
+from polyfed.lab.analysis.cost import UNHURRIED, bytes_by_kind, one_of_each, one_round
+from polyfed.lab.analysis.traffic import WAYS
+from polyfed.models.model import ModelSettings
+from polyfed.reporting.tables import TextTable, count, mib
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.session import Session
+
+WORDS = 30_522
+"""Size of the vocabulary of BERT (uncased), in place of tokenizers that are files."""
+
+_TRIED = (2, 3)  # public items of the two rounds that are run: batch statistics need two samples
+_EPOCHS = "local_epochs"
+_LENGTHS = (_EPOCHS, "local_steps", "robust_steps")  # how long clients train changes no byte
+
+
+@dataclass(frozen=True)
+class PlannedTraffic:
+    """Bytes of a round of an experiment.
+
+    Attributes:
+        experiment, method: its name and its algorithm.
+        public: public items that are exchanged in a round; 0 without a public set.
+        fixed: group -> direction -> kind of bundle -> bytes of one client that do not depend on public items.
+        an_item: likewise, bytes for each public item.
+        counts: group -> clients.
+    """
+
+    experiment: str
+    method: str
+    public: int
+    fixed: Mapping[str, Mapping[str, Mapping[str, float]]]
+    an_item: Mapping[str, Mapping[str, Mapping[str, float]]]
+    counts: Mapping[str, int]
+
+    def bytes(self, group: str, direction: str, kind: str, public: int | None = None) -> float:
+        """Of one client of a group in a round; with so many public items instead."""
+        items = self.public if public is None else public
+        return self.fixed[group][direction][kind] + items * self.an_item[group][direction][kind]
+
+    def lines(self) -> Iterator[tuple[str, str, str, float]]:
+        for group, ways in self.fixed.items():
+            for way, kinds in ways.items():
+                for kind in kinds:
+                    yield group, way, kind, self.bytes(group, way, kind)
+
+    def total(self, group: str, direction: str) -> float:
+        return sum(moved for of, way, _, moved in self.lines() if (of, way) == (group, direction))
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures, in bytes."""
+        groups = {
+            group: {
+                "clients": self.counts[group],
+                **{way: {"total": self.total(group, way), "fixed": self.fixed[group][way]} for way in WAYS},
+                "an_item": self.an_item[group],
+            }
+            for group in self.fixed
+        }
+        return {"experiment": self.experiment, "method": self.method, "public_items": self.public, "groups": groups}
+
+
+def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: int = WORDS) -> PlannedTraffic:
+    """Run a round twice with a few blank public items, and go on from there: bytes grow in proportion to these.
+
+    No data and no pretrained weights are read. Private data, how long clients train and how precisely they compute
+    change no byte; what a method sends by the values of its outputs alone does, and is not known before.
+
+    Args:
+        experiment: its settings.
+        classes: source -> classes of its targets.
+        words: size of vocabularies that are files.
+
+    Raises:
+        ConfigError: a view needs what cannot be made up, or the number of classes is missing.
+    """
+    exchanged = 0 if experiment.public is None else _exchanged(experiment)
+    tried = [_tried(experiment, stand_in(experiment, classes, items, words)) for items in _TRIED]
+    fixed: dict[str, dict[str, dict[str, float]]] = {}
+    an_item: dict[str, dict[str, dict[str, float]]] = {}
+    for group, ways in tried[0].items():
+        slopes = {
+            way: {kind: (tried[1][group][way][kind] - moved) / (_TRIED[1] - _TRIED[0]) for kind, moved in kinds.items()}
+            for way, kinds in ways.items()
+        }
+        an_item[group] = slopes
+        fixed[group] = {
+            way: {kind: moved - _TRIED[0] * slopes[way][kind] for kind, moved in kinds.items()}
+            for way, kinds in ways.items()
+        }
+    counts = {group: settings.count for group, settings in experiment.clients.items()}
+    return PlannedTraffic(experiment.name, experiment.algorithm.component_name(), exchanged, fixed, an_item, counts)
+
+
+def _exchanged(experiment: Experiment) -> int:
+    public, drawn = experiment.public, getattr(experiment.algorithm, "public_samples", None)
+    assert public is not None
+    if public.items is None:
+        raise ConfigError("public.items is all of a source that is not read; give a number: --set public.items=N")
+    return public.items if drawn is None else min(public.items, drawn // (public.per_item or 1))
+
+
+def _tried(experiment: Experiment, blank: Experiment) -> dict[str, dict[str, dict[str, int]]]:
+    """Group -> direction -> kind -> bytes of its first client in the first round."""
+    with tempfile.TemporaryDirectory() as folder, cpu_threads(experiment.run.threads):
+        session = Session(blank, RunFolder(Path(folder)), "planned")
+        session.require_sound()
+        session.attach(LocalEngine(session.hosting.here()))
+        blank.algorithm.setup(session.server)
+        ledger = one_round(session, 1, nullcontext())
+        clients = {client.group: client.id for client in reversed(one_of_each(session.server.clients))}
+        return {group: bytes_by_kind(ledger, clients[group]) for group in experiment.clients}
+
+
+# ---- the same experiment without data and weights
+
+
+def stand_in(experiment: Experiment, classes: Mapping[str, int], items: int, words: int = WORDS) -> Experiment:
+    """The experiment over blank data, with ``items`` public ones and models of the same size that start at random.
+
+    Raises:
+        ConfigError: as ``planned_traffic``.
+    """
+    content = experiment.model_dump(mode="json")
+    content["data"]["sources"] = _blank_sources(experiment, classes, items)
+    for model in _models(content):
+        for encoder in model["encoders"].values():
+            _forget_weights(encoder, words)
+    for group in content["clients"].values():
+        group["items"] = "public" if group["items"] == "public" else None
+        group |= {"split": "train", "partition": "iid", "test": "all", "test_split": None, "test_items": None}
+        group["also"] = group["also"] and group["also"] | {"items": None, "partition": "iid"}
+    if content["server"]:
+        content["server"] |= {"expected_test_items": None, "test_split": "test", "validation_split": None}
+    if content["public"]:
+        content["public"] |= {"items": items, "split": "public", "without": {}}
+    _shorten(content["algorithm"])
+    # half precision saves nothing on a few samples, and not every processor has it
+    content["run"]["precision"] = "float32"
+    blank = Experiment.parse(content)
+    return blank.model_copy(update={"run": blank.run.model_copy(update=UNHURRIED)})
+
+
+def _shorten(method: dict[str, Any]) -> None:
+    # epochs act only where no number of steps is given
+    method |= {name: 1 for name in _LENGTHS if method.get(name) and not (name == _EPOCHS and method.get("local_steps"))}
+    if method.get("public_samples"):
+        method["public_samples"] = None
+    if method.get("warmup_rounds"):  # in which nobody is asked
+        method["warmup_rounds"] = 0
+
+
+def _models(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if content["server"]:
+        yield content["server"]["model"]
+    for group in content["clients"].values():
+        yield from group["models"]
+
+
+def _forget_weights(encoder: dict[str, Any], words: int) -> None:
+    encoder |= {key: empty for key, empty in (("weights", None), ("vectors", [])) if key in encoder}
+    tokenizer = encoder["view"].get("tokenizer")
+    if tokenizer is not None:
+        encoder["view"]["tokenizer"] = {"name": "hashing", "size": tokenizer.get("size", words)}
+
+
+def _blank_sources(experiment: Experiment, classes: Mapping[str, int], items: int) -> dict[str, dict[str, Any]]:
+    """Source -> what replaces it: two rows for each client, as a batch of one sample is none, and the public set."""
+    contents = _contents(experiment)
+    rows = 2 * sum(group.count for group in experiment.clients.values()) + items
+    return {
+        name: {
+            "name": "blank",
+            "rows": rows,
+            "columns": {modality: column for modality, column in source.columns.items() if column in contents[name]},
+            "targets": dict(source.targets),
+            "content": contents[name] | {column: _classes(name, classes) for column in source.targets.values()},
+        }
+        for name, source in experiment.data.sources.items()
+        if contents[name]
+    }
+
+
+def _contents(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Source -> column of a modality that somebody reads -> what it holds."""
+    contents: dict[str, dict[str, Any]] = {name: {} for name in experiment.data.sources}
+    public = None if experiment.public is None else experiment.public.source
+    for name, model in _uses(experiment):
+        columns = experiment.data.sources[name].columns
+        for modality in model.encoders.keys() & columns.keys():
+            view = model.encoders[modality].view
+            contents[name][columns[modality]] = _content(view, f"{name}, '{modality}'", many=name == public)
+    return contents
+
+
+def _uses(experiment: Experiment) -> Iterator[tuple[str, ModelSettings]]:
+    """Sources, each with a model that reads it."""
+    for group in experiment.clients.values():
+        for model in group.models:
+            yield group.source, model
+            if group.also is not None and group.also.source is not None:
+                yield group.also.source, model
+    if experiment.server is not None:
+        yield experiment.server.source, experiment.server.model
+        if experiment.public is not None:
+            yield experiment.public.source, experiment.server.model
+
+
+def _content(view: object, where: str, *, many: bool) -> str:
+    if isinstance(view, Pixels):
+        return "picture"
+    if isinstance(view, Tokens):
+        return "texts" if many else "text"
+    raise ConfigError(
+        f"traffic of {where}: only pictures and texts can be made up, not what a view "
+        f"'{type(view).__name__.lower()}' reads; measure a run, or the experiment with its data"
+    )
+
+
+def _classes(source: str, classes: Mapping[str, int]) -> int:
+    if source not in classes:
+        raise ConfigError(f"the number of classes of '{source}' is not known without its data: --classes {source}=N")
+    return classes[source]
+
+
+def planned_tables(found: PlannedTraffic) -> list[TextTable]:
+    """What one client of each group sends and receives in a round, and by kind."""
+    totals = [
+        (f"{group} ({found.counts[group]} clients)", *(mib(found.total(group, way)) for way in WAYS))
+        for group in found.fixed
+    ]
+    kinds = [
+        (f"{group}: {kind}, {way}", f"{found.fixed[group][way][kind]:,.0f}", f"{found.an_item[group][way][kind]:,.1f}")
+        for group, way, kind, _ in found.lines()
+    ]
+    title = f"A client in a round of {found.experiment} ({found.method})"
+    title += f", {count(found.public)} public items" if found.public else ""
+    note = "Of blank data and models of the same size; what is sent by the values of outputs is not known before a run."
+    return [
+        TextTable(title, ("group", "MiB down", "MiB up"), totals, (note,)),
+        TextTable("Bytes by kind", ("group: kind", "fixed", "a public item"), kinds),
+    ]

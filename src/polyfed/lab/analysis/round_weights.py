@@ -1,0 +1,205 @@
+"""Aggregation weights of a round: who counted how much for which public samples (FedAFD, supplement, figure 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.lab.analysis.drawing import MOST_WRITTEN, heat_map, patches
+from polyfed.lab.analysis.encoders import drawn
+from polyfed.reporting.figures import COLOURS, GREY, empty_figure, legend_beside, styled
+from polyfed.reporting.tables import TextTable, count, figure
+from polyfed.runs.opened import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN_SAMPLES = 7
+"""As many as in the figure of the paper."""
+_PREFIX = "weights."
+
+
+WeightShare = dict[str, float]
+"""What some clients weigh together: their number (``clients``), the weight of one of them, mean over the samples
+(``mean``), that by what it would be with equal weights (``relative``), the weight of all of them (``total``), and the
+share of the samples on which one of them weighs most (``leading``)."""
+
+
+@dataclass(frozen=True)
+class ChannelWeights:
+    """Weights on one channel (a modality) in one round.
+
+    Attributes:
+        channel: its name.
+        round: the round.
+        clients: ids, one a row.
+        kinds: of the clients, ``uni-modal`` or ``multi-modal``, or their group where the configuration does not say.
+        values: [clients, samples], columns of sum 1; 0 where nobody contributed.
+        chosen: columns to be drawn one by one.
+    """
+
+    channel: str
+    round: int
+    clients: tuple[str, ...]
+    kinds: tuple[str, ...]
+    values: NDArray[np.float64]
+    chosen: tuple[int, ...]
+
+    @property
+    def counted(self) -> NDArray[np.float64]:
+        """Columns of samples to which somebody contributed."""
+        kept: NDArray[np.float64] = self.values[:, self.values.sum(0) > 0]
+        return kept
+
+    @property
+    def effective(self) -> float:
+        """Effective number of clients 1 / sum_c w_c^2 (Kish 1965), mean over the samples; NaN without samples."""
+        squares = np.square(self.counted).sum(0)
+        return float((1 / squares).mean()) if squares.size else float("nan")
+
+    def shares(self) -> dict[str, WeightShare]:
+        return {kind: self._share(np.equal(self.kinds, kind)) for kind in dict.fromkeys(self.kinds)}
+
+    def by_client(self) -> dict[str, WeightShare]:
+        return {client: self._share(np.equal(self.clients, client)) for client in self.clients}
+
+    def _share(self, rows: NDArray[np.bool_]) -> WeightShare:
+        values, number = self.counted, int(rows.sum())
+        if not values.size:
+            return {"clients": number, **dict.fromkeys(("mean", "relative", "total", "leading"), float("nan"))}
+        mean, total = float(values[rows].mean()), float(values[rows].sum(0).mean())
+        leading = float(rows[values.argmax(0)].mean())
+        return {"clients": number, "mean": mean, "relative": mean * len(values), "total": total, "leading": leading}
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures, and the chosen columns."""
+        return {
+            "round": self.round,
+            "clients": self.clients,
+            "kinds": self.kinds,
+            "samples": self.values.shape[1],
+            "effective_clients": self.effective,
+            "shares": self.shares(),
+            "by_client": self.by_client(),
+            "chosen": self.chosen,
+            "values": self.values[:, self.chosen].tolist(),
+        }
+
+
+@dataclass(frozen=True)
+class RunWeights:
+    """Weights of a run's round by channel."""
+
+    run: str
+    channels: tuple[ChannelWeights, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"run": self.run, "channels": {each.channel: each.to_json() for each in self.channels}}
+
+
+def run_weights(
+    run: Run, *, number: int | None = None, samples: int = SHOWN_SAMPLES, at: Sequence[int] | None = None
+) -> RunWeights:
+    """The weights that a run recorded of a round, in all channels.
+
+    Args:
+        run: opened.
+        number: round; None: the last that was recorded.
+        samples: so many of the recorded samples are chosen at random ...
+        at: ... or these, by their position among the recorded ones, from 0.
+
+    Raises:
+        RunError: its method records no weights.
+        ConfigError: no such round or sample.
+    """
+    experiment, records = run.experiment, run.records
+    arrays = {name: rounds for name, rounds in records.arrays().items() if name.startswith(_PREFIX)}
+    if not arrays:
+        method = experiment.algorithm.component_name()
+        raise RunError(
+            f"run '{run.folder}' has no aggregation weights: '{method}' does not weigh what clients say of public "
+            "samples, or no round is complete; give a run of a method that does, such as creamfl or fedafd"
+        )
+    recorded = sorted(set(chain.from_iterable(arrays.values())))
+    number = recorded[-1] if number is None else number
+    if number not in recorded:
+        raise ConfigError(
+            f"round {number} of '{run.folder}' has no weights; {nearest(str(number), map(str, recorded))}"
+        )
+    kinds, channels = _kinds(run), []
+    for name, rounds in arrays.items():
+        if number in rounds:  # a modality may have had no clients in the round
+            channel, array = name.removeprefix(_PREFIX), rounds[number]
+            chosen = _chosen_samples(channel, array.values.shape[1], samples, at)
+            of_clients = tuple(kinds.get(client, "clients") for client in array.clients)
+            # NaN: nobody contributed to the sample
+            values = np.nan_to_num(array.values, nan=0.0)
+            channels.append(ChannelWeights(channel, number, array.clients, of_clients, values, chosen))
+    return RunWeights(records.name, tuple(channels))
+
+
+def _kinds(run: Run) -> dict[str, str]:
+    most = {name: max(len(m.encoders) for m in group.models) for name, group in run.experiment.clients.items()}
+    kinds = {group: "uni-modal" if number == 1 else "multi-modal" for group, number in most.items()}
+    # groups of a deployment are of sites, of which the configuration says no models
+    return {client: kinds.get(group, group) for group, clients in run.records.groups.items() for client in clients}
+
+
+def _chosen_samples(channel: str, recorded: int, samples: int, at: Sequence[int] | None) -> tuple[int, ...]:
+    if at is None:
+        return tuple(drawn(recorded, samples, "weights", channel).tolist())
+    for place in at:
+        if not 0 <= place < recorded:
+            raise ConfigError(f"sample {place} of '{channel}' was not recorded; valid: 0 to {recorded - 1}")
+    return tuple(at)
+
+
+def weights_tables(weights: RunWeights) -> list[TextTable]:
+    """One table a channel: kinds of clients, then each client."""
+    tables = []
+    for each in weights.channels:
+        shares = {f"{kind} ({share['clients']})": share for kind, share in each.shares().items()} | each.by_client()
+        digits = {"mean": 4, "relative": 2, "total": 3, "leading": 1}
+        rows = []
+        for name, share in shares.items():
+            in_percent = share | {"leading": 100 * share["leading"]}
+            rows.append((name, *(figure(in_percent[key], number) for key, number in digits.items())))
+        note = (
+            f"Over {count(each.values.shape[1])} recorded public samples. Effective number of clients: "
+            f"{figure(each.effective)} of {len(each.clients)}."
+        )
+        columns = ("clients", "mean weight", "times equal", "together", "heaviest on %")
+        title = f"{weights.run}, round {each.round}: weights of {each.channel}"
+        tables.append(TextTable(title, columns, rows, (note,)))
+    return tables
+
+
+@styled
+def draw_round_weights(weights: RunWeights) -> Figure:
+    """A row a channel: weights of the clients for a few samples, and the mean weight of each client."""
+    height = 1.6 + max(2.2, 0.3 * max(len(each.clients) for each in weights.channels))
+    drawing = empty_figure(12, height * len(weights.channels), f"{weights.run}: aggregation weights")
+    axes = drawing.subplots(len(weights.channels), 2, squeeze=False, width_ratios=(3, 2))
+    kinds = list(dict.fromkeys(kind for each in weights.channels for kind in each.kinds))
+    for (left, right), each in zip(axes, weights.channels, strict=True):
+        # many samples have no names at the axis, nor figures in their cells
+        chosen = [str(place) for place in each.chosen] if len(each.chosen) <= MOST_WRITTEN else []
+        values = each.values[:, each.chosen]
+        heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")
+        left.set(title=f"{each.channel}, round {each.round}", xlabel="recorded public sample")
+        means = {client: share["mean"] for client, share in each.by_client().items()}
+        colours = [COLOURS[kinds.index(kind) % len(COLOURS)] for kind in each.kinds]
+        right.barh(range(len(means)), list(means.values()), color=colours, height=0.7)
+        right.axvline(1 / len(means), color=GREY, linestyle=":")
+        right.set_yticks(range(len(means)), list(means))
+        right.invert_yaxis()
+        right.grid(visible=True, axis="x")
+        right.set(title="mean over all recorded samples (dotted: equal weights)", xlabel="weight")
+        legend_beside(right, handles=patches(kinds))
+    return drawing

@@ -1,0 +1,140 @@
+"""Few-shot classification: a linear layer on a frozen encoder, trained on small shares of the data."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import pyarrow.compute as pc
+import torch
+from pydantic import Field, model_validator
+
+from polyfed.core.errors import DataError
+from polyfed.lab.downstream.bench import Bench, FeatureKind
+from polyfed.lab.downstream.fitting import Fit, Labelled, fit_linear, standardised, stratified
+from polyfed.lab.downstream.probe import Probe, Share, absent_note, class_metrics, require_apart
+from polyfed.lab.downstream.results import Outcome, ProbeRow
+
+
+class FewShot(Probe):
+    """Linear probe on shares of the training data (FedAID, arXiv 2404.03854, appendix B.2).
+
+    Features are computed once. For each share and draw, that share of every class (one sample at least) is drawn, and
+    a linear layer trained on it by AdamW, until the validation loss has not fallen for ``patience`` epochs.
+
+    Metrics on the test split, in percent: ``accuracy``, ``balanced_accuracy``, ``auroc`` (two classes: of the second;
+    more: mean over classes against the rest). Beside them the numbers of samples, ``n`` being those trained on.
+    """
+
+    source: str | tuple[str, ...] = Field(
+        min_length=1, description="name of a source, or of several, whose samples are joined and whose classes, by name"
+    )
+    target: str = Field(default="label", description="name of the target that holds the class")
+    modality: str = Field(default="image", description="modality whose encoder is tested")
+    train: str = Field(default="train", description="split that shares are drawn from")
+    validation: str | None = Field(default="validation", description="split for early stopping; None: all epochs")
+    test: str = Field(default="test", description="split that metrics are of")
+    shares: tuple[Share, ...] = Field(default=(0.01, 0.1, 1.0), min_length=1, description="shares of the training data")
+    draws: int = Field(default=5, ge=1, description="draws of each share, with seeds 42, 43, ...")
+    features: Literal["auto", "trunk", "embedding"] = Field(
+        default="auto",
+        description="trunk: pooled vector before projection or align module; embedding: what the model embeds; auto: "
+        "trunk where the encoder can be split",
+    )
+    standardise: bool = Field(
+        default=False,
+        description="features by mean and deviation of the samples trained on; the paper trains on them as they are",
+    )
+    lr: float = Field(default=5e-4, gt=0, description="of AdamW")
+    weight_decay: float = Field(default=1e-6, ge=0, description="of AdamW")
+    epochs: int = Field(default=50, ge=1, description="at most")
+    patience: int = Field(default=10, ge=1, description="epochs without a lower validation loss")
+    batch_size: int = Field(default=48, ge=1, description="samples a step")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require_apart(self.train, self.validation, [self.test], "name different splits, or validation: null")
+        return self
+
+    def unsuitable(self, bench: Bench) -> str | None:
+        """The model does not encode the modality."""
+        return bench.subject.lacks([self.modality])
+
+    def check(self, bench: Bench, task: str) -> None:
+        """Splits, columns, the target, and that there is more than one class to learn."""
+        splits = [self.train, self.test, *([self.validation] if self.validation else [])]
+        learnt: set[str] = set()
+        for source in self._sources:
+            bench.require(task, source, splits, [self.modality], self.target)
+            split = bench.split(source, self.train)
+            names = split.classes.get(self.target)
+            numbers = pc.unique(split.read(split.targets[self.target]).flat_values()).to_pylist()
+            learnt |= {names[number] if names else str(number) for number in numbers}
+        bench.kind(self.features, self.modality, task)
+        if len(learnt) < 2:
+            raise DataError(
+                f"tasks.{task}: '{'+'.join(self._sources)}' {self.train} has a single class of '{self.target}'; "
+                "take another target, or data with at least two classes"
+            )
+
+    def run(self, bench: Bench, task: str) -> Outcome:
+        kind = bench.kind(self.features, self.modality, task)
+        names = list(dict.fromkeys(name for source in self._sources for name in self._names(bench, source, self.train)))
+        train, test = self._data(bench, self.train, kind, names), self._data(bench, self.test, kind, names)
+        validation = self._data(bench, self.validation, kind, names) if self.validation else None
+        rows = []
+        for share in self.shares:
+            values: dict[str, list[float]] = {}
+            for draw in range(bench.draws or self.draws):
+                chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
+                # shares of one draw see their samples in one order
+                few, stream = Labelled(train.x[chosen], train.y[chosen]), bench.stream(task, draw, "order")
+                for name, value in self._score(few, validation, test, len(names), stream).items():
+                    values.setdefault(name, []).append(value)
+            facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}
+            rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
+        notes = [f"Features: {kind}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
+        return Outcome(f"{'+'.join(self._sources)}.{self.target}", rows, notes)
+
+    @property
+    def _sources(self) -> tuple[str, ...]:
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    def _names(self, bench: Bench, source: str, split: str) -> list[str]:
+        """Names of a source's classes; where it has none, their numbers."""
+        labels = bench.labels(source, split, self.modality, self.target)
+        names = bench.split(source, split).classes.get(self.target)
+        return list(names or map(str, range(int(labels.max()) + 1)))
+
+    def _data(self, bench: Bench, split: str, kind: FeatureKind, names: list[str]) -> Labelled:
+        """Features and classes of a split of all sources.
+
+        Raises:
+            DataError: it has a class that the training data do not know.
+        """
+        x = [bench.features(source, split, self.modality, kind) for source in self._sources]
+        y = []
+        for source in self._sources:
+            labels = bench.labels(source, split, self.modality, self.target)
+            own = self._names(bench, source, split)
+            numbers = torch.tensor([names.index(name) if name in names else -1 for name in own])[labels]
+            if bool((numbers < 0).any()):
+                odd = int(labels[numbers < 0][0])
+                raise DataError(
+                    f"'{source}' {split} has class {odd} of '{self.target}', which {self.train} does not know"
+                )
+            y.append(numbers)
+        return Labelled(torch.cat(x), torch.cat(y))
+
+    def _score(
+        self, few: Labelled, validation: Labelled | None, test: Labelled, classes: int, stream: torch.Generator
+    ) -> dict[str, float]:
+        """Metrics of one draw."""
+        if self.standardise:
+            sets = [few, *([validation] if validation else []), test]
+            x = standardised(*(each.x for each in sets))
+            few, *middle, test = (Labelled(values, each.y) for values, each in zip(x, sets, strict=True))
+            validation = middle[0] if middle else None
+        fit = Fit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
+        scores = fit_linear(few, validation, classes, fit, stream)(test.x).detach()
+        # of two classes AUROC goes by the difference of the logits, of more by the chances
+        return class_metrics(scores.softmax(1) if classes > 2 else scores, test.y)

@@ -1,0 +1,63 @@
+"""Columns: what a study measures of a finished run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import Field
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.own_code import own_code
+from polyfed.core.settings import Component, parse_settings
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
+
+
+class ColumnSettings(Component):
+    """One figure of a run. A new kind is a module of ``polyfed.lab.studies.columns``, or any importable class."""
+
+    home: ClassVar[str] = "polyfed.lab.studies.columns"
+    is_cost: ClassVar[bool] = False
+    """Whether it says what a run takes, which is shown and not tested for differences."""
+
+    lower: bool = Field(default=False, description="whether lower values are better")
+    digits: int = Field(default=2, ge=0, le=9, description="decimals shown")
+
+    @abstractmethod
+    def measure(self, run: Run) -> float:
+        """The figure; NaN where the run has none.
+
+        Raises:
+            PolyfedError: the run cannot have it, such as a metric that nobody was measured in.
+        """
+
+    def require(self, experiment: Experiment) -> None:
+        """Raise ConfigError if no run of an experiment can have it, as far as that is known beforehand."""
+
+    @property
+    def needs_models(self) -> bool:
+        """Whether it reads models or clients' states, which a cell keeps no longer than it must."""
+        return False
+
+    def changed(self, changes: Mapping[str, Any], where: str) -> Self:
+        """With other settings.
+
+        Raises:
+            ConfigError: it cannot have them; the message begins with ``where`` they stand.
+        """
+        try:
+            return parse_settings(type(self), {**self.model_dump(mode="json"), **changes}) if changes else self
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
+    @property
+    def digest(self) -> str:
+        """What identifies the figure in a cell: all settings but those of its display, and own code."""
+        content: dict[str, Any] = self.model_dump(mode="json")
+        shown = {key: value for key, value in content.items() if key not in ("lower", "digits")}
+        shown |= own_code(self)
+        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,59 @@
+"""What clients hold."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.lab.studies.column import ColumnSettings
+from polyfed.runs.opened import Run
+from polyfed.runs.records import Holding
+
+
+class Holdings(ColumnSettings):
+    """Items that a client holds, or the most or fewest that one of a group does; of a class or value, or all."""
+
+    of: str = Field(description="a client, or a group of clients")
+    over: Literal["largest", "smallest"] = Field(default="largest", description="which client of a group")
+    label: str | None = Field(default=None, description="items of this class alone, by the name that the partition has")
+    column: str | None = Field(default=None, description="items with 'value' in this column of the partition alone")
+    value: str | None = Field(default=None, description="of 'column'")
+    share: bool = Field(default=False, description="percent of the client's items, in place of their number")
+    digits: int = Field(default=0, ge=0, le=9)
+
+    @model_validator(mode="after")
+    def _one_part(self) -> Self:
+        if (self.column is None) != (self.value is None):
+            raise ValueError("column and value: give both, or neither")
+        if self.label is not None and self.column is not None:
+            raise ValueError("label and column: give one of them")
+        return self
+
+    def measure(self, run: Run) -> float:
+        """See ``ColumnSettings``."""
+        holdings = run.records.holdings
+        found = [holding for client, holding in holdings.items() if self.of in (client, holding.group)]
+        if not found:
+            valid = dict.fromkeys([*(holding.group for holding in holdings.values()), *holdings])
+            raise ConfigError(f"of: no client or group '{self.of}'; {nearest(self.of, valid)}")
+        counts = [self._count(holding) for holding in found]
+        return float(max(counts) if self.over == "largest" else min(counts))
+
+    def _count(self, holding: Holding) -> float:
+        count = float(self._items(holding))
+        return 100 * count / max(1, holding.items) if self.share else count
+
+    def _items(self, holding: Holding) -> int:
+        """A class or value that the client does not hold is not among its counts."""
+        if self.column is not None:
+            if self.column not in holding.columns:
+                valid = nearest(self.column, holding.columns)
+                raise ConfigError(f"column: the partition has no '{self.column}'; {valid}")
+            return holding.columns[self.column].get(str(self.value), 0)
+        if self.label is None:
+            return holding.items
+        if holding.labels is None:
+            raise ConfigError(f"label: the items of '{holding.source}' have no classes; leave it out")
+        return holding.labels.get(self.label, 0)

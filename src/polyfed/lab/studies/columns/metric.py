@@ -1,0 +1,72 @@
+"""A metric of the server or of clients."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.lab.studies.column import ColumnSettings
+from polyfed.reporting.charts import finite_values
+from polyfed.reporting.client_spread import ClientSpread
+from polyfed.reporting.curves import selected_round
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
+from polyfed.runs.records import SERVER, RunRecords
+
+CLIENTS = "clients"
+"""All clients, of whatever group."""
+
+
+class Metric(ColumnSettings):
+    """A metric of the server, or its mean, worst value or spread over clients, each after its last evaluation."""
+
+    metric: str = Field(description="its name, such as r1_sum or accuracy")
+    of: str = Field(default=SERVER, description="server, a group of clients, or clients for all of them")
+    over: Annotated[Literal["mean", "worst", "best", "disparity", "std"], Only(of=Not(SERVER))] = Field(
+        default="mean", description="what of a group's values"
+    )
+    kind: Literal["test", "validation"] = "test"
+    round: Annotated[Literal["selected", "final", "best"], Only(of=SERVER)] = Field(
+        default="selected",
+        description="the round that validation selects (the last where nothing was validated), the last, or that with "
+        "the highest value of all; of clients it is always the last",
+    )
+
+    def require(self, experiment: Experiment) -> None:
+        """See ``ColumnSettings``: by the server's task, and the groups that there are."""
+        if self.of not in (valid := [SERVER, CLIENTS, *experiment.clients]):
+            raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
+        names = experiment.server.task.metric_names if self.of == SERVER and experiment.server else ()
+        if names and self.metric not in names:
+            raise ConfigError(f"metric: the server's task has no '{self.metric}'; {nearest(self.metric, names)}")
+
+    def measure(self, run: Run) -> float:
+        """See ``ColumnSettings``."""
+        records = run.records
+        if self.of == SERVER:
+            return self._of_server(records)
+        if self.of != CLIENTS and self.of not in records.groups:
+            raise ConfigError(f"of: no group '{self.of}' in run '{run.name}'; {nearest(self.of, records.groups)}")
+        members = records.clients if self.of == CLIENTS else records.groups[self.of]
+        values = {client: records.last(client, self.kind).get(self.metric, math.nan) for client in members}
+        if not (found := finite_values(values)):
+            raise ConfigError(self._unknown(run.name, [n for m in members for n in records.metric_names(m, self.kind)]))
+        return float(getattr(ClientSpread(self.of, self.metric, found, len(members)), self.over))
+
+    def _of_server(self, records: RunRecords) -> float:
+        series = records.series(SERVER, self.metric, self.kind)
+        if not series:
+            raise ConfigError(self._unknown(records.name, records.metric_names(SERVER, self.kind)))
+        if self.round == "best":
+            highest = records.best(SERVER, self.metric, self.kind)
+            return math.nan if highest is None else highest[1]
+        chosen = selected_round(records) if self.round == "selected" else None
+        return series.get(max(series) if chosen is None else chosen, math.nan)
+
+    def _unknown(self, run: str, names: object) -> str:
+        valid = nearest(self.metric, dict.fromkeys(names))  # type: ignore[call-overload]
+        return f"metric: nobody in '{self.of}' of run '{run}' has '{self.metric}' on {self.kind}; {valid}"

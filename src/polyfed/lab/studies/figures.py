@@ -1,0 +1,157 @@
+"""A study's figures: a column over an axis, over rounds, over another column, or as bars by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Drawing, Point, Study
+from polyfed.reporting.compare import Spread
+from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled, whole_rounds
+from polyfed.runs.records import SERVER, RunRecords
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def drawings_of(study: Study) -> list[Drawing]:
+    """Those that a study asks for; else its first column over its axis of numbers, or as bars."""
+    if study.figures:
+        return study.figures
+    axis = next((name for name in study.axes if _numbers(study, name)), "rows")
+    return [Drawing(column=next(iter(study.columns)), over=axis)]
+
+
+@styled
+def draw_study(results: Results, drawing: Drawing, store: Path) -> Figure:
+    """One figure, a panel for each combination of the other axes.
+
+    Args:
+        results: of the study.
+        drawing: which column over what, as it is or minus that of the reference.
+        store: folder of the cells, whose records curves are read from.
+    """
+    study = results.study
+    place = list(study.axes).index(drawing.over) if drawing.over in study.axes else None
+    panels = dict.fromkeys(_without(point, place) for point in study.points)
+    figure, axes = figure_grid(1, len(panels), title=study.title)
+    for panel, where in zip(panels, axes, strict=True):
+        points = [point for point in study.points if _without(point, place) == panel]
+        if drawing.over == "rows":
+            _draw_bars(where, results, drawing, points[0])
+        elif drawing.over == "round":
+            _draw_curves(where, results, drawing.column, points[0], store)
+        elif place is None:
+            _draw_scatter(where, results, drawing, points[0])
+        else:
+            _draw_lines(where, results, drawing, points)
+        where.set(title=", ".join(panel), ylabel=_label(results, drawing))
+        if drawing.minus:
+            where.axhline(0.0, color=GREY, linewidth=1)
+    return figure
+
+
+def _label(results: Results, drawing: Drawing) -> str:
+    return f"{drawing.column}: minus {results.reference}" if drawing.minus else drawing.column
+
+
+def _rows(results: Results, drawing: Drawing) -> list[str]:
+    return [row for row in results.study.rows if not (drawing.minus and row == results.reference)]
+
+
+def _shown(results: Results, drawing: Drawing, row: str, point: Point) -> tuple[float, float]:
+    """Mean and length of its whiskers: the standard deviation, or half of the 95 % interval of a difference."""
+    if not drawing.minus:
+        spread = results.spread(row, point, drawing.column)
+        return spread.mean, _whiskers([spread])[0]
+    sample = results.difference((row, point, drawing.column), (results.reference, point, drawing.column))
+    if sample is None:
+        return math.nan, 0.0
+    return sample.mean, 0.0 if math.isnan(sample.std) else sample.interval[1] - sample.mean
+
+
+def _without(point: Point, place: int | None) -> Point:
+    return point if place is None else point[:place] + point[place + 1 :]
+
+
+def _numbers(study: Study, axis: str) -> list[float]:
+    """The labels of an axis as numbers; empty if one is none."""
+    try:
+        return [float(label) for label in study.axes[axis].overrides]
+    except ValueError:
+        return []
+
+
+def _draw_bars(axes: Axes, results: Results, drawing: Drawing, point: Point) -> None:
+    rows = [row for row in _rows(results, drawing) if point in results.study.points_of(row)]
+    shown = [_shown(results, drawing, row, point) for row in rows]
+    heights, reach = [mean for mean, _ in shown], [whisker for _, whisker in shown]
+    colours = [colour for colour, _ in zip(cycle(COLOURS), rows, strict=False)]
+    axes.bar(range(len(rows)), heights, yerr=reach, color=colours, capsize=3)
+    axes.set_xticks(
+        range(len(rows)), rows, rotation=20 if len(rows) > 3 else 0, ha="right" if len(rows) > 3 else "center"
+    )
+
+
+def _draw_lines(axes: Axes, results: Results, drawing: Drawing, points: Sequence[Point]) -> None:
+    study = results.study
+    labels = list(study.axes[drawing.over].overrides)
+    numbers = _numbers(study, drawing.over) or list(range(len(labels)))
+    for row, colour in zip(_rows(results, drawing), cycle(COLOURS), strict=False):
+        means, reach = zip(*(_shown(results, drawing, row, point) for point in points), strict=True)
+        axes.errorbar(numbers, means, yerr=reach, label=row, color=colour, marker="o", markersize=4, capsize=3)
+    axes.set_xticks(numbers, labels)
+    axes.set_xlabel(drawing.over)
+    legend_below(axes, 3)
+
+
+def _draw_scatter(axes: Axes, results: Results, drawing: Drawing, point: Point) -> None:
+    for row, colour in zip(results.study.rows, cycle(COLOURS), strict=False):
+        across, up = (results.spread(row, point, column) for column in (drawing.over, drawing.column))
+        wide, high = _whiskers([across]), _whiskers([up])
+        axes.errorbar([across.mean], [up.mean], yerr=high, xerr=wide, label=row, color=colour, fmt="o", capsize=3)
+    axes.set_xlabel(drawing.over)
+    legend_below(axes, 3)
+
+
+def _draw_curves(axes: Axes, results: Results, column: str, point: Point, store: Path) -> None:
+    metric = results.study.columns[column]
+    assert isinstance(metric, Metric)
+    for row, colour in zip(results.study.rows, cycle(COLOURS), strict=False):
+        start = ", ".join((row, *point, "seed "))
+        cells = [store / digest for label, digest in results.cells.items() if label.startswith(start)]
+        curves = [_curve(RunRecords.load(cell), metric) for cell in cells if cell.is_dir()]
+        _draw_band(axes, curves, row, colour)
+    axes.set_xlabel("round")
+    whole_rounds(axes)
+    legend_below(axes, 3)
+
+
+def _draw_band(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, colour: str) -> None:
+    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+    spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
+    means, reach = [spread.mean for spread in spreads], _whiskers(spreads)
+    axes.plot(rounds, means, color=colour, label=label, marker="o", markersize=3)
+    low, high = ([mean + sign * one for mean, one in zip(means, reach, strict=True)] for sign in (-1, 1))
+    axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _curve(records: RunRecords, metric: Metric) -> dict[int, float]:
+    """Round -> the server's value, or the mean of a group's latest values."""
+    if metric.of == SERVER:
+        return records.series(SERVER, metric.metric, metric.kind)
+    rows = records.frame("metrics").query("kind == @metric.kind and metric == @metric.metric")
+    rows = rows[rows["participant"] != SERVER] if metric.of == "clients" else rows[rows["group"] == metric.of]
+    by_client = rows.pivot_table(index="round", columns="participant", values="value", aggfunc="last").ffill()
+    means = by_client.mean(axis=1)
+    return dict(zip(map(int, means.index), map(float, means), strict=True))
+
+
+def _whiskers(spreads: Sequence[Spread]) -> list[float]:
+    return [0.0 if math.isnan(spread.std) else spread.std for spread in spreads]

@@ -1,0 +1,182 @@
+"""What was run of the studies that come with polyfed: one by one, and as an index of all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from polyfed.lab.studies.claims import Judgement, Verdict
+from polyfed.lab.studies.effort import Effort
+from polyfed.lab.studies.results import RESULTS, Results
+from polyfed.lab.studies.study import SMALL, Study
+from polyfed.lab.studies.study_files import folder_name, study_files
+from polyfed.lab.studies.tables import claim_evidence, claims_table, figure_tables, study_tables
+from polyfed.reporting.markup import markdown_templates
+from polyfed.reporting.tables import TextTable
+
+PAPER = "paper"
+_VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "undecided", "not run")
+_DECIDED = ("held", "contradicted")
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A study at a scale, and what was run of it.
+
+    Attributes:
+        name: of the study.
+        scale: small or paper.
+        study: at the scale; of one that was run, as it was then.
+        results: what was run; None: nothing.
+    """
+
+    name: str
+    scale: str
+    study: Study
+    results: Results | None
+
+    @classmethod
+    def of(cls, name: str, scale: str, home: Path) -> StudyRecord:
+        """With the results that lie in ``home`` as ``polyfed study run`` leaves them.
+
+        Raises:
+            RunError: they are damaged.
+        """
+        folder = home / folder_name(name, scale)
+        results = Results.load(folder) if (folder / RESULTS).is_file() else None
+        results = results if results and results.cells else None
+        return cls(name, scale, results.study if results else Study.load(name, scale), results)
+
+    @property
+    def command(self) -> str:
+        scale = "" if self.scale == SMALL else f" --scale {self.scale}"
+        return f"polyfed study run {self.name}{scale}"
+
+    @property
+    def full_command(self) -> str:
+        folders = " --data-dir DATA" * bool(self.effort.data) + " --weights-dir WEIGHTS" * bool(self.effort.weights)
+        return self.command + folders
+
+    @cached_property
+    def effort(self) -> Effort:
+        return Effort.of(self.study) if self.results else _effort(self.name, self.scale)
+
+    @property
+    def seeds(self) -> str:
+        return ", ".join(map(str, self.study.seeds))
+
+    @cached_property
+    def judgements(self) -> list[Judgement]:
+        """Its claims, judged; of a study that was not run none."""
+        return self.results.judgements() if self.results else []
+
+    @property
+    def verdicts(self) -> Counter[Verdict]:
+        return Counter(item.verdict for item in self.judgements)
+
+    @property
+    def is_complete(self) -> bool:
+        if self.results is None:
+            return False
+        expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
+        return len(self.results.cells) == expected and not self.results.causes
+
+    @property
+    def state(self) -> str:
+        """Verdicts counted, or that it was not run."""
+        if self.results is None:
+            return "not run"
+        counts = ", ".join(f"{self.verdicts[name]} {name}" for name in _VERDICTS if self.verdicts[name]) or "run"
+        return counts if self.is_complete else f"in part: {counts}"
+
+    @property
+    def digest(self) -> str:
+        """Of the resolved configurations and data's files of all cells that were run; empty if none was."""
+        if self.results is None:
+            return ""
+        return hashlib.sha256("".join(sorted(self.results.cells.values())).encode()).hexdigest()[:12]
+
+    @property
+    def outdated(self) -> str:
+        """What was tuned in the run, where the study tunes something else by now; empty where it does not."""
+        if self.results is None:
+            return ""
+        then, now = (
+            ", ".join(study.tuning.grid) if study.tuning else "nothing"
+            for study in (self.study, Study.load(self.name, self.scale))
+        )
+        return f"tuned on the grid: {then}; the study tunes {now} by now" if then != now else ""
+
+    @property
+    def code(self) -> str:
+        return ", ".join(self.results.code) if self.results else ""
+
+    @property
+    def tables(self) -> list[Any]:
+        return _markdown(study_tables(self.results), 2) if self.results else []
+
+    @property
+    def findings(self) -> list[Any]:
+        """Figures beside the paper's, and claims, as Markdown of a section."""
+        if self.results is None:
+            return []
+        judged = [claims_table(self.judgements)] if self.judgements else []
+        return _markdown([*figure_tables(self.results), *judged], 4)
+
+    @property
+    def page(self) -> str:
+        return f"{folder_name(self.name, self.scale)}.md"
+
+
+@lru_cache
+def _effort(name: str, scale: str) -> Effort:
+    return Effort.of(Study.load(name, scale))  # of a paper's study a tenth of a second
+
+
+def records(home: Path, scales: Sequence[str] = (SMALL, PAPER)) -> list[StudyRecord]:
+    """All studies of polyfed's own of which something was run."""
+    every = (StudyRecord.of(name, scale, home) for name in study_files() for scale in scales if _is_at(name, scale))
+    return [record for record in every if record.results]
+
+
+def _is_at(name: str, scale: str) -> bool:
+    return scale == SMALL or name.startswith("papers/")
+
+
+def record_text(record: StudyRecord) -> str:
+    return _rendered("study.md.j2", record=record)
+
+
+def index_text(found: Sequence[StudyRecord], folder: str) -> str:
+    """Studies that were run, and the claims that they decided, as Markdown.
+
+    Args:
+        found: of ``records``.
+        folder: of their pages, as links have it.
+    """
+    claims = [row for record in found for row in _decided(record)]
+    heads = ("claim", "study", "verdict", "seeds", "mean difference", "95 % interval", "adjusted p")
+    decided = _markdown([TextTable("What they decide", heads, claims)], 3)
+    return _rendered("results.md.j2", records=found, folder=folder, decided=decided if claims else [])
+
+
+def _decided(record: StudyRecord) -> Iterator[list[str]]:
+    for item in record.judgements:
+        if item.verdict in _DECIDED:
+            claim, verdict, *evidence = claim_evidence(item)
+            yield [claim, record.study.title, verdict, *evidence]
+
+
+def _markdown(tables: Sequence[TextTable], level: int) -> list[Any]:
+    from markupsafe import Markup
+
+    return [Markup(table.markdown(level)) for table in tables]
+
+
+def _rendered(template: str, **content: Any) -> str:
+    return markdown_templates().get_template(template).render(**content)

@@ -1,0 +1,199 @@
+"""What a study has found so far: figures by row, point, column and seed, what was chosen, and what failed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyfed.core.errors import RunError
+from polyfed.core.files import require_plain, write_atomically
+from polyfed.core.settings import parse_settings
+from polyfed.core.untrusted import code_of, file_json, yaml_content
+from polyfed.lab.studies.cells import CellFigures
+from polyfed.lab.studies.claims import Claim, Judgement, judge
+from polyfed.lab.studies.planning import Chosen, StudyPlan
+from polyfed.lab.studies.study import Point, Study, point_label
+from polyfed.reporting.compare import Spread
+from polyfed.reporting.statistics import PairedSample
+
+STUDY, RESULTS = "study.yaml", "results.json"
+SeedFigures = Mapping[int, float]
+Place = tuple[str, Point, str]
+"""Row, point and column."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Figures of a study.
+
+    Attributes:
+        study: whose.
+        values: place -> seed -> figure; seeds without a figure are left out.
+        chosen: (row, point) -> what tuning chose.
+        causes: place or cell in words -> why it has no figure.
+        cells: label of every final cell that is complete -> its folder's name.
+        code: versions and states of the code that ran them; a table should have one.
+    """
+
+    study: Study
+    values: Mapping[Place, SeedFigures]
+    chosen: Mapping[tuple[str, Point], Chosen] = field(default_factory=dict)
+    causes: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, str] = field(default_factory=dict)
+    code: Sequence[str] = ()
+
+    @classmethod
+    def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
+        values: dict[Place, dict[int, float]] = {}
+        chosen: dict[tuple[str, Point], Chosen] = {}
+        causes, cells, code = dict(failures), {}, set()
+        for row, point in plan.row_points():
+            try:
+                final, choice = plan.final(row, point), plan.chosen(row, point)
+            except LookupError:
+                continue  # its search is not complete
+            if choice is not None:
+                chosen[row, point] = choice
+            for cell in final:
+                figures = _readable(cell.folder(plan.store))
+                if figures is None:
+                    continue
+                cells[cell.label] = cell.digest
+                code.add(figures.code)
+                for column, settings in plan.study.columns_of(row).items():
+                    value = figures.values.get(settings.digest)
+                    if isinstance(value, str):
+                        causes[f"{cell.label}: {column}"] = value
+                    elif value is not None and math.isfinite(value):
+                        values.setdefault((row, point, column), {})[cell.seed] = value
+        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)))
+
+    # ---- questions
+
+    def at(self, row: str, point: Point, column: str) -> SeedFigures:
+        return self.values.get((row, point, column), {})
+
+    def spread(self, row: str, point: Point, column: str) -> Spread:
+        return Spread.of(list(self.at(row, point, column).values()))
+
+    @property
+    def reference(self) -> str:
+        return self.study.against or next(iter(self.study.rows))
+
+    def difference(self, left: Place, right: Place) -> PairedSample | None:
+        """Left minus right by seed; None where no seed has both."""
+        own, other = self.values.get(left, {}), self.values.get(right, {})
+        paired = {seed: own[seed] - other[seed] for seed in own if seed in other}
+        return PairedSample(paired) if paired else None
+
+    def judgements(self) -> list[Judgement]:
+        """Every claim, at every point where it does not name one."""
+        by_label = {point_label(point): point for point in self.study.points}
+        claims = [claim for text in self.study.claims for claim in self._at_points(Claim.parse(text))]
+        samples = [
+            self.difference(*((row, by_label[label], claim.column) for row, label in (claim.left, claim.right)))
+            for claim in claims
+        ]
+        return judge(claims, samples)
+
+    def _at_points(self, claim: Claim) -> list[Claim]:
+        if claim.left[1] and claim.right[1]:
+            return [claim]
+        shared = [
+            point for point in self.study.points_of(claim.left[0]) if point in self.study.points_of(claim.right[0])
+        ]
+        return [claim.at(point_label(point)) for point in shared]
+
+    # ---- files
+
+    def save(self, folder: Path) -> None:
+        """Write ``study.yaml`` and ``results.json``; equal results are equal bytes."""
+        text = yaml.safe_dump(self.study.content(), sort_keys=False, allow_unicode=True)
+        write_atomically(folder / STUDY, text.encode())
+        write_atomically(folder / RESULTS, (json.dumps(self.to_json(), indent=1) + "\n").encode())
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, in the order of the study."""
+        order = [
+            (row, point, column)
+            for row in self.study.rows
+            for point in self.study.points_of(row)
+            for column in self.study.columns
+        ]
+        figures = [
+            {
+                "row": row,
+                "point": list(point),
+                "column": column,
+                "by_seed": {str(seed): by[seed] for seed in sorted(by)},
+            }
+            for row, point, column in order
+            if (by := self.at(row, point, column))
+        ]
+        chosen = [
+            {
+                "row": row,
+                "point": list(point),
+                "values": dict(item.values),
+                "at_end": item.is_at_end,
+                "scores": _finite(item.scores),
+            }
+            for (row, point), item in sorted(self.chosen.items())
+        ]
+        return {
+            "figures": figures,
+            "chosen": chosen,
+            "causes": dict(sorted(self.causes.items())),
+            "cells": self.cells,
+            "code": list(self.code),
+        }
+
+    @classmethod
+    def load(cls, folder: Path, allow_code: bool = False) -> Results:
+        """What ``save`` wrote; ``allow_code`` as for ``polyfed.open_run``.
+
+        Raises:
+            RunError: there is none, or a file is damaged.
+            ConfigError: its study names code, which is not allowed.
+        """
+        if not (folder / RESULTS).is_file():
+            raise RunError(
+                f"no study in '{folder}' (no {RESULTS} in it); give the folder that polyfed study run printed"
+            )
+        require_plain(folder)
+        try:
+            with code_of(folder, allow_code):
+                study = parse_settings(Study, yaml_content((folder / STUDY).read_text(encoding="utf-8")))
+            content = file_json((folder / RESULTS).read_bytes())
+            values = {
+                (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
+                for entry in content["figures"]
+            }
+            chosen = {
+                (entry["row"], tuple(entry["point"])): Chosen(entry["values"], entry["at_end"], _read(entry["scores"]))
+                for entry in content["chosen"]
+            }
+            return cls(study, values, chosen, content["causes"], content["cells"], content["code"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
+
+
+def _readable(folder: Path) -> CellFigures | None:
+    try:
+        return CellFigures.of(folder)
+    except RunError:
+        return None  # told as a failure already
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: score if math.isfinite(score) else None for name, score in scores.items()}
+
+
+def _read(scores: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if score is None else score for name, score in scores.items()}

@@ -1,0 +1,219 @@
+"""Running a study: its cells side by side, those that matter most first, until all are done or the budget is spent."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from polyfed.core.errors import RunError
+from polyfed.lab.studies.cells import Cell, require_data
+from polyfed.lab.studies.execution import Order, is_done
+from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.study import Point
+from polyfed.lab.studies.workers import CellOutcome, Workers, stopped_at_end
+
+_POLL = 0.5  # seconds between two looks at the display and the budget
+_Key = tuple[int, int, int]  # what comes first: main rows, then first seeds, then the order of rows
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a study is.
+
+    Attributes:
+        done, failed, left: cells.
+        running: label -> rounds that are complete, and rounds in all.
+        seconds_left: expected; None before the first cell is done.
+    """
+
+    done: int
+    failed: int
+    left: int
+    running: Mapping[str, tuple[int, int]]
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an invocation ended.
+
+    Attributes:
+        failures: label of a cell -> cause.
+        missing: labels of cells that were not run.
+        stopped: why no further cells were begun; empty if all were.
+    """
+
+    failures: Mapping[str, str]
+    missing: tuple[str, ...]
+    stopped: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+OnFailures = Callable[[Mapping[str, str]], None]
+
+
+@dataclass
+class Runner:
+    """One invocation.
+
+    Attributes:
+        plan: of the study.
+        jobs: cells at once.
+        gpus: to deal out.
+        budget: seconds; None: no limit.
+        only: the rows that are run; None: all.
+        listener: is told of progress now and then.
+        saver: is given label of a failed cell -> cause, at the start and whenever a cell has ended.
+    """
+
+    plan: StudyPlan
+    jobs: int
+    gpus: int = 0
+    budget: float | None = None
+    only: Sequence[str] | None = None
+    listener: OnProgress = lambda progress: None
+    saver: OnFailures = lambda failures: None
+    _due: dict[str, tuple[_Key, Cell]] = field(default_factory=dict)
+    _cells: dict[str, Cell] = field(default_factory=dict)
+    _waiting: list[tuple[str, Point]] = field(default_factory=list)
+    _failures: dict[str, str] = field(default_factory=dict)
+    _seconds: dict[str, list[float]] = field(default_factory=dict)
+    _done: set[str] = field(default_factory=set)
+    _stopped: str = ""
+
+    def prepare(self) -> None:
+        """Resolve every row, and look for the data of those that are run.
+
+        Raises:
+            ConfigError: the settings of a row are wrong.
+            DataError: the folder of a source is not there.
+        """
+        experiments = {place: self.plan.check(*place) for place in self.plan.row_points()}
+        self._waiting = self.plan.row_points(self.only)
+        for place in self._waiting:
+            require_data(experiments[place])
+
+    def run(self) -> Ended:
+        """Run what is missing, after ``prepare``."""
+        self._advance()
+        self.saver(self._failures)
+        begun = time.monotonic()
+        with stopped_at_end(Workers(self.jobs, self.gpus)) as workers:
+            while (self._due and not self._stopped) or workers.running:
+                self._stopped = self._stopped or self._spent(begun)
+                if self._stopped == _BUDGET:
+                    workers.stop()
+                    break
+                while self._due and workers.is_free and not self._stopped:
+                    self._start(workers)
+                self._collect(workers)
+        return self._ended()
+
+    def _collect(self, workers: Workers) -> None:
+        if outcomes := workers.wait(_POLL):
+            for outcome in outcomes:
+                self._take(outcome)
+            self.saver(self._failures)
+        self.listener(self._progress(workers))
+
+    # ---- which is next
+
+    def _advance(self) -> None:
+        """Plan what can be: searches, and the final cells of rows whose search is complete."""
+        still = []
+        for number, (row, point) in enumerate(self._waiting):
+            try:
+                for place, cell in enumerate(self.plan.final(row, point)):
+                    self._add(cell, place, number)
+            except LookupError:
+                still.append((row, point))
+                for cell in self.plan.search(row, point):
+                    self._add(cell, -1, number)
+        self._waiting = still
+
+    def _add(self, cell: Cell, place: int, number: int) -> None:
+        key = cell.digest
+        if key in self._cells:
+            return  # shared: of another row, or planned before
+        self._cells[key] = cell
+        try:
+            if is_done(cell.folder(self.plan.store), self.plan.columns(cell), self.plan.kept(cell)):
+                self._done.add(key)
+                return
+        except RunError as error:
+            self._failures[cell.label] = str(error)
+            return
+        is_extra = not self.plan.study.resolved(cell.row).main
+        self._due[key] = (is_extra, place, number), cell
+
+    def _start(self, workers: Workers) -> None:
+        key = min(self._due, key=lambda name: self._due[name][0])
+        _, cell = self._due.pop(key)
+        plan = self.plan
+        order = Order(cell.experiment, cell.folder(plan.store), plan.columns(cell), plan.places, plan.kept(cell))
+        workers.start(key, order)
+
+    def _take(self, outcome: CellOutcome) -> None:
+        cell = self._cells[outcome.key]
+        if outcome.ending == "done":
+            self._done.add(outcome.key)
+            self._seconds.setdefault(cell.row, []).append(outcome.seconds)
+            self._advance()
+        elif outcome.ending == "no space":
+            self._stopped = f"{outcome.cause}; free some, then give the same command"
+        else:
+            self._failures[cell.label] = f"{outcome.cause} (cells/{cell.digest}.log)"
+
+    def _spent(self, begun: float) -> str:
+        return _BUDGET if self.budget is not None and time.monotonic() - begun > self.budget else ""
+
+    # ---- what is known
+
+    def _progress(self, workers: Workers) -> Progress:
+        running = {self._cells[key].label: self._rounds(self._cells[key]) for key in workers.running}
+        left = len(self._due) + len(workers.running) + self._unplanned()
+        return Progress(len(self._done), len(self._failures), left, running, self._seconds_left(workers))
+
+    def _unplanned(self) -> int:
+        return len(self._waiting) * len(self.plan.study.seeds)
+
+    def _seconds_left(self, workers: Workers) -> float | None:
+        if not self._seconds:
+            return None
+        overall = fmean(second for seconds in self._seconds.values() for second in seconds)
+        means = {row: fmean(seconds) for row, seconds in self._seconds.items()}
+        due = sum(means.get(cell.row, overall) for _, cell in self._due.values())
+        waiting = sum(means.get(row, overall) * len(self.plan.study.seeds) for row, _ in self._waiting)
+        running = sum(means.get(self._cells[key].row, overall) / 2 for key in workers.running)
+        return (due + waiting + running) / self.jobs
+
+    def _rounds(self, cell: Cell) -> tuple[int, int]:
+        try:
+            lines = (cell.folder(self.plan.store) / "timing.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            lines = 0
+        return lines, cell.experiment.run.rounds
+
+    def _ended(self) -> Ended:
+        not_done = [cell.label for key, cell in self._cells.items() if key not in self._done]
+        waiting = [f"{', '.join((row, *point))}: all seeds" for row, point in self._waiting]
+        missing = tuple(label for label in (*not_done, *waiting) if label not in self._failures)
+        return Ended(self._failures, missing, self._stopped)
+
+
+_BUDGET = "the budget is spent; the same command goes on"
+
+
+def default_jobs() -> int:
+    """As many cells as this process may use cores; of each cell's threads there is one."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus_here() -> int:
+    """How many GPUs there are; 0 if none."""
+    import torch
+
+    return torch.cuda.device_count()

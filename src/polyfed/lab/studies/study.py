@@ -1,0 +1,363 @@
+"""Study files: which runs make a table or a figure, what is measured of them, and what they are to prove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, JsonValue, SerializeAsAny, field_validator, model_validator
+
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.settings import Settings, parse_settings
+from polyfed.lab.studies.claims import Claim
+from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.study_files import merged_study, setting_label, study_content
+from polyfed.runs.tuning import with_beyond
+from polyfed.runs.twins import TwinSettings
+
+Overrides = dict[str, JsonValue]
+"""Dotted path of a setting -> value, as ``polyfed run --set`` takes them."""
+
+Point = tuple[str, ...]
+"""A label of each axis, in the order of the axes; empty where a study has none."""
+
+SMALL, SMOKE = "small", "smoke"
+_SEPARATOR = ", "
+_SMOKE_ROUNDS = {"run.rounds": 1}
+
+
+def point_label(point: Point) -> str:
+    """A point in words: ``0.1, 500``."""
+    return _SEPARATOR.join(point)
+
+
+class Axis(Settings):
+    """A setting and its values, or points of several settings by label."""
+
+    setting: str | None = Field(default=None, description="dotted path of the setting that the values are of")
+    values: list[JsonValue] = Field(default_factory=list, description="its values")
+    points: dict[str, Overrides] = Field(default_factory=dict, description="label -> overrides, in place of values")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if bool(self.points) == bool(self.setting and self.values):
+            raise ValueError("give 'setting' with 'values', or 'points'")
+        return self
+
+    @property
+    def overrides(self) -> dict[str, Overrides]:
+        """Label -> overrides."""
+        return self.points or {setting_label(value): {str(self.setting): value} for value in self.values}
+
+
+class Row(Settings):
+    """One line of a table: a method, a twin or another preset."""
+
+    like: str | None = Field(default=None, description="row whose base, groups, twin and overrides it starts from")
+    base: str | None = Field(default=None, description="preset or file in place of the study's")
+    groups: list[str] | None = Field(default=None, min_length=1, description="client groups that stay; null: all")
+    twin: TwinSettings | None = Field(default=None, description="a twin of the row")
+    set: Overrides = Field(default_factory=dict, description="overrides")
+    only: dict[str, list[JsonValue]] = Field(default_factory=dict, description="axis -> labels at which it is run")
+    main: bool = Field(default=True, description="false: run after all main rows")
+    tune: bool | dict[str, list[str]] = Field(
+        default=True, description="false: not tuned; a mapping: where the values of the grid go, in place of 'paths'"
+    )
+    columns: dict[str, Overrides | None] = Field(
+        default_factory=dict, description="column -> settings that differ in this row; null: not measured"
+    )
+
+    @field_validator("twin", mode="before")
+    @classmethod
+    def _by_kind(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    def beneath(self, other: Row) -> Row:
+        """``other`` on top of this row."""
+        given = {name: getattr(other, name) for name in other.model_fields_set}
+        laid = {name: {**getattr(self, name), **getattr(other, name)} for name in ("set", "columns")}
+        return self.model_copy(update={**given, **laid, "like": None})
+
+
+class Tuning(Settings):
+    """A search over one grid, the same for every row, on validation data and on seeds of its own, until the best
+    candidate has been compared with all its neighbours."""
+
+    grid: dict[str, list[JsonValue]] = Field(min_length=1, description="name -> values; their product is tried")
+    paths: dict[str, list[str]] = Field(description="name -> settings that get the value; * stands for every group")
+    set: Overrides = Field(default_factory=dict, description="overrides of the candidates")
+    final: Overrides = Field(default_factory=dict, description="overrides of what is run with the choice")
+    seeds: list[int] = Field(default=[100], min_length=1)
+    column: SerializeAsAny[ColumnSettings] = Field(description="what is compared; of validation data")
+
+    @field_validator("column", mode="before")
+    @classmethod
+    def _column(cls, value: Any) -> Any:
+        return named_column(value)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if getattr(self.column, "kind", "validation") != "validation":
+            raise ValueError("column: kind is test, but a choice is made on validation data")
+        require_known("paths", self.paths, self.grid)
+        if left := [name for name in self.grid if name not in self.paths]:
+            raise ValueError(f"paths: nothing gets the values of '{left[0]}'; give paths.{left[0]}")
+        return self
+
+    def around(self, choice: Mapping[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
+        """The neighbours of a choice: a grid of decimal numbers goes on beyond its ends, as that of a twin does."""
+        for name, axis in self.axes().items():
+            place = axis.index(choice[name])
+            yield from ({**choice, name: value} for value in axis[max(0, place - 1) : place + 2])
+
+    def axes(self) -> dict[str, list[JsonValue]]:
+        """Name -> values, with those beyond the ends, of the grids of several decimal numbers."""
+        grids = {name: [value for value in grid if isinstance(value, float)] for name, grid in self.grid.items()}
+        return {name: [*with_beyond(own)] for name, own in grids.items() if len(own) == len(self.grid[name]) > 1}
+
+    def candidates(self) -> Iterator[dict[str, JsonValue]]:
+        """Every combination: name -> value."""
+        for values in product(*self.grid.values()):
+            yield dict(zip(self.grid, values, strict=True))
+
+
+class Drawing(Settings):
+    """A figure: a column over an axis, over rounds, over another column, or as bars by row."""
+
+    column: str
+    over: str = Field(default="rows", description="an axis, another column, round (the metric's curve), or rows (bars)")
+    minus: bool = Field(
+        default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"
+    )
+
+
+class Paper(Settings):
+    """What a study is the counterpart of."""
+
+    paper: str
+    item: str = Field(description="such as Table 1")
+
+
+class Study(Settings):
+    """A base experiment, rows x axes x seeds, columns and claims."""
+
+    title: str
+    description: str = ""
+    source: Paper | None = None
+    base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
+    set: Overrides = Field(default_factory=dict, description="overrides of all cells")
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
+    rows: dict[str, Row] = Field(min_length=1)
+    columns: dict[str, SerializeAsAny[ColumnSettings]] = Field(min_length=1)
+    axes: dict[str, Axis] = Field(default_factory=dict)
+    tuning: Tuning | None = None
+    against: str | None = Field(default=None, description="row that differences are against; null: the first")
+    printed: dict[str, dict[str, float | dict[str, float]]] = Field(
+        default_factory=dict, description="what the paper prints: row -> column -> value, or label -> value"
+    )
+    claims: list[str] = Field(default_factory=list)
+    figures: list[Drawing] = Field(default_factory=list)
+    keep: Literal["records", "models"] = Field(default="records", description="what stays of a cell")
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) and value > 0 else value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _columns(cls, value: Any) -> Any:
+        return {name: named_column(item) for name, item in value.items()} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds: {self.seeds} has a seed twice")
+        if self.tuning and (both := {*self.seeds} & {*self.tuning.seeds}):
+            raise ValueError(f"tuning.seeds: {min(both)} is a seed of the study too; choose seeds of its own")
+        if self.against is not None:
+            require_known("against", [self.against], self.rows)
+        for name, row in self.rows.items():
+            self._check_row(name, row)
+        self._check_printed()
+        for number, drawing in enumerate(self.figures):
+            require_known(f"figures.{number}.column", [drawing.column], self.columns)
+            is_metric = isinstance(self.columns[drawing.column], Metric)
+            others = [] if drawing.minus else [*(["round"] if is_metric else []), *self.columns]
+            require_known(f"figures.{number}.over", [drawing.over], ["rows", *self.axes, *others])
+        for text in self.claims:
+            self._check_claim(text)
+        return self
+
+    def _check_row(self, name: str, row: Row) -> None:
+        if row.like is not None:
+            before = list(self.rows)[: list(self.rows).index(name)]
+            require_known(f"rows.{name}.like", [row.like], before)
+        require_known(f"rows.{name}.columns", row.columns, self.columns)
+        self.columns_of(name)
+        require_known(f"rows.{name}.only", row.only, self.axes)
+        for axis, labels in row.only.items():
+            require_known(f"rows.{name}.only.{axis}", map(setting_label, labels), self.axes[axis].overrides)
+        if isinstance(row.tune, dict):
+            require_known(f"rows.{name}.tune", row.tune, self.tuning.grid if self.tuning else ())
+
+    def _check_printed(self) -> None:
+        require_known("printed", self.printed, self.rows)
+        labels = [point_label(point) for point in self.points]
+        for row, by_column in self.printed.items():
+            require_known(f"printed.{row}", by_column, self.columns)
+            for column, value in by_column.items():
+                if isinstance(value, dict):
+                    require_known(f"printed.{row}.{column}", value, labels)
+
+    def _check_claim(self, text: str) -> None:
+        claim = Claim.parse(text)
+        require_known(f"claims: '{text}'", [claim.column], self.columns)
+        for row, label in (claim.left, claim.right):
+            require_known(f"claims: '{text}'", [row], self.rows)
+            if label:
+                require_known(f"claims: '{text}'", [label], map(point_label, self.points_of(row)))
+
+    # ---- what there is
+
+    @property
+    def base_name(self) -> str:
+        """What every row starts from, in words."""
+        return self.base if isinstance(self.base, str) else str(self.base.get("name", ""))
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """All combinations of labels; one empty point where there are no axes."""
+        return tuple(product(*(axis.overrides for axis in self.axes.values())))
+
+    def points_of(self, row: str) -> tuple[Point, ...]:
+        """Those at which a row is run."""
+        allowed = {axis: set(map(setting_label, labels)) for axis, labels in self.resolved(row).only.items()}
+        names = list(self.axes)
+        return tuple(
+            point
+            for point in self.points
+            if all(label in allowed.get(name, {label}) for name, label in zip(names, point, strict=True))
+        )
+
+    def resolved(self, name: str) -> Row:
+        """A row with what it is like beneath it."""
+        row = self.rows[name]
+        return row if row.like is None else self.resolved(row.like).beneath(row)
+
+    def columns_of(self, row: str) -> dict[str, ColumnSettings]:
+        """What is measured in a row.
+
+        Raises:
+            ConfigError: a column cannot have the settings that the row gives it.
+        """
+        changes = self.resolved(row).columns
+        return {
+            name: column.changed(changes.get(name) or {}, f"rows.{row}.columns.{name}")
+            for name, column in self.columns.items()
+            if changes.get(name, {}) is not None
+        }
+
+    def overrides_at(self, point: Point) -> Overrides:
+        """Overrides of a point."""
+        axes = zip(self.axes.values(), point, strict=True)
+        return reduce(lambda known, item: known | item[0].overrides[item[1]], axes, Overrides())
+
+    def printed_at(self, row: str, column: str, point: Point) -> float | None:
+        """What the paper prints."""
+        value = self.printed.get(row, {}).get(column)
+        return value.get(point_label(point)) if isinstance(value, dict) else value
+
+    # ---- files
+
+    @classmethod
+    def load(cls, source: str | Path, scale: str = SMALL) -> Study:
+        """A study of polyfed's own by name, or from a YAML file, at a scale.
+
+        Raises:
+            ConfigError: no such study, file or scale; a setting is unknown, wrong or does not fit the others.
+        """
+        content = study_content(source)
+        scales = {SMALL: {}, **(content.pop("scales", None) or {})}
+        if scale not in (*scales, SMOKE):
+            raise ConfigError(f"--scale {scale}: {nearest(scale, {*scales, SMOKE})}")
+        layers = [scales[SMALL], scales.get(SMOKE) or {}] if scale == SMOKE else [scales[scale] or {}]
+        content = reduce(merged_study, layers, content)
+        if Path(source).is_file():
+            content = _beside(content, Path(source).parent)
+        study: Study = parse_settings(cls, content)
+        return study.smaller((scales.get(SMOKE) or {}).get("set", {})) if scale == SMOKE else study
+
+    def with_seeds(self, seeds: Iterable[int]) -> Study:
+        """The same with other seeds.
+
+        Raises:
+            ConfigError: one of them is a seed of the tuning.
+        """
+        return parse_settings(Study, self.content() | {"seeds": list(seeds)})
+
+    def content(self) -> dict[str, Any]:
+        """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""
+        rows = {name: row.model_dump(mode="json", exclude_unset=True) for name, row in self.rows.items()}
+        return {**self.model_dump(mode="json"), "rows": rows}
+
+    def smaller(self, changes: Mapping[str, Any]) -> Study:
+        """One seed, one round, the first label of each axis, nothing tuned: whether all of it works, in seconds."""
+        axes = {name: _first_point(axis) for name, axis in self.axes.items()}
+        first = {name: list(axis.overrides) for name, axis in axes.items()}
+        rows = {name: _smaller(row) for name, row in self.rows.items() if _is_at(row, first)}
+        content = self.content() | {"printed": {}, "claims": [], "figures": [], "tuning": None}
+        content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
+        content |= {"axes": {name: axis.model_dump(mode="json") for name, axis in axes.items()}}
+        content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}
+        return parse_settings(Study, content | {"against": None})
+
+
+def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The study with bases that are files beside it by their paths."""
+    rows = content.get("rows")
+    if isinstance(rows, Mapping):
+        rows = {name: _based(row, folder) for name, row in rows.items()}
+    return dict(_based({**content, "rows": rows}, folder))
+
+
+def _based(section: Any, folder: Path) -> Any:
+    base = section.get("base") if isinstance(section, Mapping) else None
+    return {**section, "base": str(folder / base)} if isinstance(base, str) and (folder / base).is_file() else section
+
+
+def _first_point(axis: Axis) -> Axis:
+    label, overrides = next(iter(axis.overrides.items()))
+    return Axis(points={label: overrides})
+
+
+def _smaller(row: Row) -> Row:
+    """At every label that is left, and a twin as its method has it."""
+    row = row.model_copy(update={"only": {}})
+    if row.twin is None or not row.twin.is_to_be_tuned:
+        return row
+    single = {"rates": row.twin.rates[:1], "passes": row.twin.passes[:1]}
+    return row.model_copy(update={"twin": row.twin.model_copy(update=single)})
+
+
+def _is_at(row: Row, labels: Mapping[str, list[str]]) -> bool:
+    return all(set(map(setting_label, own)) & {*labels[axis]} for axis, own in row.only.items())
+
+
+def named_column(value: Any) -> Any:
+    """A column's settings: a bare mapping is a metric, a bare text the name of one."""
+    if isinstance(value, str):
+        return {"name": "metric", "metric": value}
+    return {"name": "metric", **value} if isinstance(value, Mapping) and "name" not in value else value
+
+
+def require_known(key: str, names: Any, valid: Any) -> None:
+    """Raise ValueError if one of the names is not valid."""
+    known = list(valid)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{key}: there is no '{name}'; {nearest(str(name), known)}")

@@ -1,0 +1,350 @@
+"""Every command of ``polyfed analyse``: what it prints and writes, and what it says of bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import yaml
+from matplotlib.figure import Figure
+from PIL import Image
+
+from made_up_cells import made_up
+from polyfed.cli.analysis_options import show_analysis
+from polyfed.core.errors import RunError
+from polyfed.reporting.tables import TextTable
+from polyfed.runs.records import RunRecords
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def config(three_groups: dict[str, Any], tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(three_groups))
+    return path
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, but an empty picture is written: the tests of legends render these."""
+
+    def save(drawing: Figure, path: Path) -> Path:
+        Image.new("L", (1, 1)).save(path)
+        return path
+
+    monkeypatch.setattr("polyfed.reporting.figures.save", save)
+
+
+def read(path: Path | str) -> dict[str, Any]:
+    return dict(json.loads(Path(path).read_text()))
+
+
+def written(name: str) -> dict[str, Any]:
+    """Content of the JSON file, beside which there is a picture."""
+    path = Path(f"there/{name}.png")
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+    assert path.stat().st_size < 300_000
+    return read(f"there/{name}.json")
+
+
+def written_rows(name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(f"there/{name}.csv").read_text().splitlines()))
+
+
+# ---- studies of coalitions
+
+
+@pytest.fixture
+def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells have figures that are made up."""
+    monkeypatch.setattr("polyfed.lab.studies.coalitions.run_study", made_up)
+
+
+@pytest.mark.usefixtures("not_run")
+def test_shapley_runs_prints_and_writes(analyse: Cli, config: Path) -> None:
+    options = ("shapley", config, "--players", "image,text", "--set", "name=mine")
+    code, out, err = analyse(*options)
+    assert (code, err) == (0, "")
+    assert "4/4" in out
+    assert "share of r1_sum" in out
+    folder = Path("runs/studies/mine-shapley")
+    content = read(folder / "shapley.json")
+    means = {label: spread["mean"] for label, spread in content["utilities"].items()}
+    assert list(means) == ["none", "image", "text", "image+text"]
+    gain = means["image+text"] - means["none"]
+    assert sum(spread["mean"] for spread in content["values"].values()) == pytest.approx(gain)
+    assert content["values"]["image"]["std"] is None
+    first = (folder / "shapley.png").read_bytes()
+    assert analyse(*options)[0] == 0
+    assert (folder / "shapley.png").read_bytes() == first
+
+
+def test_an_interrupted_study_says_how_to_go_on(analyse: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyfed.lab.studies.coalitions.run_study", interrupted)
+    code, _, err = analyse("shapley", config, "--players", "text")
+    assert (code, err) == (130, "interrupted; continue with the same command\n")
+
+
+@pytest.mark.usefixtures("not_run")
+def test_scaling_runs_prints_and_writes(analyse: Cli, config: Path) -> None:
+    code, out, err = analyse("scaling", config, "--groups", "image+text", "--seeds", "0,1", "--out", "there")
+    assert (code, err) == (0, "")
+    assert "1: image and text" in out
+    content = written("scaling")
+    assert content["steps"] == [["image", "text"]]
+    assert set(content["values"]["1-image+text"]["by_seed"]) == {"0", "1"}
+
+
+# ---- of a run
+
+
+def test_gap(analyse: Cli, tiny_run: Path, three_groups: dict[str, Any]) -> None:
+    between = ("--between", "scenes,private", "--normalise", "--samples", 9)
+    code, out, err = analyse("gap", tiny_run, *between, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "scenes - private, image" in out
+    content = read("there/gap.json")
+    assert (content["anchor"], content["normalise"], content["split"]) == ("scenes", True, "train")
+    assert content["total"] == pytest.approx(sum(content["gaps"]["private"].values()))
+    image = {"image": three_groups["server"]["model"]["encoders"]["image"]}
+    settings = {"data": three_groups["data"], "model": {"dim": 4, "encoders": image}}
+    Path("clip.yaml").write_text(yaml.safe_dump(settings))
+    assert analyse("gap", "clip.yaml", *between, "--device", "cpu")[0] == 0
+    assert list(read("gap.json")["gaps"]["private"]) == ["image"]
+
+
+def test_landscape(analyse: Cli, tiny_run: Path) -> None:
+    options = ("--samples", 16, "--grid", 3, "--steps", 8, "--out", "there")
+    code, out, err = analyse("landscape", tiny_run, *options)
+    assert (code, err) == (0, "")
+    assert "eigenvalue 1" in out
+    content = written("landscape")
+    grid = safetensors.torch.load_file("there/landscape.safetensors")
+    assert content["data"] == "public set (scenes, train)"
+    assert float(grid["values"][1, 1]) == content["loss"]
+    assert grid["axis"].tolist() == [-0.5, 0.0, 0.5]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifier_run: Path) -> None:
+    code, out, err = analyse("centres", tiny_run, classifier_run, "--data", "scenes,private", "--out", "there")
+    assert (code, err) == (0, "")
+    assert out.count("distances of centres") == 2
+    first, second = written("centres")["runs"]
+    assert len(first["groups"]) == 4
+    assert second["groups"] == ["image: scenes", "image: private"]
+    code, out, _ = analyse("centres", tiny_run, "--by", "class", "--samples", 12, "--out", "there")
+    assert code == 0
+    assert "more are in the JSON file" in out
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_drift(analyse: Cli, fedafd_run: Path) -> None:
+    code, out, err = analyse("drift", fedafd_run, "--samples", 8, "--method", "pca", "--out", "there")
+    assert (code, err) == (0, "")
+    assert "run: drift of image" in out
+    content = written("drift")
+    assert (content["samples"], content["method"]) == (8, "pca")
+    text = content["modalities"]["text"]
+    assert text["participants"] == ["paired-0", "paired-1", "server"]
+    assert text["means"]["different"] == {"pairs": 0, "distance": None, "cka": None}
+    assert text["means"]["all"]["cka"] == text["cka"][0][1]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_features(analyse: Cli, fedafd_run: Path) -> None:
+    code, out, err = analyse("features", fedafd_run, "--client", "image", "--method", "pca", "--out", "there")
+    assert (code, err) == (0, "")
+    assert "features of image" in out
+    content = written("features")
+    assert list(content["features"]) == ["local", "global", "fused"]
+    assert set(content["features"]["fused"]) == {"silhouette", "ratio", "nearest_mean", "head"}
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_weights(analyse: Cli, fedafd_run: Path) -> None:
+    code, out, err = analyse("weights", fedafd_run, "--at", "3,1", "--round", 1, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "Effective number of clients" in out
+    assert written("weights")["channels"]["image"]["chosen"] == [3, 1]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_traffic_of_two_runs(analyse: Cli, fedafd_run: Path, tiny_run: Path) -> None:
+    code, out, err = analyse("traffic", fedafd_run, tiny_run, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "run (fedavg): weights" in out
+    assert [run["method"] for run in written("traffic")["runs"]] == ["fedafd", "fedavg"]
+
+
+def test_cost_with_and_without_data(analyse: Cli, config: Path) -> None:
+    short = ("--set", "algorithm.name=local", "--set", "run.rounds=1")
+    code, out, err = analyse("cost", config, *short, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "GFLOP" in out
+    measured = {cost["kind"]: cost for cost in read("there/cost.json")["costs"]}
+    assert measured["image"]["flops"] > 0 < measured["image"]["size"]["trained"]
+    classes = ("--classes", "private=12,scenes=12,texts=6")
+    code, out, err = analyse("cost", config, "--without-data", *classes, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "Bytes by kind" in out
+    assert read("there/traffic.json")["groups"]["image"]["down"]["total"] > 0
+
+
+# ---- of a simulation
+
+
+def test_retrain(analyse: Cli, fedavg_run: Path) -> None:
+    arguments = ("--layers", "shallow", "--depth", "image=2,text=1", "--on", "union", "--steps", 2)
+    code, out, err = analyse("retrain", fedavg_run, *arguments, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "run: R@1 at each client" in out
+    name = "retrain-server-shallow-union-depthimage=2,text=1-steps2"
+    content, rows = written(name), written_rows(name)
+    assert (content["layers"], content["depth"], content["steps"]) == ("shallow", {"image": 2, "text": 1}, 2)
+    assert [(row["of"], row["on"], row["client"]) for row in rows][::4] == [
+        ("server", "union", "paired-0"),
+        ("server", "union", "paired-1"),
+    ]
+    assert float(rows[0]["change"]) == float(rows[0]["after"]) - float(rows[0]["before"])
+    assert content["rows"][0]["after"]["paired-0"]["R@1"] == float(rows[0]["after"])
+
+
+def test_distortion(analyse: Cli, fedavg_run: Path) -> None:
+    code, out, err = analyse("distortion", fedavg_run, "--steps", 1, "--lr", 0.001, "--seed", 3, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "distortion by local training" in out
+    content, rows = written("distortion-steps1-lr0.001-seed3"), written_rows("distortion-steps1-lr0.001-seed3")
+    assert content["steps"] == {"paired-0": 1, "paired-1": 1}
+    assert {row["figure"] for row in rows} == {"similarity", "R@1", "R@5", "R@10", "gallery"}
+    fall = {(row["trained"], row["client"]): -float(row["change"]) for row in rows if row["figure"] == "similarity"}
+    assert fall["paired-1", "paired-0"] == pytest.approx(content["decrease"]["paired-1"]["paired-0"])
+
+
+def test_across(analyse: Cli, local_run: Path) -> None:
+    code, out, err = analyse("across", local_run, "--out", "there")
+    assert (code, err) == (0, "")
+    assert "disparity" in out
+    assert written("across")["server_untrained"] is True
+    assert len(written_rows("across")) == 4 * 2 * 4 + 1
+
+
+# ---- who holds what
+
+
+def test_partition_of_an_experiment_counts_and_draws_without_training(
+    analyse: Cli, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("a picture was decoded"))
+    tiny["clients"]["image"] |= {"count": 3, "test": "dealt"}
+    Path("tiny.yaml").write_text(yaml.safe_dump(tiny))
+    partition = '{"name": "natural", "of": ["topic", "label"]}'
+    code, out, err = analyse(
+        "partition", "tiny.yaml", "--set", f"clients.image.partition={partition}", "--out", "there"
+    )
+    assert (code, err) == (0, "")
+    assert "image: items by column" in out
+    assert "paired: sizes" in out
+    holdings = written("partition")
+    assert set(holdings) == {"paired-0", "paired-1", "image-0", "image-1", "image-2"}
+    images = [holdings[f"image-{k}"] for k in range(3)]
+    assert sum(entry["items"] for entry in images) == 24
+    assert sum(entry["test"]["items"] for entry in images) == 8
+    assert all(sum(entry["columns"]["topic"].values()) == entry["items"] for entry in images)
+    assert not any("index" in entry or "index" in (entry["test"] or {}) for entry in holdings.values())
+
+
+def test_partition_of_a_run(analyse: Cli, tiny_run: Path) -> None:
+    code, out, err = analyse("partition", tiny_run, "--out", "there")
+    assert (code, err) == (0, "")
+    holdings = written("partition")
+    for client, holding in RunRecords.load(tiny_run).holdings.items():
+        assert holdings[client]["labels"] == holding.labels
+        assert client in out
+
+
+# ---- bad input
+
+RUN, EXCHANGE, LAYERS = "tiny_run", "fedafd_run", "fedavg_run"
+REFUSALS = [
+    ("shapley CONFIG --players images", "players: no group 'images' under 'clients'; did you mean"),
+    ("shapley CONFIG --players image,,text", "--players image,,text: has an empty name"),
+    ("shapley CONFIG --players image --seeds 0,x", "--seeds 0,x: 'x' is no whole number"),
+    ("shapley CONFIG --players image --set runs=1", "unknown key 'runs'; did you mean 'run'"),
+    ("shapley CONFIG --players image,text,paired", "no client is left"),
+    ("shapley nothing --players a", "no preset or file 'nothing'"),
+    ("scaling CONFIG --groups image,sound", "groups: no group 'sound'"),
+    ("scaling CONFIG --groups image --set server=null", "has no server model"),
+    (f"gap {RUN} --between scenes", "--between scenes: needs two sources"),
+    (f"gap {RUN} --between scenes,nothing", "no source 'nothing' in data.sources"),
+    ("gap nothing --between a,b", "no preset or file 'nothing'"),
+    (f"gap {RUN} --between scenes,private --model worst", "has no model 'worst'; it has: best (round"),
+    (f"landscape {RUN} --grid 10", "grid 10 has no middle"),
+    (f"landscape {RUN} --extent 0", "extent 0.0 must be positive"),
+    (f"landscape {RUN} --device warp", "'warp' is not usable here"),
+    ("landscape nothing", "no run folder"),
+    (f"centres {RUN} --by shape", "by 'shape'; valid: class, data"),
+    (f"centres {RUN} --data scenes,privat", "did you mean 'private'"),
+    (f"centres {RUN} --out CONFIG", "cannot create folder"),
+    (f"drift {RUN}", "clients of 'fedavg' keep no model"),
+    (f"drift {EXCHANGE} --method umap", "method 'umap'; valid: pca, tsne"),
+    (f"drift {EXCHANGE} --model worst", "has no model 'worst'"),
+    ("drift nothing", "is no run folder"),
+    (f"features {EXCHANGE} --client paired-1", "not client 'paired-1' of"),
+    (f"weights {RUN}", "has no aggregation weights"),
+    (f"weights {EXCHANGE} --at 1,x", "--at 1,x: 'x' is no whole number"),
+    (f"traffic {EXCHANGE} nothing", "'nothing' is no run folder"),
+    ("cost CONFIG --classes texts", "--classes texts: the data say it themselves"),
+    ("cost CONFIG --without-data --classes texts", "--classes texts: needs SOURCE=N"),
+    ("cost CONFIG --without-data", "is not known without its data: --classes"),
+    ("cost nothing", "no preset or file 'nothing'"),
+    (f"retrain {LAYERS} --depth two", "--depth two: 'two' says not how many layers"),
+    (f"retrain {LAYERS} --depth image=x", "--depth image=x: 'image=x' says not how many layers"),
+    (f"retrain {LAYERS} --layers top", "--layers top; "),
+    (f"retrain {LAYERS} --of paired-0", "has no model of that name"),
+    (f"distortion {LAYERS} --of image", "encodes 'image' only"),
+    ("distortion nothing", "is no run folder"),
+    (f"across {LAYERS} --model worst", "has no model 'worst'"),
+    (f"partition {RUN} --set run.seed=1", "is a run that is over; give its config.yaml instead"),
+    ("partition .", "'.' is no run folder"),
+    ("partition BEGUN", "has no partition.json"),
+    ("partition CONFIG --set clients={}", "has no clients of its own to deal items out to"),
+    ("partition CONFIG --set clients.image.partition={name:_iid,of:_[lable]}", "image.partition.of: 'lable'"),
+    ("partition no-such-preset", "no preset or file 'no-such-preset'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSALS)
+def test_bad_input_is_named_before_any_work(
+    analyse: Cli, config: Path, request: pytest.FixtureRequest, arguments: str, message: str
+) -> None:
+    Path("BEGUN").mkdir()
+    Path("BEGUN/config.yaml").write_text("name: begun\n")
+    command, *words = arguments.split()
+    places = {name: request.getfixturevalue(name) for name in (RUN, EXCHANGE, LAYERS) if name in words}
+    given = [places.get(word, config if word == "CONFIG" else word.replace(":_", ": ")) for word in words]
+    out = [] if "--out" in words else ["--out", "there"]
+    code, printed, err = analyse(command, *given, *out)
+    assert (code, printed) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not list(Path("there").glob("*"))
+    assert not Path("cells").exists()
+
+
+def test_results_are_seen_where_they_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none").write_text("a file")
+    table = TextTable("Hours of work", ("", "value"), [("loss", "1.5")])
+    with pytest.raises(RunError, match="cannot write"):
+        show_analysis(tmp_path / "none", "there", {}, None, [table], "a\n1\n")
+    assert "Hours of work" in capsys.readouterr().out

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed import Experiment, run
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.lab.analysis.centres import centre_distances, run_centres
+from polyfed.lab.analysis.encoders import encoders_of
+from polyfed.runs.opened import open_run
+
+
+def test_distances_by_hand() -> None:
+    euclidean, cosine = centre_distances(torch.tensor([[3.0, 0.0], [0.0, 4.0], [6.0, 0.0], [0.0, 0.0]]))
+    assert euclidean[0].tolist() == [0.0, 5.0, 3.0, 3.0]
+    assert cosine[0].tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_distances_are_symmetric_and_do_not_change_with_a_turn() -> None:
+    stream = torch.Generator().manual_seed(0)
+    centres = torch.randn(5, 4, generator=stream, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=stream, dtype=torch.float64))[0]
+    for values, turned in zip(centre_distances(centres), centre_distances(centres @ turn), strict=True):
+        torch.testing.assert_close(values, values.T)
+        torch.testing.assert_close(values, turned)
+        assert values.diagonal().tolist() == [0.0] * 5
+    torch.testing.assert_close(centre_distances(3 * centres)[1], centre_distances(centres)[1])
+
+
+def test_centres_of_data_sets_are_means_of_representations(tiny_run: Path) -> None:
+    opened = open_run(tiny_run).server_model("last")
+    found = run_centres(opened)
+    assert found.names == ("image: scenes", "image: private", "text: scenes", "text: private")
+    assert found.counts.tolist() == [12, 8, 60, 40]
+    encoders = encoders_of(opened, normalise=True)
+    samples = encoders.samples(encoders.split("private", "test"), "text")
+    values = torch.cat(list(encoders.embeddings(samples, "text")))
+    torch.testing.assert_close(values.norm(dim=1), torch.ones(40))
+    torch.testing.assert_close(found.values[3], values.double().mean(0))
+    assert {title: picture.groups for title, picture in found.pictures.items()} == {
+        "image": (0, 1),
+        "text": (2, 3),
+        "all modalities": (0, 1, 2, 3),
+    }
+    for picture in found.pictures.values():
+        for k, place in zip(picture.groups, picture.places, strict=True):
+            assert int((picture.labels == k).sum()) == found.counts[k]
+            torch.testing.assert_close(place, picture.points[picture.labels == k].mean(0))
+
+
+def test_few_samples_are_drawn_at_random_and_the_same_each_time(tiny_run: Path) -> None:
+    opened = open_run(tiny_run).server_model("last")
+    found, again = (run_centres(opened, ["scenes", "private"], most=5) for _ in range(2))
+    assert found.counts.tolist() == [5, 5, 5, 5]
+    assert torch.equal(found.values, again.values)
+
+
+def test_centres_of_classes(tiny_run: Path) -> None:
+    opened = open_run(tiny_run).server_model("last")
+    found = run_centres(opened, ["private"], by="class")
+    split = encoders_of(opened, normalise=True).split("private", "test")
+    names = encoders_of(opened, normalise=True).samples(split, "image").classes["label"]
+    labels = split.read("label").values.to_pylist()
+    pictures = {f"image: private / {names[k]}": labels.count(k) for k in sorted(set(labels))}
+    captions = {f"text: private / {names[k]}": 5 * labels.count(k) for k in sorted(set(labels))}
+    assert dict(zip(found.names, found.counts.tolist(), strict=True)) == pictures | captions
+    assert set(found.modalities) == {"image", "text"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sources": ["scenery"]}, ConfigError, "no source 'scenery'; *|no source 'scenery' in data.sources"),
+        ({"sources": ["scenes", "scenes"]}, ConfigError, "'scenes' is named 2 times"),
+        ({"split": "dev"}, DataError, "no split 'dev'"),
+        ({"by": "label"}, ConfigError, "by 'label'; valid: class, data"),
+    ],
+)
+def test_what_cannot_be(tiny_run: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run_centres(open_run(tiny_run).server_model("last"), **options)
+
+
+def test_data_that_the_model_cannot_encode_or_that_has_no_classes(tiny: dict[str, Any], tmp_path: Path) -> None:
+    common = {"name": "scenes", "train": 8, "test": 8, "size": 16, "targets": {}}
+    image = tiny["clients"]["image"]
+    tiny["data"]["sources"] |= {
+        "texts": {**common, "columns": {"text": "text"}},
+        "bare": {**common, "columns": {"image": "image"}},
+    }
+    tiny["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
+    tiny |= {"public": None, "clients": {"image": image}}
+    tiny["run"]["rounds"] = 1
+    opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder).server_model("last")
+    with pytest.raises(ConfigError, match=r"'texts' has text, of which the model encodes none \(it encodes image\)"):
+        run_centres(opened, ["private", "texts"])
+    with pytest.raises(ConfigError, match="'bare' has no targets"):
+        run_centres(opened, ["bare"], by="class")
+    with pytest.raises(ConfigError, match="has one centre and no distance"):
+        run_centres(opened, ["private"])
+    two = run_centres(opened, ["private", "bare"])  # one axis tells two centres apart, the other does not
+    assert list(two.pictures) == ["image"]
+    assert float(two.pictures["image"].ratios[0]) > 0
+    assert float(two.pictures["image"].ratios[1]) == pytest.approx(0, abs=1e-9)

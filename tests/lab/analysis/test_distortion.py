@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from changed_runs import with_settings
+from polyfed.algorithms.server_only import ServerOnly
+from polyfed.core.errors import ConfigError
+from polyfed.lab.analysis.distortion import (
+    Distortion,
+    distortion_tables,
+    draw_distortion,
+    run_distortion,
+    similarity,
+)
+from polyfed.lab.analysis.retraining import Retrained
+from polyfed.lab.analysis.simulated import Simulated
+from polyfed.runs.opened import open_run
+
+
+def test_similarity_by_loop(fedavg_run: Path) -> None:
+    opened = Simulated(open_run(fedavg_run))
+    subject = opened.trained("server")
+    member = opened.require_judges(subject)["paired-1"]
+    test = opened.test(subject, member)
+    total = 0.0
+    for k in range(len(test)):
+        batch = test.batch(torch.tensor([k]))
+        u, v = (subject.model.embed(name, batch.inputs[name])[0].double().tolist() for name in ("image", "text"))
+        total += sum(a * b for a, b in zip(u, v, strict=True)) / (math.hypot(*u) * math.hypot(*v))
+    participant = opened.participant(subject, "paired-1", member.settings.training)
+    assert similarity(participant, test) == pytest.approx(total / len(test), abs=1e-6)
+
+
+def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:
+    values = {
+        name: F.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(ord(name)))) for name in "abc"
+    }
+
+    class Seeing:
+        def represent(self, samples: Any) -> dict[str, torch.Tensor]:
+            return values
+
+    expected = [float((values[a] * values[b]).sum(1).mean()) for a, b in ("ab", "ac", "bc")]
+    assert similarity(Seeing(), None) == pytest.approx(sum(expected) / 3)  # type: ignore[arg-type]
+
+
+def test_without_training_there_is_no_distortion(fedavg_run: Path) -> None:
+    found = run_distortion(Simulated(open_run(fedavg_run)), steps=0)
+    assert found.to_json()["steps"] == {"paired-0": 0, "paired-1": 0}
+    assert all(row.after == row.before for row in found.rows)
+    assert all(found.decrease(a, b) == 0 for a in found.clients for b in found.clients)
+
+
+def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
+    opened = Simulated(open_run(fedavg_run))
+    found = run_distortion(opened)
+    assert found.clients == ("paired-0", "paired-1")
+    members = opened.require_judges(opened.trained("server"))
+    passes = [divmod(len(opened.federation.train(member)), 16) for member in members.values()]
+    assert [row.steps for row in found.rows] == [batches + (left > 1) for batches, left in passes]
+    row, content = found.rows[1], found.to_json()
+    fall = row.before["paired-0"]["similarity"] - row.after["paired-0"]["similarity"]
+    assert content["decrease"]["paired-1"]["paired-0"] == found.decrease("paired-1", "paired-0") == fall != 0
+    assert content["after"]["paired-1"]["similarity"]["paired-0"] == row.after["paired-0"]["similarity"]
+    assert "similarity" not in content["before"]["figures"]["paired-0"]
+    assert content == run_distortion(Simulated(open_run(fedavg_run))).to_json()
+    table, first, _ = distortion_tables(found)
+    assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
+    assert first.rows[0][0] == "server, round 1"
+    assert len(draw_distortion(found).axes) == 4
+
+
+def test_means_over_who_trained() -> None:
+    before = {"a": {"similarity": 0.6, "R@1": 5.0}, "b": {"similarity": 0.3, "R@1": 5.0}}
+    after = {
+        name: {"a": {"similarity": low, "R@1": 10 * low}, "b": {"similarity": high, "R@1": 10 * high}}
+        for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))
+    }
+    found = Distortion("run", tuple(Retrained("server", 3, name, 2, before, after[name]) for name in "ab"))
+    assert found.mean_decrease("a") == pytest.approx((0.5 + 0.1) / 2)
+    assert found.mean_decrease("b") == pytest.approx((0.0 + 0.1) / 2)
+    assert found.mean_figure("a", "R@1") == pytest.approx(3.0)
+
+
+def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
+    opened = Simulated(open_run(fedavg_run))
+    with pytest.raises(ConfigError, match="'image' encodes 'image' only; distortion is of the similarity of two"):
+        run_distortion(opened, "image")
+    bare = with_settings(opened.run, algorithm=ServerOnly())
+    with pytest.raises(ConfigError, match="'server_only' does not say how long clients train; say it with --steps"):
+        run_distortion(Simulated(bare))
+    assert [row.steps for row in run_distortion(Simulated(open_run(fedafd_run)), steps=1).rows] == [1, 1]

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from changed_runs import with_settings
+from polyfed import Experiment, run
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.lab.analysis.drift import (
+    Represented,
+    draw_drift,
+    drift_tables,
+    mean_distances,
+    modality_drift,
+    one_of_each_item,
+    public_representations,
+    run_drift,
+)
+from polyfed.runs.opened import open_run
+
+
+def unit(*shape: int, seed: int = 0) -> Tensor:
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def participant(name: str, group: str | None, values: Tensor) -> Represented:
+    return Represented(name, group, 3, {"sound": values})
+
+
+def test_distances_by_hand_and_by_loop() -> None:
+    a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0, 0.0], [0.0, 1.0]])
+    assert mean_distances([a, b]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    sets = [unit(9, 4, seed=k) for k in range(3)]
+    found = mean_distances(sets)
+    for i in range(3):
+        for j in range(3):
+            gaps = [math.dist(p.tolist(), q.tolist()) for p, q in zip(sets[i], sets[j], strict=True)]
+            assert float(found[i, j]) == pytest.approx(sum(gaps) / 9)
+    order = torch.tensor([8, 0, 3, 1, 2, 7, 6, 5, 4])
+    torch.testing.assert_close(mean_distances([each[order] for each in sets]), found)
+
+
+def test_means_over_pairs() -> None:
+    same, other = unit(20, 5), unit(20, 5, seed=1)
+    found = modality_drift(
+        "sound",
+        [
+            participant("a-0", "a", same),
+            participant("a-1", "a", same),
+            participant("b", "b", -same),
+            participant("server", None, other),
+        ],
+    )
+    assert (found.clients, found.server) == ((0, 1, 2), 3)
+    assert found.between("same").pairs == 1
+    assert found.between("same").distance == 0
+    assert found.between("same").cka == pytest.approx(1)
+    assert (found.between("different").pairs, found.between("all").pairs) == (2, 3)
+    assert found.between("different").distance == pytest.approx(2)  # opposite, and yet aligned
+    assert found.between("different").cka == pytest.approx(1)
+    assert found.between("all").distance == pytest.approx(4 / 3)
+    assert found.of_client(2).distance == pytest.approx(2)
+    assert found.between("server").pairs == 3
+    assert found.between("server").distance == pytest.approx(float(found.distances[:3, 3].mean()))
+    assert found.points.shape == (4, 20, 2)
+    torch.testing.assert_close(found.points[0], found.points[1])
+
+
+def test_one_client_and_the_server_or_no_server() -> None:
+    found = modality_drift(
+        "sound", [participant("a", "a", unit(9, 3)), participant("server", None, unit(9, 3, seed=1))]
+    )
+    assert (found.between("all").pairs, found.between("server").pairs) == (0, 1)
+    assert math.isnan(found.between("all").distance)
+    alone = modality_drift("sound", [participant("a", "a", unit(9, 3)), participant("b", "b", unit(9, 3, seed=1))])
+    assert alone.server is None
+    assert math.isnan(alone.between("server").cka)
+
+
+def test_widths_may_differ() -> None:
+    sets = [unit(12, 3), unit(12, 5, seed=1), unit(12, 3, seed=2)]
+    found = modality_drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
+    assert found.distances[1].isnan().tolist() == [True, False, True]
+    assert found.alignment.isfinite().all()
+    assert found.mapped == (0, 2)
+    assert found.points.shape == (2, 12, 2)
+    assert found.between("all").distance == pytest.approx(float(found.distances[0, 2]))
+
+
+def test_drift_of_a_run(fedafd_run: Path) -> None:
+    opened = open_run(fedafd_run).kept_clients()
+    found = run_drift(opened, samples=10, method="pca")
+    assert (found.run, found.samples) == ("run", 10)
+    image, text = found.modalities
+    assert image.names == ("paired-0", "paired-1", "image", "server")
+    assert text.names == ("paired-0", "paired-1", "server")
+    assert image.groups == ("paired", "paired", "image", None)
+    assert image.rounds == (1, 1, 1, 1)
+    # another way to the same figure: both models on the whole public set, one picture an item
+    server = open_run(fedafd_run).server_model("last")
+    every = run_drift(opened, method="pca").modalities[0]
+    views = {name: each.view for name, each in server.saved.settings.encoders.items()}
+    public = opened.run.federation.public_samples(views)
+    assert public is not None
+    pictures = public.inputs["image"](torch.unique(public.rows["image"]))
+    gaps = opened.model("image").represent("image", pictures) - server.model.represent("image", pictures)
+    assert float(every.distances[2, 3]) == pytest.approx(float(gaps.detach().norm(dim=1).mean()), rel=1e-5)
+    assert len(pictures) == every.points.shape[1] == 16
+
+
+def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
+    opened = open_run(fedafd_run).kept_clients()
+    found, again = (run_drift(opened, samples=6, method="pca") for _ in range(2))
+    assert torch.equal(found.modalities[0].points, again.modalities[0].points)
+    assert str(found.to_json()) == str(again.to_json())
+    (left, right, *_) = draw_drift(found).axes
+    assert [len(dots.get_offsets()) for dots in left.collections] == [6] * 4
+    assert right.images[0].get_array().shape == (4, 4)
+    table, _ = drift_tables(found)
+    assert [row[0] for row in table.rows][:3] == ["paired-0", "paired-1", "image"]
+    assert table.rows[3][0] == "mean, all pairs (3)"
+
+
+def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["algorithm"] = {"name": "local", "local_epochs": 1}
+    tiny["run"] |= {"sampling": {"cohort": 2}, "rounds": 1, "evaluate_clients": False}
+    opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder).kept_clients()
+    assert len(opened.versions) == 2
+    alone = replace(opened, run=with_settings(opened.run, server=None))
+    found, beside = (run_drift(each, method="pca").modalities[0] for each in (alone, opened))
+    assert (found.names, found.server) == (tuple(opened.versions), None)
+    assert beside.names == (*found.names, "server")
+    assert found.between("all") == beside.between("all")
+
+
+def test_what_cannot_be(fedafd_run: Path) -> None:
+    opened = open_run(fedafd_run).kept_clients()
+    with pytest.raises(ConfigError, match="method 'umap'"):
+        run_drift(opened, method="umap")
+    with pytest.raises(ConfigError, match="3 public samples are too few to compare; it takes 4"):
+        run_drift(opened, samples=3)
+    private = replace(opened, run=with_settings(opened.run, public=None))
+    with pytest.raises(ConfigError, match="has no public set, so there are no samples that all may see"):
+        run_drift(private)
+
+
+def test_representations_are_in_the_order_that_is_asked_for(fedafd_run: Path) -> None:
+    opened = open_run(fedafd_run).kept_clients()
+    member = opened.run.federation.members["paired-1"]
+    public = opened.run.federation.public_samples({name: each.view for name, each in member.model.encoders.items()})
+    assert public is not None
+    model, index = opened.model("paired-1"), torch.tensor([7, 3, 12])
+    values = public_representations(model, "text", public, index, 2, "client")
+    every = model.represent("text", public.batch(torch.arange(20)).inputs["text"])
+    torch.testing.assert_close(values, every[index])
+    model.encoders["text"].register_forward_hook(lambda *_: torch.full((1, 8), torch.nan))
+    with pytest.raises(DataError, match="representations of 'text' by client hold NaN or infinity"):
+        public_representations(model, "text", public, index, 9, "client")
+
+
+def test_one_sample_of_each_item() -> None:
+    assert one_of_each_item(torch.tensor([5, 5, 2, 9, 2, 5, 9])).tolist() == [0, 2, 3]

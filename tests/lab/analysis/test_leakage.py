@@ -1,0 +1,261 @@
+"""Attacks on runs: what is overfitted gives its samples away, what is fresh does not; protections; the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed import Experiment, open_run
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.lab.analysis.leakage.canaries import planted
+from polyfed.lab.analysis.leakage.figures import AttackResult, Discrimination
+from polyfed.lab.analysis.leakage.membership import head_of, sample_scores
+from polyfed.lab.analysis.leakage.report import Leakage, run_leakage
+from polyfed.lab.analysis.leakage.seen import seen_round
+from polyfed.lab.analysis.leakage.shadows import halves
+from polyfed.lab.analysis.leakage.situation import AttackPlan, Situation
+from polyfed.lab.analysis.simulated import Simulated
+from polyfed.reporting.report import tables
+from polyfed.runs.runner import run_experiment
+from small_federations import UNBOUND, Config, classifiers, three_kinds, tiny_experiment, topics
+
+FREE = UNBOUND | {"weight": None}
+SMALL = AttackPlan(attacks=("membership", "words", "classes"), shadows=4, clients=1, samples=60, passes=40)
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def overfitted(clients: int = 2, *, server: bool = False, **sections: Any) -> Config:
+    """Clients that learn the topics of 60 hard texts each by heart."""
+    config = topics(server=server, **({"name": "fedmd"} if server else {}))
+    config["clients"]["text"]["count"] = clients
+    for source in config["data"]["sources"].values():
+        source |= {"train": 60 * clients, "difficulty": 1.0}
+    config["algorithm"] |= {"local_epochs": 10} | sections.pop("algorithm", {})
+    config["run"] |= {"rounds": 2, "bounds": FREE, "evaluate_clients": False}
+    return config | sections
+
+
+@pytest.fixture(scope="module")
+def overfitted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_experiment(Experiment.parse(overfitted()), tmp_path_factory.mktemp("overfitted") / "run").folder
+
+
+def simulated(config: Config, folder: Path) -> Simulated:
+    return Simulated(open_run(run_experiment(Experiment.parse(config), folder).folder))
+
+
+def auc(finding: AttackResult) -> dict[str, float]:
+    value: Any = finding.figures["auc"]
+    return dict(value)
+
+
+def by_name(leakage: Leakage, attack: str) -> dict[tuple[str, str], AttackResult]:
+    return {(one.on, one.attack): one for one in leakage.findings[attack]}
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "kind"),
+    [
+        ({"config": topics()}, "fit", "weights"),
+        ({"config": topics(server=True, name="fedmd")}, "tell", "scores"),
+        ({"config": classifiers()}, "fit", "prototypes"),
+        ({"config": three_kinds(name="creamfl")}, "fit", "representations"),
+    ],
+)
+def test_the_last_round_asked_again_is_that_of_the_run(
+    method: dict[str, Config], step: str, kind: str, tmp_path: Path
+) -> None:
+    opened = simulated(method["config"], tmp_path / "run")
+    with cpu_threads(1), seen_round(opened) as seen:
+        assert seen.is_exact
+        assert seen.number == opened.experiment.run.rounds
+        assert {reply.request.step for reply in seen.replies} == {step}
+        assert {bundle.kind for reply in seen.replies for bundle in reply.bundles.values()} == {kind}
+        assert [reply.clients[0] for reply in seen.replies] == list(opened.federation.members)
+
+
+def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    noise = {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 4.0}}}
+    with cpu_threads(1), seen_round(simulated(overfitted(**noise), tmp_path / "noise")) as seen:
+        assert seen.is_exact  # with other noise the server would end elsewhere
+    masked = overfitted(3, aggregation={"secure": "pairwise_masks"})
+    with cpu_threads(1), seen_round(simulated(masked, tmp_path / "masked")) as seen:
+        (reply,) = seen.replies
+        assert seen.is_exact
+        assert reply.is_sum
+        assert reply.who == "sum of 3 clients"
+
+
+def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(overfitted_run: Path) -> None:
+    opened = Simulated(open_run(overfitted_run))
+    found = by_name(run_leakage(opened, SMALL), "membership")
+    for attack in ("loss threshold", "LiRA online"):
+        one = found["weights of text-0", attack]
+        assert auc(one)["low"] > 0.8
+        assert one.says == "much"
+    assert auc(found["final model of text", "loss threshold"])["value"] > 0.7
+    with cpu_threads(1), seen_round(opened) as seen:
+        situation = Situation(opened, seen, SMALL)
+        candidates, member = situation.candidates(("text-0",)), situation.member("text-0")
+        assert not isinstance(candidates, str)
+        model = situation.fresh(member)
+        scores = sample_scores(model, member.settings.task, head_of(model, member.head), candidates.samples).numpy()
+        inside = candidates.is_member.numpy()
+        fresh = Discrimination.of(scores[inside], scores[~inside], 0).auc
+        assert fresh.low < 0.5 < fresh.high
+        labels = candidates.samples.targets["topic"]
+        # as many of each class on both sides, or classes would be told in place of samples
+        assert torch.equal(labels[candidates.is_member].sort().values, labels[~candidates.is_member].sort().values)
+        assert not set(candidates.samples.ids[i] for i in candidates.samples.items[: int(inside.sum())]) & set(
+            candidates.samples.ids[i] for i in candidates.samples.items[int(inside.sum()) :]
+        )
+        rows = halves(candidates.samples, 6, 0)
+        assert rows.sum(0).tolist() == [3] * len(candidates)
+
+
+def test_words_and_classes_of_updates_are_read(overfitted_run: Path) -> None:
+    leakage = run_leakage(Simulated(open_run(overfitted_run)), AttackPlan(attacks=("words", "classes"), clients=1))
+    (words,) = leakage.findings["words"]
+    assert (words.figures["precision"], words.figures["recall"]) == (1.0, 1.0)
+    (classes,) = leakage.findings["classes"]
+    assert auc(classes)["value"] > 0.7
+    assert leakage.is_exact
+    assert leakage.protection == "none"
+
+
+def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> None:
+    opened = Simulated(open_run(overfitted_run))
+    plan = AttackPlan(attacks=("canaries",), clients=1)
+    (one,) = run_leakage(opened, plan).findings["canaries"]
+    exposure, without = one.figures["exposure"], one.figures["without"]
+    assert isinstance(exposure, float)
+    assert isinstance(without, float)
+    assert exposure > without + 1
+    assert auc(one)["low"] > 0.8
+    samples = opened.federation.train(opened.federation.members["text-0"])
+    canaries = planted(samples, "topic", 6, 10, torch.Generator().manual_seed(0))
+    changed = samples.targets["topic"] != canaries.samples.targets["topic"]
+    assert sorted(canaries.places.tolist()) == changed.nonzero().flatten().tolist()
+    assert len(canaries.places) == 10
+
+
+def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(tmp_path: Path) -> None:
+    plan = AttackPlan(attacks=("canaries",), clients=1)
+    leakage = run_leakage(simulated(overfitted(server=True), tmp_path / "run"), plan)
+    assert "before the round's training" in leakage.unattacked[0].reason
+    assert not leakage.findings["canaries"]
+
+
+def test_results_depend_on_the_seed_alone(overfitted_run: Path) -> None:
+    first, second = (run_leakage(Simulated(open_run(overfitted_run)), SMALL).to_json() for _ in range(2))
+    assert first == second
+
+
+def test_logits_give_samples_away_by_a_surrogate(tmp_path: Path) -> None:
+    found = by_name(run_leakage(simulated(overfitted(server=True), tmp_path / "run"), SMALL), "membership")
+    assert auc(found["logits of text-0", "surrogate, loss"])["low"] > 0.6
+    kept = found["model of text-0 (stays there)", "loss threshold"]
+    assert not kept.crosses
+    assert auc(kept)["low"] > 0.8
+
+
+def test_noise_hides_samples_and_words(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    noise = {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 4.0}}}
+    leakage = run_leakage(simulated(overfitted(**noise), tmp_path / "run"), SMALL)
+    one = by_name(leakage, "membership")["weights of text-0", "loss threshold"]
+    assert auc(one)["low"] < 0.5
+    assert one.says == "nothing found"
+    (words,) = leakage.findings["words"]
+    assert auc(words)["value"] < 0.6
+    assert "noise on replies" in leakage.protection
+
+
+def test_a_sum_is_attacked_as_a_sum(tmp_path: Path) -> None:
+    config = overfitted(3, aggregation={"secure": "pairwise_masks"})
+    leakage = run_leakage(simulated(config, tmp_path / "run"), SMALL)
+    assert ("weights of sum of 3 clients", "loss threshold") in by_name(leakage, "membership")
+    assert [(one.attack, one.reason) for one in leakage.unattacked if one.attack == "classes"] == [
+        ("classes", "a sum says nothing of one client")
+    ]
+    (words,) = leakage.findings["words"]
+    assert words.figures["recall"] == 1.0  # of all clients' words together
+    assert leakage.protection == "secure aggregation"
+
+
+def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> None:
+    config = three_kinds(name="creamfl")
+    leakage = run_leakage(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, passes=2, clients=3))
+    reasons = {(one.on, one.attack): one.reason for one in leakage.unattacked}
+    assert "the classifier does not cross" in reasons["representations of text", "membership"]
+    assert "no rows of word embeddings" in reasons["representations of text", "words"]
+    assert "no gradient crosses" in reasons["representations of image", "pictures"]
+    assert not leakage.findings["words"]
+
+
+def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path) -> None:
+    config = overfitted(algorithm={"name": "scaffold"})
+    leakage = run_leakage(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, steps=2, clients=1))
+    told = [one.on for found in leakage.findings.values() for one in found]
+    assert "weights of text-0" in told
+    assert not any(on.startswith("controls") for on in told if "clients" not in on)
+    assert ("controls of text-0", "membership") in {(one.on, one.attack) for one in leakage.unattacked}
+
+
+def test_pictures_of_a_client_are_reconstructed_beside_a_guess(tmp_path: Path) -> None:
+    config = tiny_experiment()
+    config["clients"] = {"image": config["clients"]["image"] | {"count": 2}}
+    config |= {"public": None, "server": None}
+    config["run"]["rounds"] = 1
+    plan = AttackPlan(attacks=("pictures",), batches=(1, 2), trials=1, steps=5, clients=1)
+    leakage = run_leakage(simulated(config, tmp_path / "run"), plan)
+    assert [one.figures["pictures"] for one in leakage.findings["pictures"]] == [1, 2]
+    for one in leakage.findings["pictures"]:
+        assert {"psnr", "guess", "noise"} <= one.figures.keys()
+
+
+def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: Path, analyse: Cli) -> None:
+    arguments = ("--attacks", "words,classes", "--clients", "1")
+    code, _, _ = analyse("leakage", overfitted_run, *arguments)
+    assert code == 0
+    content = json.loads((overfitted_run / "analysis" / "leakage.json").read_text())
+    assert content["exact"] is True
+    assert (overfitted_run / "analysis" / "leakage.png").is_file()
+    for page in ("report.md", "report.html"):
+        assert "gave away: words of the texts" in (overfitted_run / page).read_text()
+    records = open_run(overfitted_run).records
+    assert any("gave away" in table.title for table in tables(records))
+    (overfitted_run / "analysis" / "leakage.json").write_text("{")
+    with pytest.raises(RunError, match=r"leakage\.json' is damaged"):
+        tables(records)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--attacks", "wordz"], r"--attacks wordz: .*words"),
+        (["--shadows", "5"], r"--shadows 5: give 0, or an even number from 4 on"),
+        (["--shadows", "2"], r"--shadows 2"),
+        (["--batches", "9"], r"--batches 9: give sizes from 1 to 8"),
+    ],
+)
+def test_impossible_plans_are_refused(overfitted_run: Path, analyse: Cli, arguments: list[str], reason: str) -> None:
+    code, _, err = analyse("leakage", overfitted_run, *arguments)
+    assert code == 2
+    with pytest.raises(ConfigError, match=reason):
+        raise ConfigError(err)
+
+
+def test_a_run_that_lost_the_state_before_its_last_round_is_refused(tmp_path: Path) -> None:
+    opened = Simulated(open_run(run_experiment(Experiment.parse(tiny_experiment()), tmp_path / "run").folder))
+    for manifest in (tmp_path / "run" / "checkpoints").glob("round-000001.*"):
+        manifest.unlink()
+    with pytest.raises(RunError, match="has lost its state before round 2"), seen_round(opened):
+        pass

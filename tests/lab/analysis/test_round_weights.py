@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.lab.analysis.round_weights import ChannelWeights, draw_round_weights, run_weights, weights_tables
+from polyfed.runs.opened import open_run
+
+
+def channel(values: list[list[float]], kinds: tuple[str, ...] = ("uni-modal", "multi-modal")) -> ChannelWeights:
+    clients = tuple(f"c{k}" for k in range(len(values)))
+    return ChannelWeights("sound", 3, clients, kinds, np.array(values), (0,))
+
+
+def test_shares_by_hand() -> None:
+    found = channel([[0.8, 0.5], [0.1, 0.5], [0.1, 0.0]], ("uni-modal", "multi-modal", "multi-modal"))
+    uni, multi = found.shares()["uni-modal"], found.shares()["multi-modal"]
+    assert (uni["clients"], multi["clients"]) == (1, 2)
+    assert (uni["mean"], multi["mean"]) == pytest.approx((0.65, 0.175))
+    assert (uni["relative"], multi["relative"]) == pytest.approx((1.95, 0.525))
+    assert (uni["total"], multi["total"]) == pytest.approx((0.65, 0.35))
+    assert uni["leading"] + multi["leading"] == pytest.approx(1)
+    assert found.effective == pytest.approx((1 / 0.66 + 2) / 2)
+
+
+def test_the_effective_number_goes_from_one_to_all() -> None:
+    assert channel([[1.0, 0.0], [0.0, 1.0]]).effective == pytest.approx(1)
+    assert channel([[0.5, 0.5], [0.5, 0.5]]).effective == pytest.approx(2)
+    one = channel([[1.0, 1.0]], ("uni-modal",))
+    assert (one.effective, one.shares()["uni-modal"]["relative"]) == (1.0, 1.0)
+
+
+def test_samples_without_anybody_do_not_count() -> None:
+    found, without = channel([[0.7, 0.0], [0.3, 0.0]]), channel([[0.7], [0.3]])
+    assert (found.effective, found.shares()) == (without.effective, without.shares())
+    nothing = channel([[0.0], [0.0]])
+    assert math.isnan(nothing.effective)
+    assert math.isnan(nothing.shares()["uni-modal"]["mean"])
+
+
+def test_the_order_of_clients_and_samples_does_not_matter() -> None:
+    values = np.random.default_rng(0).dirichlet([1, 1, 1], 9).T
+    kinds = ("uni-modal", "multi-modal", "uni-modal")
+    found = channel(values.tolist(), kinds)
+    turned = channel(values[[2, 0, 1]][:, ::-1].tolist(), (kinds[2], kinds[0], kinds[1]))
+    assert turned.effective == pytest.approx(found.effective)
+    for kind, share in found.shares().items():
+        assert turned.shares()[kind] == pytest.approx(share)
+
+
+def test_weights_of_a_run(fedafd_run: Path) -> None:
+    found = run_weights(open_run(fedafd_run))
+    image, text = found.channels
+    assert (image.channel, image.round, image.clients) == ("image", 1, ("paired-0", "paired-1", "image"))
+    assert image.kinds == ("multi-modal", "multi-modal", "uni-modal")
+    assert set(text.kinds) == {"multi-modal"}
+    stored = safetensors.numpy.load_file(fedafd_run / "arrays" / "weights.image" / "round-0001.safetensors")["values"]
+    np.testing.assert_array_equal(image.values, stored.astype(np.float64))
+    assert len(image.chosen) == 7
+    assert run_weights(open_run(fedafd_run)).channels[0].chosen == image.chosen
+    chosen = run_weights(open_run(fedafd_run), number=1, at=[5, 2]).channels[0]
+    assert chosen.chosen == (5, 2)
+    assert chosen.to_json()["values"] == image.values[:, [5, 2]].tolist()
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_a_picture_and_a_table(fedafd_run: Path) -> None:
+    found = run_weights(open_run(fedafd_run), samples=3)
+    map_axes = draw_round_weights(found).axes[0]
+    shown = map_axes.images[0].get_array()
+    np.testing.assert_array_equal(shown, found.channels[0].values[:, found.channels[0].chosen])
+    assert len(map_axes.texts) == 9
+    assert len(draw_round_weights(run_weights(open_run(fedafd_run), samples=50)).axes[0].texts) == 0
+    names = [row[0] for row in weights_tables(found)[0].rows]
+    assert names == ["multi-modal (2)", "uni-modal (1)", "paired-0", "paired-1", "image"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("fedafd_run", {"number": 9}, ConfigError, r"round 9 of .* has no weights; valid: 1"),
+        ("fedafd_run", {"at": [0, 80]}, ConfigError, "sample 80 of 'image' was not recorded; valid: 0 to 79"),
+        ("tiny_run", {}, RunError, "has no aggregation weights: 'fedavg' does not weigh"),
+    ],
+)
+def test_what_cannot_be(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run_weights(open_run(request.getfixturevalue(name)), **options)
+
+
+def test_a_damaged_file(fedafd_run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(fedafd_run, tmp_path / "copy"))
+    (folder / "arrays" / "weights.text" / "round-0001.safetensors").write_bytes(b"no")
+    with pytest.raises(RunError, match="is damaged"):
+        run_weights(open_run(folder))

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from PIL import Image
+
+from polyfed.core.errors import ConfigError
+from polyfed.lab.downstream.model_choice import ModelChoice
+from polyfed.lab.downstream.results import Outcome, ProbeRow
+from polyfed.lab.downstream.suite import Suite, suites
+from polyfed.runs.saved import read_saved_model
+
+Cli = Callable[..., tuple[int, str, str]]
+
+SMALL = {
+    "sources": {"more": {"name": "scenes", "train": 30, "validation": 8, "test": 12, "size": 16, "seed": 9}},
+    "tasks": {
+        "shapes": {"name": "few_shot", "source": "more", "shares": [1.0], "draws": 2, "epochs": 2},
+        "clients": {"name": "retrieval", "batch": 16, "draws": 2},
+    },
+}
+
+
+def written(path: Path | str, content: Any) -> Path:
+    Path(path).write_text(yaml.safe_dump(content))
+    return Path(path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return written(tmp_path / "small.yaml", SMALL)
+
+
+def read(folder: Path | str, stem: str = "small") -> dict[str, Any]:
+    return dict(json.loads((Path(folder) / f"{stem}.json").read_text()))
+
+
+def test_the_suite_on_a_run_end_to_end(cli: Cli, tiny_run: Path) -> None:
+    code, out, err = cli(tiny_run, "--suite", "scenes", "--draws", 1, "--out", "there")
+    assert code == 0
+    assert "warning: the best model by validation is that of round 0" in err, "of one round of training"
+    content = read("there", "scenes-draws-1")
+    suite = Suite.load("scenes")
+    assert list(content["tasks"]) == list(suite.tasks)
+    assert content["left_out"] == {}
+    assert (content["suite"], content["seed"]) == ("scenes", 42)
+    assert "best server model (round" in content["subject"]
+    for task, found in content["tasks"].items():
+        assert f"{task} ({found['probe']}, " in out
+        assert found["rows"]
+    rows = list(csv.DictReader(Path("there/scenes-draws-1.csv").read_text().splitlines()))
+    values = {(row["task"], row["on"], row["metric"]): float(row["mean"]) for row in rows}
+    clients = {row["on"]: row["metrics"] for row in content["tasks"]["clients"]["rows"]}
+    assert list(clients) == ["paired-0", "paired-1", "mean over clients", "worst client", "disparity"]
+    expected = clients["worst client"]["text_to_image_r@1"]["mean"]
+    assert values["clients", "worst client", "text_to_image_r@1"] == pytest.approx(expected, rel=1e-5)
+    with Image.open("there/scenes-draws-1.png") as image:
+        assert image.format == "PNG"
+    assert sorted(path.name for path in Path("there").iterdir()) == [
+        "scenes-draws-1.csv",
+        "scenes-draws-1.json",
+        "scenes-draws-1.png",
+    ]
+
+
+def test_results_are_the_same_again_and_lie_in_the_run(cli: Cli, typed_run: Path, small: Path) -> None:
+    for _ in range(2):
+        assert cli(typed_run, "--suite", small, "--client", "paired-1")[0] == 0
+    folder = typed_run / "downstream" / "paired-1"
+    first = (folder / "small.json").read_bytes()
+    assert cli(typed_run, "--suite", small, "--client", "paired-1", "--out", "again")[0] == 0
+    assert Path("again/small.json").read_bytes() == first
+    assert cli(typed_run, "--suite", small, "--client", "paired-1", "--seed", 7, "--out", "other")[0] == 0
+    assert read("other", "small-seed-7")["tasks"] != read("again")["tasks"]
+
+
+def test_tasks_are_chosen_and_draws_overridden(cli: Cli, tiny_run: Path, small: Path) -> None:
+    code, out, _ = cli(tiny_run, "--suite", small, "--tasks", "shapes", "--draws", 3, "--out", "there")
+    assert code == 0
+    content = read("there", "small-draws-3-tasks-shapes")["tasks"]
+    assert list(content) == ["shapes"]
+    assert len(content["shapes"]["rows"][0]["metrics"]["accuracy"]["values"]) == 3
+    assert "clients" not in out
+
+
+def test_encoders_without_a_run(cli: Cli, tiny_run: Path, small: Path) -> None:
+    image = yaml.safe_load((tiny_run / "config.yaml").read_text())["server"]["model"]["encoders"]["image"]
+    file = written("bare.yaml", {"dim": 8, "encoders": {"image": image}})
+    code, out, err = cli("--encoders", file, "--suite", small)
+    assert (code, err) == (0, "")
+    content = read("runs/downstream/bare")
+    assert content["subject"] == "bare"
+    assert content["left_out"] == {"clients": "bare has no clients; give a run, or a source to search"}
+    assert "Left out" in out
+
+
+def test_encoders_beside_a_run_search_its_clients(cli: Cli, tiny_run: Path, small: Path) -> None:
+    model = yaml.safe_load((tiny_run / "config.yaml").read_text())["server"]["model"]
+    file = written("same.yaml", model)
+    assert cli(tiny_run, "--encoders", file, "--suite", small, "--tasks", "clients", "--out", "there")[0] == 0
+    assert read("there", "small-tasks-clients")["tasks"]["clients"]["rows"][0]["on"] == "paired-0"
+
+
+def test_results_of_other_options_stay(cli: Cli, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = Outcome("data", [ProbeRow("all", {"accuracy": [50.0]})])
+    monkeypatch.setattr("polyfed.lab.downstream.probes.few_shot.FewShot.run", lambda *_: made_up)
+    monkeypatch.setattr("polyfed.reporting.figures.save", lambda drawing, path: path.touch())
+    tasks = {name: SMALL["tasks"]["shapes"] | {"draws": 1, "epochs": 1} for name in ("one", "two/halves", "x" * 90)}
+    for suite in ("a", "b"):
+        written(f"{suite}.yaml", {**SMALL, "tasks": tasks})
+    options = [[], ["--tasks", "one"], ["--tasks", "one,two/halves"], ["--tasks", "x" * 90], ["--model", "last"]]
+    for chosen in (*options, ["--seed", 7, "--draws", 2, "--tasks", "one"]):
+        assert cli(tiny_run, "--suite", "a.yaml", *chosen, "--out", "there")[0] == 0
+    assert cli(tiny_run, "--suite", "b.yaml", "--out", "there")[0] == 0
+    found = {path.stem: read("there", path.stem) for path in Path("there").glob("*.json")}
+    (shortened,) = (name for name in found if name.startswith("a-tasks-1-"))
+    assert len(shortened) < 40
+    del found[shortened]
+    expected = ["a", "a-model-last", "a-seed-7-draws-2-tasks-one", "a-tasks-one", "a-tasks-one+two_halves", "b"]
+    assert sorted(found) == expected
+    assert "last server model" in found["a-model-last"]["subject"]
+    assert list(found["a-tasks-one+two_halves"]["tasks"]) == ["one", "two/halves"]
+
+
+# ---- which model
+
+
+def weights(path: Path, prefix: str) -> dict[str, torch.Tensor]:
+    found = safetensors.torch.load_file(path)
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+
+
+def same(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
+    state = model.state_dict()
+    return state.keys() == tensors.keys() and all(torch.equal(value, tensors[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_the_server_model_of_a_run(tiny_run: Path, which: str) -> None:
+    found = ModelChoice(tiny_run, which).open().subject
+    assert same(found.model, dict(read_saved_model(tiny_run / "models" / which).weights))
+    assert f"{which} server model" in found.name
+    assert not found.model.training
+    assert not any(value.requires_grad for value in found.model.parameters())
+
+
+def test_the_kept_model_of_a_client(local_run: Path) -> None:
+    found = ModelChoice(local_run, client="paired-0").open().subject
+    (path,) = (local_run / "checkpoints" / "clients" / "paired-0").glob("*.safetensors")
+    assert same(found.model, weights(path, "model/"))
+    assert found.clients is not None
+    assert list(found.clients()) == ["paired-0", "paired-1", "image"]
+
+
+def test_the_global_model_of_a_clients_type(typed_run: Path) -> None:
+    found = ModelChoice(typed_run, client="image").open().subject
+    newest = max((typed_run / "checkpoints").glob("round-*.safetensors"))
+    assert same(found.model, weights(newest, "weights:image/"))
+    assert "global model of image (round 1)" in found.name
+
+
+# ---- rubbish
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--suite", "medcal"], "no suite or file 'medcal'; did you mean 'medical'"),
+        ([], "--suite is missing; give medical, medical-paper-scale, scenes, or a YAML file"),
+        (["--suite", "scenes", "--tasks", "shapse"], "the suite has no task 'shapse'; did you mean 'shapes'"),
+        (["--suite", "scenes", "--tasks", "shapes,,things"], "has an empty name"),
+        (["--suite", "scenes", "--client", "paired-9"], "no client 'paired-9'"),
+        (["--suite", "scenes", "--client", "paired-0", "--model", "best"], "--model best is the server's"),
+        (["--suite", "scenes", "--model", "worst"], "no model 'worst'"),
+        (["--suite", "nowhere.yaml"], "cannot read config 'nowhere.yaml'"),
+    ],
+)
+def test_wrong_options(cli: Cli, tiny_run: Path, options: list[str], message: str) -> None:
+    code, _, err = cli(tiny_run, *options, "--out", "there")
+    assert code == 2
+    assert message in err
+    assert "\n" not in err.strip()
+    assert not Path("there").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": {"a": {"name": "fewshot"}}}, "tasks.a: unknown probe 'fewshot'; did you mean 'few_shot'"),
+        ({"tasks": {"a": {"name": "few_shot", "source": "mroe"}}}, "no source 'mroe' in the suite or the run"),
+        ({"tasks": {"a": {"name": "few_shot", "source": "more", "targt": "x"}}}, "unknown key 'targt'"),
+        ({"tasks": {"a": {"name": "few_shot", "source": "more", "target": "lable"}}}, "did you mean 'label'"),
+        ({"tasks": {"a": {"name": "segmentation", "source": "more", "mask": "maks"}}}, "no column 'maks'"),
+        ({"tasks": {}}, "at least 1 item"),
+        ({"taks": {}}, "unknown key 'taks'; did you mean 'tasks'"),
+    ],
+)
+def test_wrong_suites_are_refused_before_anything_is_written(
+    cli: Cli, tiny_run: Path, change: dict[str, Any], message: str
+) -> None:
+    file = written("wrong.yaml", {**SMALL, **change})
+    code, _, err = cli(tiny_run, "--suite", file, "--out", "there")
+    assert code == 2
+    assert message in err
+    assert not list(Path("there").glob("*"))
+
+
+def test_no_run_and_no_encoders(cli: Cli, small: Path) -> None:
+    code, _, err = cli("--suite", small)
+    assert (code, "nothing to test" in err) == (2, True)
+
+
+def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no server model; test a client's with --client ID, one of: paired-0"):
+        ModelChoice(local_run).open()
+
+
+def test_an_interrupted_test_writes_nothing(
+    cli: Cli, tiny_run: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyfed.lab.downstream.probes.few_shot.FewShot.run", interrupted)
+    code, _, err = cli(tiny_run, "--suite", small, "--out", "there")
+    assert (code, err.splitlines()[-1]) == (130, "interrupted; nothing was written")
+    assert not list(Path("there").glob("*"))
+
+
+@pytest.mark.parametrize("name", suites())
+def test_suites_that_come_with_polyfed_are_valid(name: str) -> None:
+    suite = Suite.load(name)
+    assert suite.description
+    assert {"few_shot", "segmentation", "retrieval"} <= {probe.component_name() for probe in suite.tasks.values()}
+    named = [getattr(probe, "source", None) for probe in suite.tasks.values()]
+    used = {each for entry in named for each in ((entry,) if isinstance(entry, str) else entry or ())}
+    assert used <= set(suite.sources)
+
+
+def test_suites_are_no_presets() -> None:
+    from polyfed.runs.presets import presets
+
+    assert not set(suites()) & set(presets())

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from probe_outcomes import outcome, values
+from torch.nn import functional as F
+
+from polyfed.core.errors import ConfigError, DataError, PolyfedError
+from polyfed.core.randomness import generator
+from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.scenes import Scenes
+from polyfed.lab.downstream.bench import Bench
+from polyfed.lab.downstream.probes import few_shot
+from polyfed.lab.downstream.probes.few_shot import FewShot
+from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
+from polyfed.lab.downstream.probes.segmentation import Segmentation
+from polyfed.lab.downstream.probes.zero_shot import ZeroShot
+from polyfed.tasks.accuracy import label_ranks, top
+
+VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
+FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3, "epochs": 3}
+CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "epochs": 2, "draws": 2, "shares": [0.2, 1.0]}
+
+
+# ---- few-shot
+
+
+def test_few_shot_is_deterministic_and_says_how_many_it_used(make_bench: Any) -> None:
+    bench = make_bench()
+    before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
+    found = outcome(FewShot(**FEW), bench)
+    again = outcome(FewShot(**FEW), make_bench())
+    assert values(found) == values(again)
+    assert all(torch.equal(value, before[name]) for name, value in bench.subject.model.state_dict().items())
+    assert [row.on for row in found.rows] == ["10 %", "100 %"]
+    labels = bench.labels("scenes", "train", "image", "topic")
+    wanted = sum(max(1, round(0.1 * int(n))) for n in labels.bincount() if n)
+    assert [row.facts["n"] for row in found.rows] == [wanted, 40]
+    assert [row.facts["n_test"] for row in found.rows] == [20, 20]
+    assert all(len(each) == 3 for each in values(found)[0].values())
+    assert len(set(values(found)[0]["accuracy"] + values(found)[0]["auroc"])) > 1  # draws differ
+
+
+def test_few_shot_computes_features_once_in_evaluation_mode(make_bench: Any) -> None:
+    bench, calls = make_bench(), [0]
+    trunk = bench.subject.pooled
+
+    def counted(modality: str) -> Any:
+        function = trunk(modality)
+
+        def wrapped(x: torch.Tensor) -> torch.Tensor:
+            calls[0] += len(x)
+            return function(x)
+
+        return wrapped
+
+    object.__setattr__(bench.subject, "pooled", counted)
+    outcome(FewShot(**FEW), bench)
+    outcome(FewShot(**FEW | {"target": "label"}), bench)
+    assert calls[0] == 40 + 12 + 20
+
+
+@pytest.mark.parametrize("settings", [{}, {"standardise": True}])
+def test_few_shot_trains_on_features_as_they_are_unless_told(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
+) -> None:
+    """The paper's linear layer stands on the backbone's features."""
+    trained: list[torch.Tensor] = []
+    fit = few_shot.fit_linear
+    monkeypatch.setattr(few_shot, "fit_linear", lambda few, *rest: trained.append(few.x) or fit(few, *rest))
+    bench = make_bench()
+    outcome(FewShot(**FEW | {"shares": [1.0], "draws": 1} | settings), bench)
+    features, deviations = bench.features("scenes", "train", "image", "trunk"), trained[0].std(0, correction=0)
+    assert torch.equal(trained[0], features) is not bool(settings)
+    assert bool(torch.isclose(deviations, torch.ones(12), atol=1e-4).all()) is bool(settings)
+
+
+@pytest.mark.parametrize(("features", "width"), [("trunk", 12), ("auto", 12), ("embedding", 8)])
+def test_few_shot_takes_the_trunk_or_the_embedding(make_bench: Any, features: str, width: int) -> None:
+    probe = FewShot(**FEW | {"features": features, "shares": [1.0], "draws": 1})
+    assert f"width {width}." in outcome(probe, make_bench()).notes[0]
+
+
+def test_few_shot_beats_chance_on_easy_texts(make_bench: Any) -> None:
+    texts = Scenes(
+        train=400, validation=50, test=100, columns={"text": "text"}, targets={"topic": "topic"}, difficulty=0.0
+    )
+    words = {"name": "tokens", "length": 64, "tokenizer": {"name": "hashing", "size": 2048}}
+    bench = make_bench({"text": {"name": "bag", "width": 128, "view": words}}, texts=texts)
+    settings = {"source": "texts", "target": "topic", "modality": "text", "lr": 0.02, "draws": 1, "shares": [0.05, 1.0]}
+    few, every = values(outcome(FewShot(**settings), bench))
+    assert every["accuracy"][0] > 40 > 100 / 6
+    assert every["accuracy"][0] > few["accuracy"][0]
+
+
+def test_few_shot_joins_sources_by_class_name(make_bench: Any) -> None:
+    more = Scenes(train=30, validation=5, test=10, size=16, seed=3, targets={"topic": "topic"})
+    found = outcome(FewShot(**FEW | {"source": ["scenes", "more"]}), make_bench(more=more))
+    assert (found.rows[-1].facts["n"], found.rows[-1].facts["n_test"]) == (70, 30)
+    assert found.data == "scenes+more.topic"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"source": "nothing"}, ConfigError, "no source 'nothing' in the suite or the run; valid: scenes"),
+        ({"target": "lable"}, ConfigError, "has no target 'lable'; did you mean 'label'"),
+        ({"train": "trian"}, DataError, "no split 'trian'; did you mean 'train'"),
+        ({"modality": "sound"}, ConfigError, "source 'scenes' has no columns.sound"),
+        ({"features": "trunk", "modality": "bare"}, ConfigError, "features is 'trunk', but the encoder of 'bare'"),
+    ],
+)
+def test_few_shot_refuses(make_bench: Any, settings: Any, error: type[PolyfedError], message: str) -> None:
+    bench = make_bench()
+    if settings.get("modality") == "bare":
+        bench.subject.model.encoders["bare"] = torch.nn.Identity()
+        bench.data.sources["scenes"].columns["bare"] = "image"
+    with pytest.raises(error, match=message):
+        FewShot(**FEW | settings).check(bench, "task")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"test": "train"}, {"test": "validation"}, {"validation": "train"}, {"validation": None, "test": "train"}],
+)
+def test_few_shot_does_not_test_on_what_it_trains_on(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="overlap; name different splits, or validation: null"):
+        FewShot(**FEW | settings)
+    FewShot(**FEW | {"validation": None, "test": "validation"})
+
+
+def test_few_shot_needs_two_classes(make_bench: Any) -> None:
+    single = Scenes(train=1, validation=5, test=5, size=16, targets={"topic": "topic"})
+    with pytest.raises(DataError, match=r"tasks.task: 'single' train has a single class of 'topic'"):
+        FewShot(**FEW | {"source": "single"}).check(make_bench(single=single), "task")
+
+
+def test_a_modality_that_the_model_lacks_is_no_error_but_a_reason(make_bench: Any) -> None:
+    bench = make_bench({"image": VIT})
+    assert FewShot(**FEW | {"modality": "text"}).unsuitable(bench) == "random encodes image, not 'text'"
+    assert RetrievalProbe(source="scenes").unsuitable(bench) == "random encodes image, not 'text'"
+    assert RetrievalProbe().unsuitable(bench) == "random has no clients; give a run, or a source to search"
+
+
+# ---- zero-shot
+
+
+def zero_shot(bench: Bench, **settings: Any) -> ZeroShot:
+    names = bench.split("scenes", "test").classes["topic"]
+    given = {"templates": ("a {}", "this is {} .")} | settings
+    return ZeroShot(source="scenes", target="topic", classes={name: (name, f"the {name}") for name in names}, **given)
+
+
+def test_zero_shot_is_the_nearest_mean_prompt(make_bench: Any) -> None:
+    bench = make_bench()
+    probe = zero_shot(bench)
+    (row,) = outcome(probe, bench).rows
+    subject, names = bench.subject, bench.split("scenes", "test").classes["topic"]
+    assert probe.texts("game") == ["a game", "a the game", "this is game .", "this is the game ."]
+    vectors = []
+    for name in names:
+        units = []
+        for text in probe.texts(name):
+            alone = ZeroShot(source="scenes", target="topic", classes={name: (text,), "other": ("x",)})
+            units.append(alone._class_vector(subject, name))  # the vector of one prompt
+        vectors.append(F.normalize(torch.stack(units).mean(0), dim=0))
+    samples = bench.samples("scenes", "test", "image")
+    x = subject.model.represent("image", samples.inputs["image"](samples.rows["image"]))
+    expected = top(label_ranks(x @ torch.stack(vectors).T, samples.targets["topic"].long()), 1)
+    assert row.values["accuracy"] == [pytest.approx(float(expected))]
+    assert row.facts == {"n_test": 20, "prompts": 4 * len(names)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": {"art": ("art",), "gaem": ("x",)}}, "tasks.task.classes: '"),
+        ({"target": "topics"}, "has no target 'topics'; did you mean 'topic'"),
+    ],
+)
+def test_zero_shot_refuses_wrong_classes(make_bench: Any, change: Any, message: str) -> None:
+    bench = make_bench()
+    with pytest.raises(ConfigError, match=message):
+        zero_shot(bench).model_copy(update=change).check(bench, "task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"templates": ["no place"]}, "template 'no place' has no {}"),
+        ({"classes": {"a": [], "b": ["b"]}}, "class 'a' needs words"),
+        ({"classes": {"a": [" "], "b": ["b"]}}, "class 'a' needs words"),
+        ({"classes": {"a": ["a"]}}, "at least 2 items"),
+    ],
+)
+def test_zero_shot_settings(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ZeroShot(**{"source": "scenes", "classes": {"a": ["a"], "b": ["b"]}} | settings)
+
+
+# ---- segmentation
+
+
+@pytest.mark.parametrize("encoder", ["resnet", "vit"])
+def test_segmentation_freezes_the_encoder(make_bench: Any, encoder: str) -> None:
+    bench = make_bench({"image": VIT} if encoder == "vit" else None)
+    before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
+    found = outcome(Segmentation(**CUT | {"draws": 1}), bench)
+    after = bench.subject.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any(value.requires_grad for value in bench.subject.model.parameters())
+    assert [row.facts["n"] for row in found.rows] == [8, 40]
+    assert ("grid 4" if encoder == "vit" else "skips at 8, 16") in found.notes[0] or "skips" in found.notes[0]
+    for row in values(found):
+        assert all(0 <= value <= 100 for each in row.values() for value in each)
+
+
+@pytest.mark.parametrize("settings", [{}, {"validation": 0.25, "test": ["validation", "test"]}, {"validation": None}])
+def test_segmentation_is_deterministic_whether_maps_are_held_or_not(make_bench: Any, settings: Any) -> None:
+    held = outcome(Segmentation(**CUT | {"draws": 1} | settings), make_bench())
+    fresh = outcome(Segmentation(**CUT | {"draws": 1} | settings, memory=0), make_bench())
+    assert values(held) == values(fresh)
+    last = held.rows[-1].facts
+    share = settings.get("validation") == 0.25
+    assert (last["n"], last["n_test"]) == ((30, 32) if share else (40, 20))
+    assert last.get("held_out") == (10 if share else None)
+
+
+def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None:
+    bench = make_bench()
+    found = outcome(Segmentation(**CUT | {"shares": [1.0], "draws": 1}), bench)
+    probe = Segmentation(**CUT)
+    reader = probe._reader(bench, "task")
+    train, test = (probe._pictures(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
+    guess = (train.mean(0) > 0.5).double()
+    scores = [
+        100 * (2 * (guess * mask).sum() / (guess.sum() + mask.sum())).item() if (guess + mask).sum() else 100.0
+        for mask in test
+    ]
+    assert values(found)[0]["mean_mask"] == [pytest.approx(sum(scores) / len(scores))]
+
+
+def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
+    bench = make_bench(many=Scenes(train=100, validation=10, test=20, size=16, difficulty=0.0))
+    probe = Segmentation(source="many", mask="mask", decoder=(16, 8), epochs=6, draws=1, shares=(1.0,), lr=0.01)
+    (row,) = values(outcome(probe, bench))
+    assert row["dice"][0] > row["mean_mask"][0] + 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"mask": "maks"}, DataError, "no column 'maks'; did you mean 'mask'"),
+        ({"mask": "captions"}, DataError, "'captions' holds lists; one mask an item"),
+        ({"mask": "label"}, ConfigError, r"tasks\.task\.mask: 'label' of 'scenes' train holds int64, no pictures"),
+        ({"mask": "id"}, ConfigError, r"tasks\.task\.mask: 'id' of 'scenes' train holds string, no pictures"),
+        ({"source": "scene"}, ConfigError, "no source 'scene'"),
+        ({"validation": "valid"}, DataError, "no split 'valid'"),
+    ],
+)
+def test_segmentation_refuses(make_bench: Any, settings: Any, error: type[PolyfedError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Segmentation(**CUT | settings).check(make_bench(), "task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"test": ["validation", "test"]}, "overlap; give validation a share of train"),
+        ({"test": ["train"]}, "overlap"),
+        ({"test": ["test", "test"]}, "overlap"),
+        ({"size": 4096}, "less than or equal to 2048"),
+        ({"size": 7}, "greater than or equal to 8"),
+        ({"focal_weight": 0, "dice_weight": 0}, "both 0"),
+        ({"decoder": []}, "at least 1 item"),
+        ({"shares": [1.5]}, "less than or equal to 1"),
+    ],
+)
+def test_segmentation_settings(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Segmentation(**CUT | settings)
+
+
+def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tmp_path: Path) -> None:
+    """A column of bytes, two of which are a picture and one is none."""
+    buffer = io.BytesIO()
+    Image.new("L", (16, 16), 255).save(buffer, "PNG")
+    pictures = [{"bytes": buffer.getvalue(), "path": None}] * 3
+    good, damaged = pa.array([buffer.getvalue()] * 3), pa.array([buffer.getvalue()] * 2 + [b"no picture"])
+    for name, masks in (("train", good), ("test", damaged)):
+        table = pa.table({"image": pictures, "mask": masks})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
+    probe = Segmentation(**CUT | {"source": "bytes", "validation": None})
+    with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable picture"):
+        probe.check(bench, "task")
+    probe.model_copy(update={"test": ("train",)}).check(bench, "task")
+
+
+def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
+    bench = make_bench()
+    bench.subject.model.encoders["image"] = torch.nn.Flatten()
+    assert Segmentation(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
+
+
+# ---- all
+
+
+def test_streams_depend_on_task_draw_and_purpose() -> None:
+    bench = Bench.__new__(Bench)
+    bench.seed = 42
+    first = bench.stream("a", 1, "x").initial_seed()
+    assert first == generator(43, "downstream", "a", "x").initial_seed()
+    others = [bench.stream(*key).initial_seed() for key in [("b", 1, "x"), ("a", 2, "x"), ("a", 1, "y")]]
+    assert len({first, *others}) == 4

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from probe_outcomes import outcome
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.scenes import Scenes
+from polyfed.lab.downstream.probes.out_of_domain import OutOfDomain
+from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
+from polyfed.lab.downstream.search import Gallery, chance_recalls, random_blocks, recalls_between
+from polyfed.tasks.retrieval import PairRetrieval
+
+Pair = tuple[Gallery, Gallery]
+
+
+def pairs(n: int, items: int | None = None, seed: int = 0) -> Pair:
+    stream = torch.Generator().manual_seed(seed)
+    first, noise = torch.randn(n, 6, generator=stream), torch.randn(n, 6, generator=stream)
+    matches = torch.arange(n) if items is None else torch.randint(items, (n,), generator=stream)
+    return Gallery(F.normalize(first, dim=1), matches), Gallery(F.normalize(first + noise, dim=1), matches)
+
+
+def naive(queries: Tensor, gallery: Tensor, matches: list[int], cutoff: int) -> list[bool]:
+    """Whether the best right answer is among the first, where every wrong one that scores as high comes first."""
+    hits = []
+    for number, query in enumerate(queries.double()):
+        scores = (gallery.double() @ query).tolist()
+        best = max(s for s, m in zip(scores, matches, strict=True) if m == matches[number])
+        rank = sum(s >= best - 1e-9 for s, m in zip(scores, matches, strict=True) if m != matches[number])
+        hits.append(rank < cutoff)
+    return hits
+
+
+@pytest.mark.parametrize("items", [None, 9])
+@pytest.mark.parametrize("size", [4, 8, 30, 64])
+def test_block_recalls_are_those_of_a_loop(size: int, items: int | None) -> None:
+    first, second = pairs(30, items)
+    blocks = random_blocks(30, size, torch.Generator().manual_seed(3))
+    galleries = [(first.at(index), second.at(index)) for index in blocks]
+    found = recalls_between(galleries, (1, 5))
+    for cutoff in (1, 5):
+        hits: dict[str, list[bool]] = {"forward": [], "backward": []}
+        for a, b in galleries:
+            hits["forward"] += naive(a.values, b.values, a.matches.tolist(), cutoff)
+            hits["backward"] += naive(b.values, a.values, a.matches.tolist(), cutoff)
+        for way, values in hits.items():
+            assert found[way][cutoff] == pytest.approx(100 * sum(values) / len(values))
+
+
+def test_blocks_are_a_seeded_division_of_all() -> None:
+    found = random_blocks(30, 8, torch.Generator().manual_seed(0))
+    assert [len(part) for part in found] == [8, 8, 8, 6]
+    assert sorted(torch.cat(found).tolist()) == list(range(30))
+    again, other = (random_blocks(30, 8, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert torch.equal(torch.cat(found), torch.cat(again))
+    assert not torch.equal(torch.cat(found), torch.cat(other))
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(17, [8, 8]), (18, [8, 8, 2]), (1, []), (8, [8])])
+def test_a_last_gallery_of_one_is_left_out(count: int, sizes: list[int]) -> None:
+    assert [len(part) for part in random_blocks(count, 8, torch.Generator().manual_seed(0))] == sizes
+
+
+def test_equal_texts_count_as_right() -> None:
+    """Two pictures share a report: without matches each finds the other's first, with them both are right."""
+    x = F.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.0, 1.0]]), dim=1)
+    texts = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), dim=1)
+    alone, shared = torch.arange(3), torch.tensor([7, 7, 2])
+    assert recalls_between([(Gallery(x, alone), Gallery(texts, alone))], (1,))["forward"][1] == pytest.approx(100 / 3)
+    assert recalls_between([(Gallery(x, shared), Gallery(texts, shared))], (1,)) == {
+        "forward": {1: 100},
+        "backward": {1: 100},
+    }
+
+
+def test_constant_representations_find_nothing() -> None:
+    same = Gallery(torch.ones(12, 3) / 3**0.5, torch.arange(12))
+    assert recalls_between([(same, same)], (1, 5))["forward"] == {1: 0.0, 5: 0.0}
+
+
+def test_order_does_not_matter() -> None:
+    first, second = pairs(25, 10)
+    order = torch.randperm(25, generator=torch.Generator().manual_seed(5))
+    assert recalls_between([(first.at(order), second)], (1, 5, 10)) == recalls_between([(first, second)], (1, 5, 10))
+
+
+def test_chance_is_the_mean_over_all_orders() -> None:
+    queries = [torch.tensor([0, 0, 1, 2]), torch.tensor([1, 2])]
+    galleries = [torch.tensor([0, 0, 1, 2]), torch.tensor([2, 1, 2])]
+    for cutoff in (1, 2, 3):
+        hits = []
+        for searching, there in zip(queries, galleries, strict=True):
+            orders = list(permutations(there.tolist()))
+            hits += [fmean(query in order[:cutoff] for order in orders) for query in searching.tolist()]
+        assert chance_recalls(queries, galleries, (cutoff,))[cutoff] == pytest.approx(100 * fmean(hits))
+
+
+def test_a_query_without_an_answer_is_never_right() -> None:
+    queries, galleries = [torch.tensor([9, -1, 3])], [torch.tensor([3, 5])]
+    assert chance_recalls(queries, galleries, (1, 2)) == {1: pytest.approx(100 / 6), 2: pytest.approx(100 / 3)}
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves(out) if isinstance(value, Tensor)]
+        self.elements = max([self.elements, *(value.numel() for value in tensors)])
+        return out
+
+
+def test_chance_never_holds_queries_times_gallery() -> None:
+    queries, galleries = [torch.arange(700) % 350], [torch.arange(500)]
+    with Largest() as seen:
+        chance_recalls(queries, galleries, (1, 5))
+    assert seen.elements <= 700 + 500
+
+
+# ---- probes
+
+
+def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
+    (row,) = outcome(RetrievalProbe(source="scenes", batch=32, draws=2), make_bench()).rows
+    assert row.facts == {
+        "n": 100,
+        "batches": 4,
+        "gallery": 32,
+        "last_gallery": 4,
+        "image_gallery_full": 20,
+        "text_gallery_full": 100,
+    }
+    assert len(row.values["text_to_image_r@1"]) == 2
+    assert len(row.values["text_to_image_r@1_full"]) == 1
+    for way in ("image_to_text", "text_to_image"):  # five texts of each of 20 pictures
+        assert row.values[f"chance_{way}_r@1_full"] == [pytest.approx(5)]
+    assert row.values["chance_text_to_image_r@10_full"] == [pytest.approx(50)]
+    assert all(1 / 32 < value / 100 < 1 / 4 for value in row.values["chance_r@1"])
+
+
+def test_full_recalls_are_those_of_the_retrieval_task(make_bench: Any) -> None:
+    bench = make_bench()
+    (row,) = outcome(RetrievalProbe(source="scenes"), bench).rows
+    samples = bench.samples("scenes", "test", "image", "text")
+    expected = PairRetrieval().evaluate(bench.subject.model, None, samples, batch_size=16)
+    for name in ("image_to_text_r@1", "image_to_text_r@10", "text_to_image_r@5"):
+        assert row.values[f"{name}_full"] == [pytest.approx(expected[name])]
+
+
+def test_a_batch_of_all_is_that_of_the_retrieval_task(make_bench: Any) -> None:
+    bench = make_bench()
+    (row,) = outcome(RetrievalProbe(source="scenes", batch=100, draws=2), bench).rows
+    samples = bench.samples("scenes", "test", "image", "text")
+    expected = PairRetrieval(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
+    for name in ("image_to_text_r@5", "text_to_image_r@1"):
+        assert row.values[name] == [pytest.approx(expected[f"{name}_batch100"])] * 2
+
+
+def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
+    bench = make_bench()
+    whole = bench.samples("scenes", "test", "image", "text")
+    tests = {"a": whole.subset(torch.arange(40)), "b": whole.subset(torch.arange(40, 100)), "c": whole.only(["image"])}
+    object.__setattr__(bench.subject, "clients", lambda: tests)
+    found = {row.on: row for row in outcome(RetrievalProbe(batch=16, draws=3), bench).rows}
+    assert list(found) == ["a", "b", "mean over clients", "worst client", "disparity"]
+    for metric in found["a"].values:
+        pairs = list(zip(found["a"].values[metric], found["b"].values[metric], strict=True))
+        assert list(found["mean over clients"].values[metric]) == pytest.approx([(a + b) / 2 for a, b in pairs])
+        assert list(found["worst client"].values[metric]) == [min(pair) for pair in pairs]
+        assert list(found["disparity"].values[metric]) == pytest.approx([abs(a - b) for a, b in pairs])
+
+
+def test_matches_of_the_samples_are_right_answers(make_bench: Any) -> None:
+    bench = make_bench()
+    whole = bench.samples("scenes", "test", "image", "text")
+    halves = replace(whole, matches=whole.items % 2)  # ten pictures and fifty texts each
+    object.__setattr__(bench.subject, "clients", lambda: {"a": halves})
+    row = outcome(RetrievalProbe(draws=1, batch=100), bench).rows[0]
+    for way in ("image_to_text", "text_to_image"):
+        assert row.values[f"chance_{way}_r@1_full"] == [pytest.approx(50)]
+        assert row.values[f"{way}_r@10_full"][0] >= row.values[f"{way}_r@1_full"][0] > 5
+    assert row.values["chance_r@1"] == [pytest.approx(50)]
+
+
+def test_clients_whose_every_search_would_succeed_are_left_out_and_named(make_bench: Any) -> None:
+    """A lone sample, and the five texts of one picture, which are all right answers to each other."""
+    bench = make_bench()
+    whole = bench.samples("scenes", "test", "image", "text")
+    lone, siblings, more = (whole.subset(torch.arange(*part)) for part in ((0, 1), (0, 5), (5, 25)))
+    object.__setattr__(bench.subject, "clients", lambda: {"lone": lone, "one picture": siblings, "more": more})
+    found = outcome(RetrievalProbe(batch=8, draws=2), bench)
+    assert [row.on for row in found.rows] == ["more", "mean over clients", "worst client", "disparity"]
+    assert found.rows[1].facts == {"clients": 1}
+    assert found.notes[-1].endswith("none that do not answer each other: lone, one picture.")
+    object.__setattr__(bench.subject, "clients", lambda: {"more": more})
+    assert "Left out" not in " ".join(outcome(RetrievalProbe(draws=1), bench).notes)
+
+
+@pytest.mark.parametrize("clients", [[], [1], [1, 5]])
+def test_no_client_can_be_searched(make_bench: Any, clients: list[int]) -> None:
+    bench = make_bench()
+    whole = bench.samples("scenes", "test", "image", "text")
+    tests = {str(count): whole.subset(torch.arange(count)) for count in clients}
+    object.__setattr__(bench.subject, "clients", lambda: tests)
+    with pytest.raises(DataError, match=r"tasks\.task: no client has two test samples with image and text that do not"):
+        RetrievalProbe().check(bench, "task")
+
+
+@pytest.mark.parametrize("kind", [RetrievalProbe, OutOfDomain])
+def test_a_source_of_a_single_sample_is_refused(make_bench: Any, kind: Any) -> None:
+    bench = make_bench(one=Scenes(test=1, size=16, columns={"image": "image", "text": "text"}))
+    probe = RetrievalProbe(source="one") if kind is RetrievalProbe else OutOfDomain(sources=("scenes", "one"))
+    with pytest.raises(DataError, match=r"'one' test has 1 sample\(s\) and no two that do not answer each other"):
+        probe.check(bench, "task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"between": ["image", "image"]}, "names 'image' twice"), ({"cutoffs": [1, 1]}, "different"), ({"batch": 1}, "2")],
+)
+def test_retrieval_settings(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RetrievalProbe(**settings)
+
+
+def test_data_that_it_was_trained_on_are_no_other_domain(make_bench: Any) -> None:
+    night = Scenes(test=10, size=16, domain="night")
+    bench = make_bench(night=night)
+    probe = OutOfDomain(sources=("scenes", "night"))
+    assert [row.on for row in outcome(probe, bench).rows] == ["scenes", "night"]
+    object.__setattr__(bench.subject, "trained_on", (bench.data.sources["scenes"].model_copy(update={"targets": {}}),))
+    found = outcome(probe, bench)
+    assert [row.on for row in found.rows] == ["night"]
+    assert found.notes[-1] == "Left out, as the model was trained on it: scenes."
+    assert OutOfDomain(sources=("scenes",)).unsuitable(bench) == "random was trained on scenes"
+
+
+def test_the_run_may_write_a_folder_otherwise_than_the_suite(make_bench: Any, tmp_path: Path) -> None:
+    bench = make_bench(other=Parquet(path="medpix2"))
+    object.__setattr__(bench.data, "dir", tmp_path)
+    object.__setattr__(bench.subject, "trained_on", (Parquet(path=str(tmp_path / "medpix2")),))
+    assert OutOfDomain(sources=("other",)).unsuitable(bench) == "random was trained on other"

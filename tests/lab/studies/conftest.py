@@ -1,0 +1,41 @@
+"""Studies of tests: the tiny experiment in two rows, whose cells take a second each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyfed.lab.studies.study import Study
+from small_federations import tiny_experiment
+
+Content = dict[str, Any]
+
+
+def tiny_study(**more: Any) -> Content:
+    """Two rows on the tiny experiment, a round each."""
+    rows = {"tiny": {}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}}
+    content = {"title": "tiny", "base": "tiny.yaml", "set": {"run.rounds": 1}, "seeds": 2, "rows": rows}
+    return content | {"columns": {"r1": "r1_sum", "MiB": {"name": "traffic"}}} | more
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a study and its base experiment; gives the study's file."""
+
+    def write(content: Content) -> Path:
+        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def loaded(study_file: Callable[..., Path]) -> Callable[..., Study]:
+    """A study of ``tiny_study`` with changes."""
+    return lambda **more: Study.load(study_file(tiny_study(**more)))

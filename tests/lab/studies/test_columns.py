@@ -1,0 +1,102 @@
+"""Columns of what clients hold and move, against the records counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from polyfed.core.errors import ConfigError
+from polyfed.lab.analysis.cost import round_costs
+from polyfed.lab.studies.columns.client_traffic import ClientTraffic
+from polyfed.lab.studies.columns.cost import RoundCost
+from polyfed.lab.studies.columns.holdings import Holdings
+from polyfed.lab.studies.study import Study
+from polyfed.runs.opened import Run, open_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of the tiny experiment with classes and two rounds."""
+    from polyfed.runs.experiment import Experiment
+    from polyfed.runs.runner import run_experiment
+    from small_federations import tiny_experiment
+
+    folder = tmp_path_factory.mktemp("run") / "run"
+    run_experiment(Experiment.load(tiny_experiment(), ["run.rounds=2", "run.plots=false"]), folder)
+    return open_run(folder)
+
+
+def test_holdings_count_what_clients_hold(finished: Run) -> None:
+    holdings = finished.records.holdings
+    first, held = next(iter(holdings.items()))
+    of_group = [each.items for each in holdings.values() if each.group == held.group]
+    assert Holdings(of=first).measure(finished) == held.items
+    assert Holdings(of=held.group).measure(finished) == max(of_group)
+    assert Holdings(of=held.group, over="smallest").measure(finished) == min(of_group)
+    with_classes = {client: each for client, each in holdings.items() if each.labels}
+    for client, each in with_classes.items():
+        label, number = next(iter((each.labels or {}).items()))
+        assert Holdings(of=client, label=label).measure(finished) == number
+        assert Holdings(of=client, label=label, share=True).measure(finished) == pytest.approx(
+            100 * number / each.items
+        )
+        assert Holdings(of=client, label="none such").measure(finished) == 0
+    assert with_classes
+
+
+@pytest.mark.parametrize("direction", ["up", "down", "both"])
+def test_traffic_of_a_client_is_its_share_of_the_ledger(finished: Run, direction: Any) -> None:
+    def by_hand(group: str) -> float:
+        sums: dict[tuple[str, int], int] = {}
+        for line in finished.records.transfers:
+            own = line.client in finished.records.groups[group] and line.step.split(":")[0] not in ("evaluate", "setup")
+            if own:
+                key = line.client, line.round
+                sums[key] = sums.get(key, 0) + (line.bytes if direction in (line.direction, "both") else 0)
+        return fmean(sums.values()) / 2**20
+
+    groups = list(finished.records.groups)
+    assert by_hand(groups[0]) > 0
+    for group in groups:
+        assert ClientTraffic(groups=[group], direction=direction).measure(finished) == pytest.approx(by_hand(group))
+    together = ClientTraffic(groups=groups, direction=direction).measure(finished)
+    assert together == pytest.approx(sum(map(by_hand, groups)))
+
+
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
+        (lambda run: Holdings(of="pared").measure(run), "of: no client or group 'pared'; did you mean 'paired'"),
+        (lambda run: Holdings(of="paired", column="age", value="1").measure(run), "column: the partition has no 'age'"),
+        (lambda run: ClientTraffic(groups=["pared"]).measure(run), "groups: no group 'pared'"),
+    ],
+)
+def test_what_a_run_has_not_is_named(finished: Run, measure: Callable[[Run], float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        measure(finished)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"name": "holdings", "of": "paired", "column": "edema"}, "column and value: give both, or neither"),
+        ({"name": "holdings", "of": "paired", "column": "edema", "value": "1", "label": "2"}, "give one of them"),
+        ({"name": "client_traffic", "groups": []}, "groups"),
+    ],
+)
+def test_refusals_name_the_key(loaded: Callable[..., Study], column: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(columns={"held": column})
+
+
+def test_cost_is_that_of_the_first_round(finished: Run) -> None:
+    costs = {cost.kind: cost for cost in round_costs(finished.experiment).costs}
+    for kind, cost in costs.items():
+        assert RoundCost(figure="flops", of=kind).measure(finished) == pytest.approx(cost.flops / 1e6)
+    assert costs["paired"].flops > 0
+    assert RoundCost(figure="memory", of="paired").measure(finished) > 0
+    with pytest.raises(ConfigError, match="of: nobody in 'pared' took part; did you mean 'paired'"):
+        RoundCost(figure="flops", of="pared").measure(finished)

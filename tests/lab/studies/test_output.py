@@ -1,0 +1,197 @@
+"""Tables, figures, exports and the page of a study, from figures made up by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.lab.studies.export import FORMATS, export_study, figures_csv, latex_text, markdown_text
+from polyfed.lab.studies.figures import draw_study, drawings_of
+from polyfed.lab.studies.page import write_study_page
+from polyfed.lab.studies.planning import Chosen
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Drawing, Study
+from polyfed.lab.studies.tables import cell_text, study_tables
+from run_folders import write_lines
+
+Load = Callable[..., Study]
+AXES = {"alpha": {"setting": "run.seed", "values": [1, 5]}}
+
+
+def results(study: Study, **more: object) -> Results:
+    """``prox`` is above ``tiny`` by 1, 2 and 3 at every point; it lacks its third seed in the column MiB."""
+    values = {}
+    for point in study.points:
+        base = 10.0 * (study.points.index(point) + 1)
+        values["tiny", point, "r1"] = {0: base, 1: base + 1, 2: base + 2}
+        values["prox", point, "r1"] = {0: base + 1, 1: base + 3, 2: base + 5}
+        values["tiny", point, "MiB"] = dict.fromkeys(range(3), 4.0)
+        values["prox", point, "MiB"] = {0: 4.0, 1: 6.0}
+    return Results(study, values, **more)  # type: ignore[arg-type]
+
+
+def test_cells_show_mean_spread_missing_seeds_and_what_the_paper_prints(loaded: Load) -> None:
+    own = results(loaded(seeds=3, axes=AXES, printed={"prox": {"r1": {"5": 25.5}}}))
+    assert cell_text(own, "prox", ("1",), "r1") == "13.00 ± 2.00"
+    assert cell_text(own, "prox", ("5",), "r1") == "23.00 ± 2.00 [25.5]"
+    assert cell_text(own, "prox", ("1",), "MiB") == "5.00 ± 1.41 (2)"
+    assert cell_text(Results(own.study, {}), "prox", ("5",), "r1") == "- [25.5]"
+
+
+def test_tables_by_hand(loaded: Load) -> None:
+    study = loaded(seeds=3, claims=["prox > tiny on r1", "prox < tiny on r1 by 5"])
+    chosen = {("prox", ()): Chosen({"rate": 0.1}, True, {"rate=0.1": 3.0, "rate=0.2": 1.0})}
+    main, differences, claims, tuning, causes = study_tables(results(study, chosen=chosen, causes={"x, seed 1": "why"}))
+    assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
+    assert differences.title == "r1: minus tiny"  # of costs there is none
+    assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48", "+1.00", "0.074"]]
+    assert [row[:3] for row in claims.rows] == [
+        ["prox > tiny on r1", "undecided", "3"],
+        ["prox < tiny on r1 by 5", "contradicted", "3"],
+    ]
+    assert "about 4 seeds would decide" in claims.notes[1]
+    assert tuning.rows == [["prox", "rate=0.1", "rate=0.1: 3.00; rate=0.2: 1.00"]]
+    assert tuning.notes[1] == "At the end of the grid, so that better ones may lie beyond: prox rate=0.1."
+    assert causes.rows == [["x, seed 1", "why"]]
+
+
+def test_by_point_where_points_outnumber_columns(loaded: Load) -> None:
+    first, second, *_ = study_tables(results(loaded(seeds=3, axes=AXES)))
+    assert (first.columns, [row[0] for row in first.rows]) == (("", "1", "5"), ["tiny", "prox"])
+    assert second.title == "tiny: MiB, by alpha"
+
+
+def test_claims_without_a_label_are_judged_at_every_point(loaded: Load) -> None:
+    claims = ["prox > tiny on r1", "tiny at 5 > tiny at 1 on r1", "prox > tiny on r1 at 5"]
+    own = results(loaded(seeds=3, axes=AXES, claims=claims))
+    judged = own.judgements()
+    assert [(item.claim.left, item.claim.right) for item in judged] == [
+        (("prox", "1"), ("tiny", "1")),
+        (("prox", "5"), ("tiny", "5")),
+        (("tiny", "5"), ("tiny", "1")),
+        (("prox", "5"), ("tiny", "5")),
+    ]
+    assert [item.verdict for item in judged] == ["undecided"] * 4  # equal differences of three seeds are no proof
+
+
+def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
+    chosen = {("prox", ()): Chosen({"rate": 0.1}, False, {"rate=0.1": 3.0, "rate=0.2": float("nan")})}
+    own = results(loaded(seeds=3, claims=["prox > tiny on r1"]), chosen=chosen)
+    own.save(tmp_path)
+    again = Results.load(tmp_path)
+    assert again.to_json() == own.to_json()
+    assert markdown_text(again) == markdown_text(own)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(RunError, match="is damaged"):
+        Results.load(tmp_path)
+    with pytest.raises(RunError, match="no study in"):
+        Results.load(tmp_path / "none")
+
+
+def test_latex_escapes_and_has_booktabs_rules(loaded: Load) -> None:
+    text = latex_text(results(loaded(seeds=3, title="50 % of R_1 & more")))
+    assert r"\caption{50 \% of R\_1 \& more." in text
+    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [2, 2, 2]
+    assert r"prox & 13.00 $\pm$ 2.00 & 5.00 $\pm$ 1.41 (2) \\" in text
+
+
+def test_csv_has_a_line_a_seed(loaded: Load) -> None:
+    lines = list(csv.DictReader(io.StringIO(figures_csv(results(loaded(seeds=3, axes=AXES))))))
+    assert len(lines) == 2 * (3 + 3 + 3 + 2)
+    assert lines[0] == {"row": "tiny", "alpha": "1", "column": "r1", "seed": "0", "value": "10.0"}
+
+
+def test_figures_are_lines_over_numbers_bars_or_what_is_asked_for(loaded: Load, tmp_path: Path) -> None:
+    over_axis = loaded(seeds=3, axes=AXES)
+    assert drawings_of(over_axis) == [Drawing(column="r1", over="alpha")]
+    (axes,) = draw_study(results(over_axis), drawings_of(over_axis)[0], tmp_path).axes
+    (line, *_), *_ = axes.containers
+    assert list(line.get_xdata()) == [1, 5]
+    assert list(line.get_ydata()) == [11, 21]
+    bars = loaded(seeds=3)
+    (axes,) = draw_study(results(bars), drawings_of(bars)[0], tmp_path).axes
+    assert [patch.get_height() for patch in axes.patches] == [11, 13]
+
+
+def test_paired_differences_with_their_intervals(loaded: Load, tmp_path: Path) -> None:
+    drawings = [{"column": "r1", "over": over, "minus": True} for over in ("rows", "alpha")]
+    study = loaded(seeds=3, axes=AXES, figures=drawings)
+    half = 4.302653 / 3**0.5  # of 1, 2 and 3: t(2, 0.975) x 1 / sqrt(3)
+    bars, others = draw_study(results(study), study.figures[0], tmp_path).axes  # a panel a point
+    assert [text.get_text() for text in bars.get_xticklabels()] == ["prox"]
+    assert bars.get_ylabel() == "r1: minus tiny"
+    assert [patch.get_height() for axes in (bars, others) for patch in axes.patches] == pytest.approx([2, 2])
+    (axes,) = draw_study(results(study), study.figures[1], tmp_path).axes
+    (line, _, (whiskers,)) = axes.containers[0]
+    assert len(axes.containers) == 1
+    assert list(line.get_xdata()) == [1, 5]
+    assert list(line.get_ydata()) == pytest.approx([2, 2])
+    for ends in whiskers.get_segments():
+        assert list(ends[:, 1]) == pytest.approx([2 - half, 2 + half], rel=1e-6)
+    (drawn,) = [container for container in bars.containers if hasattr(container, "patches")]
+    assert list(drawn.errorbar.lines[2][0].get_segments()[0][:, 1]) == pytest.approx([2 - half, 2 + half], rel=1e-6)
+
+
+def test_a_difference_of_one_seed_has_no_whiskers_and_of_none_no_bar(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=1, figures=[{"column": "r1", "minus": True}])
+    by_row = {"tiny": 4.0, "prox": 7.0}
+    drawn = []
+    for rows in (["tiny", "prox"], ["prox"]):
+        own = Results(study, {(row, (), "r1"): {0: by_row[row]} for row in rows})
+        (axes,) = draw_study(own, study.figures[0], tmp_path).axes
+        (bars,) = [container for container in axes.containers if hasattr(container, "patches")]
+        drawn.append((bars.patches[0].get_height(), bars.errorbar.lines[2][0].get_segments()[0].tolist()))
+    assert drawn[0] == (3, [[0, 3], [0, 3]])
+    assert math.isnan(drawn[1][0])
+
+
+def test_a_column_over_another(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=3, figures=[{"column": "r1", "over": "MiB"}])
+    (axes,) = draw_study(results(study), study.figures[0], tmp_path).axes
+    places = [container.lines[0].get_xydata().tolist() for container in axes.containers]
+    assert places == [[[4.0, 11.0]], [[5.0, 13.0]]]
+
+
+def test_curves_are_read_from_the_cells(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=3, figures=[{"column": "r1", "over": "round"}])
+    cells = {f"tiny, seed {seed}": f"cell{seed}" for seed in range(2)}
+    for seed, cell in enumerate(cells.values()):
+        (tmp_path / cell).mkdir()
+        lines = [
+            {"round": number, "participant": "server", "kind": "test", "metrics": {"r1_sum": 10.0 * number + seed}}
+            for number in (1, 2)
+        ]
+        write_lines(tmp_path / cell / "metrics.jsonl", lines)
+    (axes,) = draw_study(results(study, cells=cells), study.figures[0], tmp_path).axes
+    assert list(axes.lines[0].get_ydata()) == [10.5, 20.5]
+
+
+def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
+    own = results(loaded(seeds=3, title="<b>tiny</b>", claims=["prox > tiny on r1"]))
+    paths = export_study(own, tmp_path / "export", tmp_path, FORMATS)
+    assert {path.name for path in paths} == {"tables.md", "tables.tex", "figures.csv", "figure-1.png", "figure-1.svg"}
+    assert all(path.stat().st_size for path in paths)
+    with pytest.raises(ConfigError, match=r"--format pdf: .*valid: csv, latex, md, png, svg"):
+        export_study(own, tmp_path / "other", tmp_path, ["pdf"])
+    page = write_study_page(own, tmp_path / "page.html", tmp_path).read_text()
+    assert "&lt;b&gt;tiny&lt;/b&gt;" in page
+    assert "<b>tiny" not in page
+    assert "data:image/png;base64," in page
+    assert "undecided" in page
+
+
+def test_results_are_plain_json(loaded: Load) -> None:
+    content = results(loaded(seeds=3)).to_json()
+    assert json.loads(json.dumps(content))["figures"][0] == {
+        "row": "tiny",
+        "point": [],
+        "column": "r1",
+        "by_seed": {"0": 10.0, "1": 11.0, "2": 12.0},
+    }

@@ -1,0 +1,87 @@
+"""Studies that come with polyfed: every row resolves; what the orderings take for granted is so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.federation.client import ClientInfo
+from polyfed.lab.analysis.partitions import planned
+from polyfed.lab.studies.cells import Places, resolve
+from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.study import SMALL, SMOKE, Study
+from polyfed.lab.studies.study_files import study_files
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
+from small_federations import transformers
+
+OWN = [name for name in study_files() if not name.startswith("papers/")]
+ORDERINGS = ["orderings-fedcola-scratch", "orderings-fedcola-pretrained"]
+DAMPED = {*ORDERINGS, "leaderboard-weights"}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_row_resolves(name: str, tmp_path: Path) -> None:
+    for scale in (SMALL, SMOKE):
+        study = Study.load(name, scale)
+        plan = StudyPlan(study, Places(), tmp_path)
+        assert plan.row_points()
+        for row, point in plan.row_points():
+            plan.check(row, point)
+
+
+def server_rate(name: str) -> float:
+    """Of the damped row."""
+    experiment: Any = resolve(Study.load(name), "fedavg, damped", (), Places())
+    assert experiment.algorithm.averaging.server_optimizer.momentum == 0
+    return float(experiment.algorithm.averaging.server_optimizer.lr)
+
+
+@pytest.mark.parametrize("name", sorted(DAMPED))
+def test_the_damped_server_steps_by_the_paired_clients_share_of_samples(name: str) -> None:
+    """n_vl / sum n over all clients, which a cohort, so large a share of each group, has in the mean."""
+    if "POLYFED_DATA" not in os.environ:
+        pytest.skip("POLYFED_DATA is not set: no real data")
+    base = resolve(Study.load(name), "fedcola", (), Places(Path(os.environ["POLYFED_DATA"])))
+    held = planned(base).holdings.values()
+    share = sum(held.samples for held in held if held.group == "paired") / sum(held.samples for held in held)
+    assert server_rate(name) == pytest.approx(share, abs=5e-4)
+
+
+def test_all_studies_have_one_server_rate() -> None:
+    assert {server_rate(name) for name in DAMPED} == {0.284}
+
+
+@pytest.mark.parametrize("name", ORDERINGS)
+def test_rows_of_an_ordering_ask_the_same_paired_clients(name: str) -> None:
+    study, drawn = Study.load(name), {}
+    for row in study.rows:
+        experiment = resolve(study, row, (), Places())
+        clients = tuple(
+            ClientInfo(f"{group}-{k}", group, (), "", 1, "")
+            for group, settings in experiment.clients.items()
+            for k in range(settings.count)
+        )
+        cohorts = [experiment.run.sampling.draw(clients, torch.Generator().manual_seed(number)) for number in range(20)]
+        drawn[row] = [[client.id for client in cohort if client.group == "paired"] for cohort in cohorts]
+    assert drawn["fedavg"] == drawn["fedavg, damped"] == drawn["fedcola"]
+    assert {len(cohort) for cohort in drawn["fedcola"]} == {2}
+    assert len({tuple(cohort) for cohort in drawn["fedcola"]}) > 5
+
+
+@pytest.mark.slow
+def test_fewer_clients_of_other_types_leave_fedavgs_paired_model_as_it_is(tmp_path: Path) -> None:
+    found = []
+    for cohort in ({"image": 2, "text": 4, "paired": 3}, {"image": 1, "text": 1, "paired": 3}):
+        content = transformers()
+        for group, count in (("image", 2), ("text", 4), ("paired", 6)):
+            content["clients"][group]["count"] = count
+        content["run"]["sampling"] = {"kind": "stratified", "cohort": cohort}
+        content["run"] |= {"rounds": 2, "plots": False, "eval_every": 2, "evaluate_clients": False}
+        out = tmp_path / str(sum(cohort.values()))
+        found.append(run_experiment(Experiment.load(content, ["algorithm={name: fedavg, local_steps: 1}"]), out))
+    assert found[0].records.last("server") == found[1].records.last("server")

@@ -1,0 +1,182 @@
+"""Studies that run: shared cells, failures that end nothing else, what stays, and kills."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies.conftest import tiny_study
+
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.session import StudyRun, run_study
+from polyfed.lab.studies.study import Study
+from polyfed.runs.opened import open_run
+
+Load = Callable[..., Study]
+OWN = "studies.study_columns"
+BROKEN = {"set": {"data.sources.scenes.train": 12, "public.items": None}}
+"""All items are public, so that nothing is left for the clients: refused when the data are dealt."""
+
+
+def run(study: Study, out: Path, **options: Any) -> StudyRun:
+    return run_study(study, out, jobs=2, **options)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims=["prox >= tiny on r1 by 100"])
+    first = run(study, tmp_path / "out")
+    assert first.ended.failures == {}
+    assert first.ended.missing == ()
+    (cell, *_) = first.results.cells.values()
+    folder = tmp_path / "cells" / cell
+    alone = open_run(folder)
+    assert first.results.at("tiny", (), "r1")[0] == alone.metrics()["r1_sum"]
+    assert first.results.at("tiny", (), "rounds") == {0: 1.0, 1: 1.0}
+    assert files(folder) >= {"config.yaml", "metrics.jsonl", "figures.json"}
+    assert not files(folder) & {"models", "checkpoints", "arrays"}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*")}
+    again = run(study, tmp_path / "other")  # another study with the same cells
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*")} == before
+    assert again.results.to_json() == first.results.to_json() == Results.load(tmp_path / "other").to_json()
+
+
+def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
+    marker = str(tmp_path / "marker")
+    study = loaded(
+        seeds=1,
+        rows={"broken": BROKEN, "tiny": {}},
+        columns={
+            "r1": "r1_sum",
+            "none": {"metric": "no_such", "of": "paired"},
+            "killed": {"name": f"{OWN}.Killed", "marker": marker},
+        },
+    )
+    ended = run(study, tmp_path / "out").ended
+    assert set(ended.failures) == {"broken, seed 0", "tiny, seed 0"}
+    assert "was there too little memory" in ended.failures["tiny, seed 0"]
+    again = run(study, tmp_path / "out")
+    assert set(again.ended.failures) == {"broken, seed 0"}
+    assert again.results.at("tiny", (), "killed") == {0: 1.0}
+    assert again.results.at("tiny", (), "none") == {}
+    assert "nobody in 'paired'" in again.results.causes["tiny, seed 0: none"]
+
+
+def test_a_full_disk_ends_the_study_and_says_so(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=4, columns={"r1": "r1_sum", "full": {"name": f"{OWN}.FullDisk"}})
+    ended = run_study(study, tmp_path / "out", jobs=1).ended
+    assert "no space left on the disk (cell); free some" in ended.stopped
+    assert len(ended.missing) == 8
+
+
+def test_removed_and_edited_cells(loaded: Load, tmp_path: Path) -> None:
+    study = loaded()
+    first = run(study, tmp_path / "out").results
+    removed, edited = (tmp_path / "cells" / first.cells[label] for label in ("tiny, seed 0", "prox, seed 1"))
+    shutil.rmtree(removed)
+    with (edited / "config.yaml").open("a") as stream:
+        stream.write("# changed\n")
+    second = run(study, tmp_path / "out")
+    assert list(second.ended.failures) == ["prox, seed 1"]
+    assert "was edited after the run" in second.ended.failures["prox, seed 1"]
+    assert second.results.at("tiny", (), "r1") == first.at("tiny", (), "r1")
+    shutil.rmtree(edited)
+    assert run(study, tmp_path / "out").results.to_json() == first.to_json()
+
+
+def test_a_new_column_of_models_runs_cells_again_that_did_not_keep_them(loaded: Load, tmp_path: Path) -> None:
+    run(loaded(seeds=1), tmp_path / "out")
+    more = {"columns": {"r1": "r1_sum", "models": {"name": f"{OWN}.OfModels"}}, "seeds": 1}
+    study = loaded(**more)
+    results = run(study, tmp_path / "out").results
+    assert results.at("tiny", (), "models")[0] > 0
+    folder = tmp_path / "cells" / results.cells["tiny, seed 0"]
+    assert "models" not in files(folder)
+    shutil.rmtree(folder)
+    run(loaded(**more, keep="models"), tmp_path / "out")
+    assert "models" in files(folder)
+
+
+def test_rows_of_an_invocation_and_its_budget(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=1, rows={"extra": {"main": False}, "tiny": {"set": {"run.rounds": 2}}})
+    only = run(study, tmp_path / "out", only=["tiny"])
+    assert set(only.results.cells) == {"tiny, seed 0"}
+    assert (only.results.at("extra", (), "r1"), only.ended.missing) == ({}, ())
+    spent = run(study, tmp_path / "out", budget=0.0).ended
+    assert (spent.missing, spent.stopped) == (("extra, seed 0",), "the budget is spent; the same command goes on")
+    with pytest.raises(ConfigError, match="--only tidy: no such row; did you mean 'tiny'"):
+        run(study, tmp_path / "out", only=["tidy"])
+
+
+def test_nothing_is_begun_where_a_row_is_wrong(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(rows={"tiny": {}, "wrong": {"set": {"run.rounds": 0}}})
+    with pytest.raises(ConfigError, match=r"row 'wrong': run\.rounds"):
+        run(study, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "cells").exists()
+
+
+def test_a_twin_is_tuned_on_a_seed_of_its_own(loaded: Load, tmp_path: Path) -> None:
+    twin = {"kind": "server-only", "rates": [0.5, 1], "passes": [1]}
+    study = loaded(
+        rows={"alone": {"set": {"algorithm": {"name": "creamfl", "local_epochs": 1}}, "twin": twin}}, seeds=2
+    )
+    study = study.model_copy(update={"set": {**study.set, "server.validation_split": "validation"}})
+    done = run(study, tmp_path / "out")
+    assert done.ended.failures == {}
+    chosen = done.results.chosen["alone", ()]
+    assert set(chosen.values) == {"rate", "passes"}
+    assert len(chosen.scores) >= 2
+    assert len(done.results.at("alone", (), "r1")) == 2
+
+
+def test_two_invocations_do_not_work_on_one_study(loaded: Load, tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process works on the study"):
+            run(loaded(), tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_twelve_cells_killed_five_times_give_the_same_bytes(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    axes = {"rounds": {"setting": "run.rounds", "values": [2, 3]}}
+    path = study_file(tiny_study(seeds=3, axes=axes, claims=["prox > tiny on r1"]))
+    draw = random.Random(0)
+
+    def command(out: Path) -> list[str]:
+        return [sys.executable, "-m", "polyfed.cli", "study", "run", str(path), "--out", str(out), "--jobs", "2"]
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command(tmp_path / "whole" / "s"), env=environment, check=True, capture_output=True)
+    for _ in range(5):
+        process = subprocess.Popen(
+            command(tmp_path / "killed" / "s"), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(draw.uniform(4, 12))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    last = subprocess.run(command(tmp_path / "killed" / "s"), env=environment, check=True, capture_output=True)
+    assert b"failed" not in last.stdout
+    for name in ("results.json", "study.yaml"):
+        assert (tmp_path / "killed" / "s" / name).read_bytes() == (tmp_path / "whole" / "s" / name).read_bytes()
+    cells = sorted(path.name for path in (tmp_path / "whole" / "cells").iterdir() if path.is_dir())
+    assert len(cells) == 12
+    for cell in cells:
+        both = [(tmp_path / side / "cells" / cell / "metrics.jsonl").read_bytes() for side in ("whole", "killed")]
+        assert both[0] == both[1]

@@ -1,0 +1,135 @@
+"""Study files: what they say, at which scale, and which are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from studies.conftest import tiny_study
+
+from polyfed.core.errors import ConfigError
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.study_files import study_content
+
+ALPHA = {"alpha": {"setting": "run.seed", "values": [0.1, 5]}}
+TUNING = {
+    "grid": {"rate": [0.1, 0.2]},
+    "paths": {"rate": ["run.rounds"]},
+    "column": {"metric": "r1", "kind": "validation"},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seedz": 3}, "unknown key 'seedz'; did you mean 'seeds'"),
+        ({"seeds": [1, 1]}, r"seeds: \[1, 1\] has a seed twice"),
+        ({"rows": {}}, "rows: "),
+        ({"rows": {"a": {"like": "b"}, "b": {}}}, "rows.a.like: there is no 'b'; valid: none"),
+        ({"rows": {"a": {"only": {"beta": [1]}}}}, "rows.a.only: there is no 'beta'"),
+        ({"rows": {"a": {"only": {"alpha": [7]}}}, "axes": ALPHA}, "there is no '7'; .*valid: 0.1, 5"),
+        ({"rows": {"a": {"twin": "alone"}}}, "rows.a.twin.kind: .*'server-only'.*alone"),
+        ({"axes": {"x": {"setting": "run.seed"}}}, "axes.x: give 'setting' with 'values', or 'points'"),
+        ({"columns": {"x": {"name": "nothing"}}}, "unknown column 'nothing'"),
+        ({"columns": {"x": {"name": "metric"}}}, "columns.x.metric: is required"),
+        ({"columns": {"x": {"name": "analysis", "analysis": "dirft", "figure": "a"}}}, "did you mean 'drift'"),
+        (
+            {"columns": {"x": {"name": "analysis", "analysis": "drift", "figure": "a", "options": {"sample": 3}}}},
+            "analysis 'drift' has no 'sample'; did you mean 'samples'",
+        ),
+        ({"against": "b"}, "against: there is no 'b'"),
+        ({"printed": {"tiny": {"r2": 1}}}, "printed.tiny: there is no 'r2'; valid: MiB, r1"),
+        ({"printed": {"tiny": {"r1": {"0.3": 1}}}, "axes": ALPHA}, "printed.tiny.r1: there is no '0.3'"),
+        ({"claims": ["tiny beats prox"]}, "'tiny beats prox' has not the form"),
+        ({"claims": ["tiny > proxy on r1"]}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
+        ({"claims": ["tiny > prox on r2"]}, "there is no 'r2'"),
+        ({"claims": ["tiny > prox on r1 at 3"], "axes": ALPHA}, "there is no '3'"),
+        ({"figures": [{"column": "r9"}]}, "figures.0.column: there is no 'r9'"),
+        ({"figures": [{"column": "r1", "over": "beta"}]}, "figures.0.over: there is no 'beta'"),
+        ({"figures": [{"column": "r1", "over": "round", "minus": True}]}, "figures.0.over: .*'round'; valid: rows"),
+        ({"tuning": TUNING | {"seeds": [0]}}, "tuning.seeds: 0 is a seed of the study too"),
+        ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
+        ({"tuning": TUNING | {"paths": {}}}, "nothing gets the values of 'rate'"),
+        ({"rows": {"a": {"tune": {"lr": ["x"]}}}, "tuning": TUNING}, "rows.a.tune: there is no 'lr'"),
+    ],
+)
+def test_refusals_name_the_key(loaded: Callable[..., Study], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(**change)
+
+
+def test_scales_are_merged_over_the_file(study_file: Callable[..., Path]) -> None:
+    paper = {"base": "scenes-demo", "seeds": 5, "rows": {"prox": None}, "tuning": None}
+    path = study_file(tiny_study(tuning=TUNING, scales={"small": {"seeds": 3}, "paper": paper}))
+    small, large = Study.load(path), Study.load(path, "paper")
+    assert (small.seeds, list(small.rows), small.base) == ([0, 1, 2], ["tiny", "prox"], str(path.parent / "tiny.yaml"))
+    assert (large.seeds, list(large.rows), large.base, large.tuning) == ([0, 1, 2, 3, 4], ["tiny"], "scenes-demo", None)
+    with pytest.raises(ConfigError, match="--scale huge: valid: paper, small, smoke"):
+        Study.load(path, "huge")
+
+
+def test_smoke_is_one_seed_one_round_and_the_first_labels(study_file: Callable[..., Path]) -> None:
+    rows = {"tiny": {}, "late": {"only": {"alpha": [5]}}, "early": {"only": {"alpha": [0.1]}}}
+    content = tiny_study(rows=rows, axes=ALPHA, tuning=TUNING, seeds=4, claims=["tiny > early on r1 at 0.1"])
+    smoke = Study.load(study_file(content | {"scales": {"smoke": {"set": {"public.items": 4}}}}), "smoke")
+    assert (smoke.seeds, list(smoke.rows), smoke.points, smoke.tuning) == ([0], ["tiny", "early"], (("0.1",),), None)
+    assert smoke.set == {"run.rounds": 1, "public.items": 4}
+
+
+def test_labels_points_and_rows_that_are_like_others(loaded: Callable[..., Study]) -> None:
+    rows = {
+        "a": {"groups": ["paired"], "set": {"run.rounds": 3, "run.seed": 1}},
+        "b": {"like": "a", "set": {"run.rounds": 4}, "twin": "no-private"},
+        "c": {"like": "b", "only": {"alpha": ["5"]}, "groups": None},
+    }
+    study = loaded(
+        rows=rows,
+        axes=ALPHA | {"clients": {"points": {3: {"clients.image.count": 3}}}},
+        printed={"a": {"r1": {"0.1, 3": 7}}},
+    )
+    assert study.points == (("0.1", "3"), ("5", "3"))
+    assert study.overrides_at(("5", "3")) == {"run.seed": 5, "clients.image.count": 3}
+    assert study.points_of("c") == (("5", "3"),)
+    row = study.resolved("c")
+    assert (row.groups, row.set) == (None, {"run.rounds": 4, "run.seed": 1})
+    assert row.twin is not None and row.twin.kind == "no-private"  # noqa: PT018
+    assert (study.printed_at("a", "r1", ("0.1", "3")), study.printed_at("a", "r1", ("5", "3"))) == (7, None)
+
+
+def test_rows_that_are_like_others_stay_so_with_other_seeds_and_from_a_folder(
+    loaded: Callable[..., Study], tmp_path: Path
+) -> None:
+    rows = {
+        "a": {"groups": ["paired"], "only": {"alpha": [5]}, "main": False, "tune": False},
+        "b": {"like": "a", "set": {"run.rounds": 4}},
+    }
+    study = loaded(rows=rows, axes=ALPHA)
+    Results(study, {}).save(tmp_path)
+    for other in (study.with_seeds([7]), Results.load(tmp_path).study):
+        assert [other.resolved(name) for name in rows] == [study.resolved(name) for name in rows]
+        assert other.points_of("b") == study.points_of("b") == (("5",),)
+
+
+def test_a_file_extends_another(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tiny_study(seeds=1)))
+    (tmp_path / "two.yaml").write_text("{extends: one, title: two, rows: {prox: null, more: {}}}")
+    assert Study.load(tmp_path / "two.yaml").title == "two"
+    assert list(study_content(tmp_path / "two.yaml")["rows"]) == ["tiny", "more"]
+    (tmp_path / "one.yaml").write_text("extends: two")
+    with pytest.raises(ConfigError, match="extends itself"):
+        study_content(tmp_path / "two.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nothing", "no study or file 'nothing'"), ("a.yaml", "cannot read study"), ("b.yaml", "must be a mapping")],
+)
+def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match=message):
+        Study.load(name)
