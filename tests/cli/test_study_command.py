@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from studies.conftest import tiny_study
 
+from lab.studies.conftest import tiny_study
 from polyfed.cli.main import main
 from small_federations import tiny_experiment
 

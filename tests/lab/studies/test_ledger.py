@@ -19,7 +19,7 @@ MIMIC = ("facebook/deit-base-patch16-224", "google-bert/bert-base-cased")
 @pytest.fixture
 def two_papers(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Two studies of papers, of which the first was run on three seeds; the folder of runs."""
-    from studies.conftest import tiny_study
+    from lab.studies.conftest import tiny_study
 
     path = study_file(tiny_study(seeds=3, claims=["prox > tiny on r1"], source={"paper": "Tiny", "item": "Table 1"}))
     study = Study.load(path)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.test_papers import NAMES
 
+from lab.studies.test_papers import NAMES
 from polyfed.lab.analysis.partitions import planned
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.study import Study

@@ -80,7 +80,7 @@ def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, t
     assert digests[0]["one"] == digests[0]["same"] != digests[0]["other"]
     first, second = plans[0].final("one", ())
     assert first.digest != second.digest
-    attacked = planned(study, tmp_path, Places(engine="studies.study_columns.Elsewhere")).final("one", ())[0]
+    attacked = planned(study, tmp_path, Places(engine="lab.studies.study_columns.Elsewhere")).final("one", ())[0]
     assert attacked.digest != first.digest  # an engine of somebody's own may change figures
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.conftest import tiny_study
 
+from lab.studies.conftest import tiny_study
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.session import StudyRun, run_study
@@ -23,7 +23,7 @@ from polyfed.lab.studies.study import Study
 from polyfed.runs.opened import open_run
 
 Load = Callable[..., Study]
-OWN = "studies.study_columns"
+OWN = "lab.studies.study_columns"
 BROKEN = {"set": {"data.sources.scenes.train": 12, "public.items": None}}
 """All items are public, so that nothing is left for the clients: refused when the data are dealt."""
 

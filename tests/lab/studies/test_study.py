@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from studies.conftest import tiny_study
 
+from lab.studies.conftest import tiny_study
 from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
