@@ -14,14 +14,16 @@ import ast
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
+from classes import ancestors, classes, fields
 from imports import Module, cycles, modules, upward
 
 SOURCE = Path("src/polyfed")
+BESIDE = ("yaml", "j2", "css", "js")
 RUN = 6  # lines that make a duplicate
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -160,10 +162,29 @@ def figures() -> Iterator[Figure]:
         0,
         worst=[f"{name}: {', '.join(where)}" for name, where in several.items()],
     )
-    yield Figure("lines of source", total, 64_400)
+    yield from _shape_of_classes(parts)
+    yield Figure("lines of source", total, 56_000)
+    beside = [path for ending in BESIDE for path in SOURCE.rglob(f"*.{ending}")]
+    yield Figure("lines of YAML, templates, styles, scripts", _lines(beside), 9_500)
+    yield Figure("lines of tests", _lines(Path("tests").rglob("*.py")), 48_000)
+    yield Figure("words of docs", sum(len(path.read_text().split()) for path in Path("docs").rglob("*.md")), 60_000)
+
+
+def _lines(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def _shape_of_classes(parts: list[Module]) -> Iterator[Figure]:
+    known = classes(parts)
+    above = sorted(((len(ancestors(name, known)), facts.place) for name, facts in known.items()), reverse=True)
     yield Figure(
-        "lines of tests", sum(len(path.read_text().splitlines()) for path in Path("tests").rglob("*.py")), total
+        "classes of polyfed above one", above[0][0], 3, worst=[f"{place}: {deep}" for deep, place in above if deep > 3]
     )
+    wide = sorted(((len(fields(name, known)), facts.place) for name, facts in known.items()), reverse=True)
+    worst = [f"{place}: {count}" for count, place in wide if count > 15]
+    yield Figure("fields of a class, inherited ones too", wide[0][0], 15, worst=worst)
+    for name, most in (("Cohort", 10), ("Site", 8)):
+        yield Figure(f"fields of {name}", len(fields(name, known)), most)
 
 
 def _complexity(parts: list[Module]) -> Figure:
