@@ -77,9 +77,9 @@ class Centralised(GlobalModels):
 def _seen(client: Client, steps: int) -> int:
     """Samples in so many batches; only the last batch of a pass may be smaller, and one of a single sample is none."""
     size = client.training.batch_size
-    passes, rest = divmod(steps, max(client.steps_an_epoch, 1))
+    passes, remainder = divmod(steps, max(client.steps_an_epoch, 1))
     in_a_pass = client.num_examples - (client.num_examples % size == 1)
-    return passes * in_a_pass + rest * size
+    return passes * in_a_pass + remainder * size
 
 
 def _require_pooled(server: Server) -> None:

@@ -156,8 +156,8 @@ def _eight_bits(values: np.ndarray, scaling: PixelScale) -> UInt8[np.ndarray, "h
     """Values of a scale from 0 to 255; what is no number is dark."""
     low, high, words = scaling
     if words.endswith("bits"):
-        whole: UInt8[np.ndarray, "h w"] = (values.astype(np.int64) >> (int(high).bit_length() - 8)).astype(np.uint8)
-        return whole
+        coarse: UInt8[np.ndarray, "h w"] = (values.astype(np.int64) >> (int(high).bit_length() - 8)).astype(np.uint8)
+        return coarse
     if low == high:
         return np.full(values.shape, 128, np.uint8)
     # halves first: the span of the largest floats is beyond them

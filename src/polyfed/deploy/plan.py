@@ -61,5 +61,5 @@ def _differences(path: str, one: Any, other: Any) -> Iterator[str]:
         for key in sorted(one.keys() | other.keys()):
             yield from _differences(f"{path}.{key}" if path else key, one.get(key), other.get(key))
     elif one != other:
-        whole = isinstance(one, Mapping | list) or isinstance(other, Mapping | list)
-        yield path if whole else f"{path} ({json.dumps(one)}, planned {json.dumps(other)})"
+        is_nested = isinstance(one, Mapping | list) or isinstance(other, Mapping | list)
+        yield path if is_nested else f"{path} ({json.dumps(one)}, planned {json.dumps(other)})"

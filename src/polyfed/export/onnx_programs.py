@@ -65,8 +65,8 @@ def _check(path: Path, program: Program, spec: InputSpec, what: str) -> None:
         x = padded(x, program.fixed_length, spec.pad)
         with torch.no_grad():
             wanted = original(x)
-        found = torch.from_numpy(session.run(None, {name: x.numpy()})[0])
-        error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+        outputs = torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+        error = float((outputs - wanted).abs().max() / wanted.abs().max().clamp(min=1))
         if not error <= TOLERANCE:
             raise RunError(
                 f"{what} cannot be exported to ONNX: onnxruntime gives values that differ by {error:.1e} on "

@@ -110,8 +110,8 @@ def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
     loaded = loaded_program(program.path)
     for x in compared_inputs(program, spec):
         with torch.no_grad():
-            wanted, found = live(x), loaded(padded(x, program.fixed_length, spec.pad))
-        error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+            wanted, outputs = live(x), loaded(padded(x, program.fixed_length, spec.pad))
+        error = float((outputs - wanted).abs().max() / wanted.abs().max().clamp(min=1))
         if not error <= TOLERANCE:
             raise RunError(
                 f"{what} cannot be exported: the program differs from the model by {error:.1e} on "

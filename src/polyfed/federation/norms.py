@@ -61,8 +61,8 @@ def _norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, fl
     sent = {name: known[name] for name in weights if name in known}
     lengths = iter(_lengths([*changes, *weights.values(), *sent.values()]))
     moved = dict(zip(new, islice(lengths, len(new)), strict=True))
-    whole = {WHOLE: hypot(*(moved[name] for name in weights)), SIZE: hypot(*islice(lengths, len(weights)))}
-    return moved | whole | _beside(weights, sent, hypot(*lengths))
+    totals = {WHOLE: hypot(*(moved[name] for name in weights)), SIZE: hypot(*islice(lengths, len(weights)))}
+    return moved | totals | _beside(weights, sent, hypot(*lengths))
 
 
 def _beside(new: Mapping[str, Tensor], sent: Mapping[str, Tensor], length: float) -> dict[str, float]:

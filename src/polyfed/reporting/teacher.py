@@ -26,12 +26,12 @@ def teacher_table(records: RunRecords) -> TextTable:
 
 
 def _label(name: str) -> str:
-    kind, _, rest = name.partition(".")
-    metric, _, output = rest.partition(".")
+    kind, _, detail = name.partition(".")
+    metric, _, output = detail.partition(".")
     if name.startswith(_NORMS):
-        return f"norm of the clients' mean, {rest}"
+        return f"norm of the clients' mean, {detail}"
     if name.startswith(_DISTANCES):
-        return f"distance to the targets {kind.removeprefix(_DISTANCES)} distillation, {rest}"
+        return f"distance to the targets {kind.removeprefix(_DISTANCES)} distillation, {detail}"
     if kind == "student":
         return f"server: {metric}"
     return f"ensemble: {metric}" + (f", its {output} beside the server's others" if output else "")

@@ -58,7 +58,7 @@ class _WithFamilies(GenerateJsonSchema):
 
 def _members() -> dict[type[Component], dict[str, type[Component]]]:
     """Family -> name -> component, of all families that experiments choose from and whose packages are there."""
-    found: dict[type[Component], dict[str, type[Component]]] = {}
+    families: dict[type[Component], dict[str, type[Component]]] = {}
     pending: list[type[Any]] = [Experiment]
     seen: set[type[Any]] = set()
     while pending:
@@ -67,10 +67,10 @@ def _members() -> dict[type[Component], dict[str, type[Component]]]:
             continue
         seen.add(kind)
         if issubclass(kind, Component) and kind.family() is kind:
-            found[kind] = _installed(kind)
-            pending += found[kind].values()
+            families[kind] = _installed(kind)
+            pending += families[kind].values()
         pending += [below for info in kind.model_fields.values() for below in _models_in(info.annotation)]
-    return found
+    return families
 
 
 def _installed(family: type[Component]) -> dict[str, type[Component]]:

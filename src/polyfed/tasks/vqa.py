@@ -117,13 +117,13 @@ class VQA(Task):
                 truth = truth.to(model.device)
                 lost = F.cross_entropy(logits, truth, ignore_index=-100, reduction="none")
                 outcomes.append((sole_best(logits), lost))
-        said, losses = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
-        metrics = self._scores(samples, answers, "", said, samples.targets.get(PRIOR))
-        metrics |= self._by_kind(samples, answers, said)
+        predicted, losses = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
+        metrics = self._scores(samples, answers, "", predicted, samples.targets.get(PRIOR))
+        metrics |= self._by_kind(samples, answers, predicted)
         if bool(answerable.any()):  # a mean of nothing is no number
             metrics["loss"] = float(losses[answerable].double().mean())
         metrics |= {"answerable": _percent(answerable), "n": float(len(labels)), "answers": float(answers)}
-        right = mean_by_item(100.0 * ((said == labels) & (said >= 0)), samples.items)
+        right = mean_by_item(100.0 * ((predicted == labels) & (predicted >= 0)), samples.items)
         return TaskScores(metrics | items_beside(samples), {"accuracy": [right]})
 
     def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
@@ -166,11 +166,11 @@ class VQA(Task):
         return len(names) - (names[-1] == OTHER)
 
     def _scores(
-        self, samples: Samples, answers: int, ending: str, said: Int64[Tensor, " n"], guessed: Tensor | None
+        self, samples: Samples, answers: int, ending: str, predicted: Int64[Tensor, " n"], guessed: Tensor | None
     ) -> dict[str, float]:
         """Percent of the questions that what the model said, and a guess, get right."""
         labels, metrics = samples.targets[self.target].long(), {}
-        given_by = {"accuracy": said} | ({} if guessed is None else {"prior": guessed})
+        given_by = {"accuracy": predicted} | ({} if guessed is None else {"prior": guessed})
         for name, given in given_by.items():
             given = given.where(given < answers, -1)  # an answer outside the table is nobody's
             metrics[f"{name}{ending}"] = _percent((given == labels) & (given >= 0))
@@ -179,7 +179,7 @@ class VQA(Task):
                 metrics[f"soft_{name}{ending}"] = _percent(soft)
         return metrics
 
-    def _by_kind(self, samples: Samples, answers: int, said: Int64[Tensor, " n"]) -> dict[str, float]:
+    def _by_kind(self, samples: Samples, answers: int, predicted: Int64[Tensor, " n"]) -> dict[str, float]:
         """Scores and number of questions of every kind that occurs."""
         if KIND not in samples.targets:
             return {}
@@ -189,22 +189,22 @@ class VQA(Task):
             chosen = (samples.targets[KIND] == number).nonzero().squeeze(1)
             if len(chosen):
                 own = None if guessed is None else guessed[chosen]
-                metrics |= self._scores(samples.subset(chosen), answers, f"_{name}", said[chosen], own)
+                metrics |= self._scores(samples.subset(chosen), answers, f"_{name}", predicted[chosen], own)
                 metrics[f"n_{name}"] = float(len(chosen))
         return metrics
 
 
 def vote_scores(
-    said: Int64[Tensor, " n"], votes: Int64[Tensor, "n annotators"], which: Literal["leave_one_out", "all"]
+    predicted: Int64[Tensor, " n"], votes: Int64[Tensor, "n annotators"], which: Literal["leave_one_out", "all"]
 ) -> Float[Tensor, " n"]:
     """min(k / 3, 1) for an answer that k annotators of a question gave (Antol et al. 2015; Goyal et al. 2017).
 
     Args:
-        said: class of each answer; a negative one scores 0.
+        predicted: class of each answer; a negative one scores 0.
         votes: class that each annotator gave; negative where a question has fewer annotators.
         which: ``all`` of them, or the mean over all sets that leave one of them out.
     """
-    agreeing = ((votes == said[:, None]) & (said >= 0)[:, None]).sum(1).double()
+    agreeing = ((votes == predicted[:, None]) & (predicted >= 0)[:, None]).sum(1).double()
     if which == "all":
         return (agreeing / 3).clamp(max=1)
     annotators = (votes >= 0).sum(1).clamp(min=1)

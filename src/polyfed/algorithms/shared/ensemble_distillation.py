@@ -130,8 +130,8 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
 
     def distances(self, server: Server, targets: Mapping[str, Ensembled], when: str) -> dict[str, float]:
         """Also ``kd_similarity_<when>.<output>`` if it is the loss, mean over batches of the same samples."""
-        found = super().distances(server, targets, when)
-        if found and self.kd_loss == "similarity":
+        measured = super().distances(server, targets, when)
+        if measured and self.kd_loss == "similarity":
             samples = server.exchanged(self.public_samples)
             count = min(self.diagnostic_samples, len(samples))
             losses: dict[str, list[Tensor]] = {name: [] for name in targets}
@@ -140,8 +140,8 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
                 outputs = self.output_kind.of(server, chosen)
                 for name, loss in self.departures(outputs, batch, targets).items():
                     losses[name].append(loss)
-            found |= {f"kd_similarity_{when}.{name}": float(torch.stack(x).mean()) for name, x in losses.items()}
-        return found
+            measured |= {f"kd_similarity_{when}.{name}": float(torch.stack(x).mean()) for name, x in losses.items()}
+        return measured
 
     def distiller(self, server: Server) -> tuple[Trainer, int]:
         """The optimiser of the distillation and its batch size."""

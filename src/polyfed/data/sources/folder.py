@@ -86,9 +86,9 @@ class Folder(TableSource):
             DataError: it is not there.
         """
         given = Path(self.path).expanduser()
-        whole = given if data_dir is None else data_dir / given
+        full_path = given if data_dir is None else data_dir / given
         return FolderLayout(
-            path=whole if whole.is_file() else folder_of(self.path, name, data_dir),
+            path=full_path if full_path.is_file() else folder_of(self.path, name, data_dir),
             annotations=self.annotations,
             file_column=self.file_column,
             split_column=self.split_column,

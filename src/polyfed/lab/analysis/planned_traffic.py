@@ -239,18 +239,22 @@ def _classes(source: str, classes: Mapping[str, int]) -> int:
     return classes[source]
 
 
-def planned_tables(found: PlannedTraffic) -> list[TextTable]:
+def planned_tables(plan: PlannedTraffic) -> list[TextTable]:
     """What one client of each group sends and receives in a round, and by kind."""
     totals = [
-        (f"{group} ({found.counts[group]} clients)", *(mib(found.total(group, way)) for way in WAYS))
-        for group in found.fixed
+        (f"{group} ({plan.counts[group]} clients)", *(mib(plan.total(group, way)) for way in WAYS))
+        for group in plan.fixed
     ]
     kinds = [
-        (f"{group}: {kind}, {way}", f"{found.fixed[group][way][kind]:,.0f}", f"{found.an_item[group][way][kind]:,.1f}")
-        for group, way, kind, _ in found.lines()
+        (
+            f"{group}: {kind}, {way}",
+            f"{plan.fixed[group][way][kind]:,.0f}",
+            f"{plan.an_item[group][way][kind]:,.1f}",
+        )
+        for group, way, kind, _ in plan.lines()
     ]
-    title = f"A client in a round of {found.experiment} ({found.method})"
-    title += f", {count(found.public)} public items" if found.public else ""
+    title = f"A client in a round of {plan.experiment} ({plan.method})"
+    title += f", {count(plan.public)} public items" if plan.public else ""
     note = "Of blank data and models of the same size; what is sent by the values of outputs is not known before a run."
     return [
         TextTable(title, ("group", "MiB down", "MiB up"), totals, (note,)),

@@ -50,12 +50,12 @@ class Claim:
         Raises:
             ValueError: it has another form.
         """
-        found = _FORM.fullmatch(text.strip())
-        if found is None:
+        matched = _FORM.fullmatch(text.strip())
+        if matched is None:
             raise ValueError(f"claims: '{text}' has not the form 'ROW > ROW on COLUMN [at LABEL] [by MARGIN]'")
-        at = found["at"] or ""
-        left, right = (_operand(found[side], at) for side in ("left", "right"))
-        return cls(text, left, right, found["sign"], found["column"], float(found["by"] or 0))
+        at = matched["at"] or ""
+        left, right = (_operand(matched[side], at) for side in ("left", "right"))
+        return cls(text, left, right, matched["sign"], matched["column"], float(matched["by"] or 0))
 
     def at(self, label: str) -> Claim:
         """The claim at a point, where it does not say at which."""

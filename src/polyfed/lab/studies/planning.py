@@ -139,8 +139,8 @@ class StudyPlan:
         chosen = self.chosen(row, point)
         experiment = self._experiment(row, point, self._extra(row, chosen))
         if self._searches(row) and chosen is not None and experiment.twin is not None:
-            found = {"rates": (chosen.values["rate"],), "passes": (chosen.values["passes"],)}
-            experiment = experiment.model_copy(update={"twin": experiment.twin.model_copy(update=found)})
+            tuned = {"rates": (chosen.values["rate"],), "passes": (chosen.values["passes"],)}
+            experiment = experiment.model_copy(update={"twin": experiment.twin.model_copy(update=tuned)})
         return [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
 
     def chosen(self, row: str, point: Point) -> Chosen | None:

@@ -34,11 +34,11 @@ class Holdings(ColumnSettings):
     def measure(self, run: Run) -> float:
         """See ``ColumnSettings``."""
         holdings = run.records.holdings
-        found = [holding for client, holding in holdings.items() if self.of in (client, holding.group)]
-        if not found:
+        matching = [holding for client, holding in holdings.items() if self.of in (client, holding.group)]
+        if not matching:
             valid = dict.fromkeys([*(holding.group for holding in holdings.values()), *holdings])
             raise ConfigError(f"of: no client or group '{self.of}'; {nearest(self.of, valid)}")
-        counts = [self._count(holding) for holding in found]
+        counts = [self._count(holding) for holding in matching]
         return float(max(counts) if self.over == "largest" else min(counts))
 
     def _count(self, holding: Holding) -> float:

@@ -53,9 +53,9 @@ class Metric(ColumnSettings):
             raise ConfigError(f"of: no group '{self.of}' in run '{run.name}'; {nearest(self.of, records.groups)}")
         members = records.clients if self.of == CLIENTS else records.groups[self.of]
         values = {client: records.last(client, self.kind).get(self.metric, math.nan) for client in members}
-        if not (found := finite_values(values)):
+        if not (finite := finite_values(values)):
             raise ConfigError(self._unknown(run.name, [n for m in members for n in records.metric_names(m, self.kind)]))
-        return float(getattr(ClientSpread(self.of, self.metric, found, len(members)), self.over))
+        return float(getattr(ClientSpread(self.of, self.metric, finite, len(members)), self.over))
 
     def _of_server(self, records: RunRecords) -> float:
         series = records.series(SERVER, self.metric, self.kind)
