@@ -17,7 +17,7 @@ import reference
 from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.core.settings import Component, Settings
-from polyfed.engines.flower import Flower
+from polyfed.deploy.engines.flower import Flower
 from polyfed.engines.local import InProcess
 from polyfed.engines.ray import Ray
 from polyfed.federation.sampling import SamplingSettings

@@ -18,7 +18,7 @@ from deployment import POLYFED, Loopback, Programs
 from echo import work
 from polyfed.core.errors import RunError
 from polyfed.deploy.files import ServerFolder
-from polyfed.deploy.flower import Link, link_to
+from polyfed.deploy.flower_programs import Link, link_to
 from polyfed.deploy.settings import ServerAddress, load_settings
 
 WORKERS = 2

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from polyfed.cli import catalogue
-from polyfed.core.declarations import components
+from polyfed.core.declarations import components, homes_of
 from polyfed.core.extras import extra_with, how_to_install, is_installed
 from polyfed.core.settings import Component
 
@@ -29,10 +29,10 @@ sys.meta_path.insert(0, Absent())
 
 
 def imported(family: type[Component]) -> dict[str, str]:
-    """The slow way: import every module at home and look."""
-    home = importlib.import_module(family.family().home)
+    """The slow way: import every module of the family's homes and look."""
+    homes = [importlib.import_module(name) for name in homes_of(family.family().home)]
     names: dict[str, str] = {}
-    for info in pkgutil.iter_modules(home.__path__):
+    for home, info in ((home, info) for home in homes for info in pkgutil.iter_modules(home.__path__)):
         module = importlib.import_module(f"{home.__name__}.{info.name}")
         kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, family)]
         own = [kind for kind in kinds if kind.__module__ == module.__name__ and not kind.__name__.startswith("_")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from federations import Started, experiment_settings, ports
 
 from polyfed.deploy.files import ServerFolder, SiteFolder
-from polyfed.deploy.flower import Link, link_to
+from polyfed.deploy.flower_programs import Link, link_to
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import ServerAddress, load_settings
 from polyfed.runs.experiment import Experiment

@@ -16,7 +16,7 @@ from federations import Started, free_port
 from folders import Live
 
 from polyfed.core.errors import RunError
-from polyfed.deploy import flower
+from polyfed.deploy import flower_programs
 from polyfed.deploy.check_network import FLEET, FORBIDDEN, PROTOBUF, ask
 from polyfed.deploy.files import SiteFolder, write_new
 from polyfed.deploy.gate import BODY_LIMIT, CLOSED, REFUSAL, SIGNATURE_HEADER, signed
@@ -31,8 +31,8 @@ LIST = "/v1/control/list-nodes"
 
 def supernode(site: SiteFolder, log: Path, environment: dict[str, str]) -> Started:
     connection = load_settings(Connection, site.connection)
-    command = flower.supernode_command(site, connection, free_port())
-    return Started(command, log, flower.flower_environment(site.home) | environment)
+    command = flower_programs.supernode_command(site, connection, free_port())
+    return Started(command, log, flower_programs.flower_environment(site.home) | environment)
 
 
 def intruder(live: Live, folder: Path) -> SiteFolder:
@@ -63,10 +63,10 @@ def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tm
 
 def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
     site = live.folders.site("archive")
-    command = flower.supernode_command(site, load_settings(Connection, site.connection), free_port())
+    command = flower_programs.supernode_command(site, load_settings(Connection, site.connection), free_port())
     position = command.index("--auth-supernode-private-key")
     process = Started(
-        command[:position] + command[position + 2 :], tmp_path / "log", flower.flower_environment(site.home)
+        command[:position] + command[position + 2 :], tmp_path / "log", flower_programs.flower_environment(site.home)
     )
     try:
         assert process.process.wait(60) == 1
@@ -284,8 +284,8 @@ def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path
     before = live.folders.link.nodes()
     for arguments in (["supernode", "register", str(new)], ["supernode", "list"], ["list"], ["run", str(app)]):
         found = subprocess.run(
-            [flower.program("flwr"), *arguments],
-            env=flower.flower_environment(home) | live.environment,
+            [flower_programs.program("flwr"), *arguments],
+            env=flower_programs.flower_environment(home) | live.environment,
             capture_output=True,
             text=True,
             timeout=120,

@@ -14,7 +14,7 @@ from test_deployed_run import CLI
 
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys, read_public
-from polyfed.engines.node_keys import fingerprint
+from polyfed.deploy.node_keys import fingerprint
 from polyfed.runs.records import SITE_REFUSED, RunRecords
 
 pytestmark = pytest.mark.slow

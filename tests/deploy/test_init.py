@@ -13,9 +13,9 @@ from federations import experiment_settings
 from folders import Folders
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy import flower
+from polyfed.deploy import flower_programs
 from polyfed.deploy.files import ServerFolder, write_new
-from polyfed.deploy.flower import program
+from polyfed.deploy.flower_programs import program
 from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
 from polyfed.deploy.keys import create_keys, hosts_of, public_half, read_certificate, read_public
@@ -203,7 +203,7 @@ def test_caddy_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(RunError, match=r"'caddy' is missing.*polyfed\[deploy\]"):
         program("caddy")
     with pytest.raises(RunError, match="'flwr' is missing"):
-        flower.program("flwr")
+        flower_programs.program("flwr")
 
 
 # ---- Flower's command lines
@@ -211,7 +211,7 @@ def test_caddy_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_supernode_is_given_the_absolute_path_of_the_site(made: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     site = made.site("archive")
-    command = flower.supernode_command(site, Connection(server="h:1"), 7)
+    command = flower_programs.supernode_command(site, Connection(server="h:1"), 7)
     assert command[command.index("--node-config") + 1] == f'config="{site.config.resolve()}"'
     assert "--insecure" not in command
 
@@ -220,13 +220,13 @@ def test_a_quote_in_the_path_is_refused(tmp_path: Path) -> None:
     from polyfed.deploy.files import SiteFolder
 
     with pytest.raises(RunError, match="quotes"):
-        flower.supernode_command(SiteFolder(tmp_path / 'a"b'), Connection(server="h:1"), 7)
+        flower_programs.supernode_command(SiteFolder(tmp_path / 'a"b'), Connection(server="h:1"), 7)
 
 
 def test_the_environment_is_quiet_and_goes_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "intra.example.org")
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
-    made = flower.flower_environment(tmp_path)
+    made = flower_programs.flower_environment(tmp_path)
     assert made["FLWR_TELEMETRY_ENABLED"] == "0"
     assert made["FLWR_DISABLE_UPDATE_CHECK"] == made["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert made["NO_PROXY"] == "intra.example.org,127.0.0.1,localhost"
@@ -234,7 +234,7 @@ def test_the_environment_is_quiet_and_goes_past_proxies(tmp_path: Path, monkeypa
 
 
 def test_superlink_is_never_started_open(made: Folders) -> None:
-    command = flower.superlink_command(made.server, made.address)
+    command = flower_programs.superlink_command(made.server, made.address)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
     assert not {"--insecure", "--database"} & set(command)

@@ -13,7 +13,7 @@ import pytest
 from polyfed.core.errors import RunError
 from polyfed.deploy.files import is_private, write_new
 from polyfed.deploy.keys import create_keys, public_half, read_public
-from polyfed.engines.node_keys import fingerprint
+from polyfed.deploy.node_keys import fingerprint
 
 
 def test_a_pair_belongs_together_and_the_key_is_private(tmp_path: Path) -> None:

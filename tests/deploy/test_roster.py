@@ -20,9 +20,9 @@ from polyfed.deploy.findings import Finding
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.keys import create_keys, read_public
+from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.roster import SiteRoster, identity_of, trust_key
 from polyfed.deploy.settings import SiteConfig, load_settings
-from polyfed.engines.node_keys import fingerprint
 from polyfed.runs.experiment import Experiment
 
 

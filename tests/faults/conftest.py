@@ -15,7 +15,7 @@ from federations_in_process import InProcess
 from outcomes import results
 
 from polyfed import Experiment
-from polyfed.engines import flower_grid
+from polyfed.deploy.engines import flower_grid
 from polyfed.runs.runner import run_experiment
 
 _LEFT: dict[str, bytes] = {}

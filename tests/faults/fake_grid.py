@@ -11,7 +11,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from polyfed.engines.flower_records import Serve, _served
+from polyfed.deploy.engines.flower_records import Serve, _served
 
 STEP, DESCRIBE = "train.step", "query.describe"
 MANY = 10**6

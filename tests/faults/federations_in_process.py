@@ -11,10 +11,10 @@ import yaml
 from fake_grid import FakeGrid
 
 from polyfed.deploy import host
+from polyfed.deploy.engines.flower import within
+from polyfed.deploy.engines.flower_node import Host, Node
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
-from polyfed.engines.flower import within
-from polyfed.engines.flower_node import Host, Node
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.runner import resume_run, run_experiment

@@ -10,7 +10,7 @@ from fake_grid import Rule
 from federations_in_process import InProcess
 
 from polyfed.core.errors import PayloadError
-from polyfed.engines.flower import Flower, within
+from polyfed.deploy.engines.flower import Flower, within
 from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder

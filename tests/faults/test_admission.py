@@ -19,9 +19,9 @@ from test_damaged_messages import facts
 
 from polyfed.core.errors import ExchangeError, PayloadError, PolyfedError
 from polyfed.core.version import __version__
+from polyfed.deploy.engines.flower_node import Node
+from polyfed.deploy.engines.flower_records import from_records, to_records
 from polyfed.deploy.host import open_host
-from polyfed.engines.flower_node import Node
-from polyfed.engines.flower_records import from_records, to_records
 from polyfed.wire.framing import SCHEMA
 
 Config = dict[str, Any]

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from outcomes import events, reasons
 from struck_session import Struck
 
-from polyfed.engines import flower_grid
+from polyfed.deploy.engines import flower_grid
 
 Change = Callable[[Any], Any]
 

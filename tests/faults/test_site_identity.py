@@ -16,9 +16,9 @@ from outcomes import events, reasons, results
 
 from polyfed.core.errors import ExchangeError
 from polyfed.core.files import write_atomically
+from polyfed.deploy.engines.flower_node import Node
 from polyfed.deploy.keys import create_keys, read_public
-from polyfed.engines.flower_node import Node
-from polyfed.engines.node_keys import fingerprint
+from polyfed.deploy.node_keys import fingerprint
 from polyfed.reporting.reported import Reports
 from polyfed.runs.events import RunComplete
 from polyfed.runs.records import RunRecords

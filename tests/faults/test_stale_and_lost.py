@@ -45,7 +45,9 @@ def test_a_server_restored_from_an_old_copy_is_told_so(
     )
     with pytest.raises(ExchangeError, match=told):
         federation.resume(old)
-    at_the_site = [record.getMessage() for record in caplog.records if record.name == "polyfed.engines.flower_node"]
+    at_the_site = [
+        record.getMessage() for record in caplog.records if record.name == "polyfed.deploy.engines.flower_node"
+    ]
     assert any("client image failed" in line and "the server is stale" in line for line in at_the_site)
 
 

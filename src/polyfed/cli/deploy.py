@@ -55,7 +55,7 @@ def init(
 def key(folder: SiteArgument) -> None:
     """Make a site's key pair: node.key stays in the folder, node.pub goes to the server's operator."""
     from polyfed.deploy.keys import create_keys, read_public
-    from polyfed.engines.node_keys import fingerprint
+    from polyfed.deploy.node_keys import fingerprint
 
     public = create_keys(folder, folder.resolve().name)
     typer.echo(f"give this to the server's operator: {public}")
@@ -71,7 +71,7 @@ def admit(
     """Admit a site to the federation; compare the fingerprint with the site's first."""
     from polyfed.deploy.init import admit_site
     from polyfed.deploy.keys import read_public
-    from polyfed.engines.node_keys import fingerprint
+    from polyfed.deploy.node_keys import fingerprint
 
     path = admit_site(folder, name, public_key)
     typer.echo(f"admitted: {name} ({fingerprint(read_public(path))}); to expel it, delete {path}")

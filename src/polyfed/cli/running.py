@@ -98,7 +98,7 @@ def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path)
     console = _terminal()
     with _shown(console, folder, dashboard) as display:
         callbacks = [FolderLine(folder, console), display]
-        if _is_deployed(experiment):
+        if experiment.run.engine.is_deployed:
             from polyfed.deploy.launch import launch
 
             launch(experiment, folder, callbacks, base=base)
@@ -114,7 +114,7 @@ def resume_command(run: RunArgument, dashboard: Dashboard = False, allow_code: A
     from polyfed.reporting.reported import resume
 
     # a wrong folder is refused before a display takes the terminal
-    deployed = _is_deployed(open_run(run, allow_code=allow_code).experiment)
+    deployed = open_run(run, allow_code=allow_code).experiment.run.engine.is_deployed
     with _shown(_terminal(), run, dashboard) as display:
         if deployed:
             from polyfed.deploy.launch import relaunch
@@ -140,12 +140,6 @@ def watch_command(run: RunArgument) -> None:
         ended = follow(run / PROGRESS, display, run, finished=lambda: not folder.is_worked_on())
     if not ended:
         typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
-
-
-def _is_deployed(experiment: Experiment) -> bool:
-    from polyfed.engines.flower import Flower
-
-    return isinstance(experiment.run.engine, Flower) and experiment.run.engine.is_deployed
 
 
 def _terminal() -> Terminal:

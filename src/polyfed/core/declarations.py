@@ -17,6 +17,7 @@ class ClassDeclaration:
     """A class of a module, unimported.
 
     Attributes:
+        module: where it is defined.
         name: of the class.
         documentation: its docstring.
         bases: where its bases are defined, as far as their names tell.
@@ -24,6 +25,7 @@ class ClassDeclaration:
         texts: class attributes whose values are plain strings.
     """
 
+    module: str
     name: str
     documentation: str
     bases: tuple[ClassPlace, ...]
@@ -31,21 +33,32 @@ class ClassDeclaration:
     texts: Mapping[str, str]
 
 
-def components(home: str, family: ClassPlace) -> dict[str, ClassDeclaration]:
-    """The components of a family by short name, in alphabetical order, that the modules of its home hold."""
+def homes_of(home: str) -> list[str]:
+    """Packages that hold components of a family: its home, and the home's namesake in the zone of deployment, where
+    there is one (``polyfed.engines`` and ``polyfed.deploy.engines``)."""
     top, *parts = home.split(".")
-    files = sorted(entry.name for entry in resources.files(top).joinpath(*parts).iterdir())
-    names = [file.removesuffix(".py") for file in files if file.endswith(".py") and file != "__init__.py"]
+    zones = [home, ".".join((top, "deploy", *parts))]
+    return [package for package in zones if resources.files(top).joinpath(*package.split(".")[1:]).is_dir()]
+
+
+def components(home: str, family: ClassPlace) -> dict[str, ClassDeclaration]:
+    """The components of a family by short name, in alphabetical order, that the modules of its homes hold."""
+    names = sorted(name for package in homes_of(home) for name in _modules(package))
     by_name = {name: declared_component(home, name, family) for name in names}
     return {name: declared for name, declared in by_name.items() if declared is not None}
 
 
+def _modules(package: str) -> list[str]:
+    top, *parts = package.split(".")
+    files = (entry.name for entry in resources.files(top).joinpath(*parts).iterdir())
+    return [file.removesuffix(".py") for file in files if file.endswith(".py") and file != "__init__.py"]
+
+
 @cache  # asked for every component of every experiment that is read
 def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclaration | None:
-    """The public, concrete class of ``family`` in a module of the family's home, or None if there is none."""
-    module = f"{home}.{name}"
-    for declared in class_declarations(module).values():
-        ancestry = _ancestry((module, declared.name))
+    """The public, concrete class of ``family`` in a module of one of the family's homes, or None if there is none."""
+    for declared in (item for package in homes_of(home) for item in class_declarations(f"{package}.{name}").values()):
+        ancestry = _ancestry((declared.module, declared.name))
         if declared.name.startswith("_") or family not in ancestry:
             continue
         nearest: dict[str, bool] = {}
@@ -85,6 +98,7 @@ def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace
     names = [base.id for base in bases if isinstance(base, ast.Name)]
     assigned = dict(_assignments(node))
     return ClassDeclaration(
+        module=module,
         name=node.name,
         documentation=ast.get_docstring(node) or "",
         bases=tuple(imported.get(name, (module, name)) for name in names),

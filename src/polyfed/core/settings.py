@@ -5,8 +5,8 @@ A component is written in YAML as a mapping with a ``name``, or as the bare name
     algorithm: {name: creamfl, gamma: 0.5}
     partition: iid
 
-A short name is a module of the component's home package (``creamfl`` is ``polyfed.algorithms.creamfl``); a dotted
-name (``mypackage.mymethod.MyMethod``) is any importable class, so code outside polyfed needs no registration.
+A short name is a module of the component's home package (``creamfl`` is ``polyfed.algorithms.creamfl``), or of its
+namesake in the zone of deployment (``flower`` is ``polyfed.deploy.engines.flower``); a dotted name (``mypackage.mymethod.MyMethod``) is any importable class, so code outside polyfed needs no registration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
-from polyfed.core.declarations import ClassDeclaration, components, declared_component
+from polyfed.core.declarations import ClassDeclaration, components, declared_component, homes_of
 from polyfed.core.effects import Condition, Facts, require_effect, require_effects_beneath
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install
@@ -100,7 +100,7 @@ class Component(Settings):
     def component_name(cls) -> str:
         """The name that stands for this class in a configuration: short at home, dotted elsewhere."""
         package, _, module = cls.__module__.rpartition(".")
-        return module if package == cls.family().home else f"{cls.__module__}.{cls.__qualname__}"
+        return module if package in homes_of(cls.family().home) else f"{cls.__module__}.{cls.__qualname__}"
 
     @classmethod
     def declared(cls) -> dict[str, ClassDeclaration]:
@@ -125,7 +125,7 @@ class Component(Settings):
         if declared is None:
             raise ValueError(f"unknown {family} '{name}'; {nearest(name, cls.declared())}")
         try:
-            kind: type[Component] = getattr(importlib.import_module(f"{cls.family().home}.{name}"), declared.name)
+            kind: type[Component] = getattr(importlib.import_module(declared.module), declared.name)
         except ModuleNotFoundError as error:
             hint = f"; {how_to_install(declared.texts['pip_extra'])}" if declared.texts.get("pip_extra") else ""
             raise ValueError(f"{family} '{name}' needs a package: {error}{hint}") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from polyfed.core.errors import RunError
-from polyfed.deploy import flower
+from polyfed.deploy import flower_programs
 from polyfed.deploy.client_app import WORKER
 from polyfed.deploy.files import SiteFolder, is_private, require_file
 from polyfed.deploy.keys import public_half
@@ -45,7 +45,7 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
     public_half(site.key)
     if not is_private(site.key):
         raise RunError(f"others can read the private key; run: chmod 600 {shlex.quote(str(site.key))}")
-    environment = flower.flower_environment(site.home)
+    environment = flower_programs.flower_environment(site.home)
     pauses = _pauses(first_pause)
     with stopping() as stop, tempfile.TemporaryDirectory(prefix="polyfed-") as sockets, Processes() as workers:
         environment[WORKER] = str(Path(sockets) / "worker")  # a short path: sockets allow about 100 characters
@@ -54,8 +54,8 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
         workers.start("worker", worker, environment, site.path)
         while not stop.is_set():
             # two SuperNodes on one machine cannot share a port
-            command = flower.supernode_command(site, connection, connection.node_port or free_port())
-            report(f"SuperNode: {flower.shown_command(command, environment)}")
+            command = flower_programs.supernode_command(site, connection, connection.node_port or free_port())
+            report(f"SuperNode: {flower_programs.shown_command(command, environment)}")
             started = time.monotonic()
             with Processes() as processes:
                 processes.start("SuperNode", command, environment, site.path)

@@ -25,10 +25,10 @@ from polyfed.deploy.files import SiteFolder, is_private
 from polyfed.deploy.findings import Finding, Level, expiry, guarded
 from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
 from polyfed.deploy.leaving import what_leaves
+from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.plan import read_plan
 from polyfed.deploy.roster import check_roster
 from polyfed.deploy.settings import Connection, SiteConfig, load_settings
-from polyfed.engines.node_keys import fingerprint
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 

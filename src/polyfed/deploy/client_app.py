@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.untrusted import log_plainly
-from polyfed.engines.flower_records import MessageFields, client_app
+from polyfed.deploy.engines.flower_records import MessageFields, client_app
 from polyfed.wire.frames import Frame
 
 WORKER = "POLYFED_WORKER"
@@ -33,8 +33,8 @@ def _serve(
 
         return call_worker(address, kind, fields, frames, config)
     from polyfed.core.files import private_files
+    from polyfed.deploy.engines.flower_node import Node
     from polyfed.deploy.host import open_host
-    from polyfed.engines.flower_node import Node
 
     log_plainly(logging.INFO, "%(levelname)s: %(message)s")
     with private_files():

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.flower import AUTHENTICATION
+from polyfed.deploy.flower_programs import AUTHENTICATION
 from polyfed.deploy.keys import private_key
 
 REFUSAL = "no admitted key signed this request"

@@ -13,10 +13,10 @@ import torch
 from polyfed.core.errors import ConfigError, RefusedError
 from polyfed.core.files import write_atomically
 from polyfed.deploy.demands import require_affordable_here, require_allowed, require_protection
+from polyfed.deploy.engines.flower_node import Host, read_spec
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.plan import require_planned
 from polyfed.deploy.settings import SiteConfig
-from polyfed.engines.flower_node import Host, read_spec
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.federation.privacy import Budget

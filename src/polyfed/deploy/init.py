@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
-from polyfed.deploy.flower import link_to
+from polyfed.deploy.flower_programs import link_to
 from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.keys import Identity, create_authority, create_keys, issue_server, read_public
 from polyfed.deploy.settings import (

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.version import __version__
-from polyfed.deploy.flower import Link
+from polyfed.deploy.engines.flower import Flower
+from polyfed.deploy.flower_programs import Link
 from polyfed.deploy.server_app import Launch, ServedOutcome
-from polyfed.engines.flower import Flower
 from polyfed.runs.event_log import PROGRESS, follow
 from polyfed.runs.events import Callback, Callbacks
 from polyfed.runs.experiment import Experiment

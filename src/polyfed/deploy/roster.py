@@ -18,8 +18,8 @@ from polyfed.core.settings import Settings
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.keys import private_key, public_half, read_public
+from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.settings import SiteConfig, load_settings, to_yaml
-from polyfed.engines.node_keys import fingerprint
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.membership import member_ids
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from polyfed.core.errors import PolyfedError
 from polyfed.core.files import private_files, write_atomically
 from polyfed.core.untrusted import log_plainly
-from polyfed.engines.flower import within
+from polyfed.deploy.engines.flower import within
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.event_log import PROGRESS, EventLog
 from polyfed.runs.experiment import Experiment

@@ -22,7 +22,7 @@ from polyfed.core.untrusted import log_plainly
 from polyfed.wire.frames import Frame
 
 if TYPE_CHECKING:  # the module imports Flower, which a worker does without
-    from polyfed.engines.flower_records import MessageFields, Serve
+    from polyfed.deploy.engines.flower_records import MessageFields, Serve
 
 _log = logging.getLogger(__name__)
 _BOUNDARY = 64
@@ -114,8 +114,8 @@ def _read(connection: Connection[Any, Any], size: int) -> memoryview:
 
 def serve_worker(arguments: Sequence[str]) -> None:
     """``python -m polyfed.deploy.worker SOCKET``."""
+    from polyfed.deploy.engines.flower_node import Node
     from polyfed.deploy.host import open_host
-    from polyfed.engines.flower_node import Node
 
     log_plainly(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     with private_files():

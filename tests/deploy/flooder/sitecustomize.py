@@ -10,7 +10,7 @@ from pathlib import Path
 if any("clientapp" in argument for argument in sys.argv + sys.orig_argv):
     from flwr.app import Array, ArrayRecord
 
-    from polyfed.engines import flower_records
+    from polyfed.deploy.engines import flower_records
 
     honest = flower_records.to_records
 

@@ -16,7 +16,6 @@ from polyfed.core.files import write_atomically
 from polyfed.core.own_code import own_code
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import folder_of
-from polyfed.engines.flower import Flower
 from polyfed.lab.studies.study import Overrides, Point, Study, point_label
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
@@ -152,7 +151,7 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
 def _simulated(experiment: Experiment) -> Experiment:
     """The experiment, if its method and engine can run it; raises ConfigError if not."""
     engine = experiment.run.engine
-    if isinstance(engine, Flower) and engine.is_deployed:
+    if engine.is_deployed:
         raise ConfigError("run.engine is a deployment, whose sites are not asked for cells; set run.engine to local")
     engine.require()
     experiment.algorithm.require(has_public=experiment.public is not None, has_server=experiment.server is not None)

@@ -19,15 +19,15 @@ from flwr.app import Message
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.core.untrusted import plain
-from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest_reply, pulled
-from polyfed.engines.flower_records import SharedRecords, from_records, to_records
-from polyfed.engines.flower_sites import Sites
+from polyfed.deploy.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest_reply, pulled
+from polyfed.deploy.engines.flower_records import SharedRecords, from_records, to_records
+from polyfed.deploy.engines.flower_sites import Sites
 from polyfed.federation.client import ClientInfo
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope_requests
 
 if TYPE_CHECKING:
-    from polyfed.engines.flower import Flower
+    from polyfed.deploy.engines.flower import Flower
 
 _log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is

@@ -32,7 +32,7 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 
 if TYPE_CHECKING:
-    from polyfed.engines.flower_grid import Roster
+    from polyfed.deploy.engines.flower_grid import Roster
 
 _T = TypeVar("_T")
 
@@ -99,8 +99,8 @@ class Flower(EngineSettings):
         Raises:
             ExchangeError: not all sites joined in time, or one cannot take part.
         """
-        from polyfed.engines.flower_grid import Roster
-        from polyfed.engines.flower_sites import RegisteredSites, Sites
+        from polyfed.deploy.engines.flower_grid import Roster
+        from polyfed.deploy.engines.flower_sites import RegisteredSites, Sites
 
         spec = hosting.spec.model_dump_json()
         if infos := hosting.federation.infos:  # a simulation: the server knows who there is
@@ -140,7 +140,7 @@ class FlowerEngine:
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Send a message or a few to every node, and yield their clients' answers; see ``Engine.exchange``."""
-        from polyfed.engines.flower_grid import GridExchange
+        from polyfed.deploy.engines.flower_grid import GridExchange
 
         carried = GridExchange(self._roster, requests, deadline, self._settings, self._limits, self.stopped)
         for request in requests:
@@ -155,8 +155,8 @@ def _simulated_run(settings: Flower, hosting: Hosting, body: Callable[[Engine], 
     # ``flwr run`` is what replaces it, and leaves a SuperLink running on this machine
     from flwr.simulation import run_simulation
 
-    from polyfed.engines.flower_node import Node, simulated
-    from polyfed.engines.flower_records import client_app
+    from polyfed.deploy.engines.flower_node import Node, simulated
+    from polyfed.deploy.engines.flower_records import client_app
 
     engines: list[FlowerEngine] = []
     outcome: list[_T] = []

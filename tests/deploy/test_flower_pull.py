@@ -17,8 +17,8 @@ from flwr.app.message import make_message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from polyfed.engines.flower_pull import Refusal, largest_reply, pulled
-from polyfed.engines.flower_records import from_records, to_records
+from polyfed.deploy.engines.flower_pull import Refusal, largest_reply, pulled
+from polyfed.deploy.engines.flower_records import from_records, to_records
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
 

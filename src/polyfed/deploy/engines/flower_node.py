@@ -23,7 +23,7 @@ from polyfed.wire.framing import SCHEMA
 from polyfed.wire.messages import Answer, envelope_answer, request_of
 
 if TYPE_CHECKING:  # the module imports Flower, which a site's worker does without
-    from polyfed.engines.flower_records import MessageFields
+    from polyfed.deploy.engines.flower_records import MessageFields
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Engines that a deployment brings: the home of engines, in its zone."""
