@@ -30,13 +30,13 @@ sys.meta_path.insert(0, Absent())
 
 def imported(family: type[Component]) -> dict[str, str]:
     """The slow way: import every module of the family's homes and look."""
-    homes = [importlib.import_module(name) for name in homes_of(family.family().home)]
     names: dict[str, str] = {}
-    for home, info in ((home, info) for home in homes for info in pkgutil.iter_modules(home.__path__)):
-        module = importlib.import_module(f"{home.__name__}.{info.name}")
-        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, family)]
-        own = [kind for kind in kinds if kind.__module__ == module.__name__ and not kind.__name__.startswith("_")]
-        names.update((info.name, kind.__name__) for kind in own if not inspect.isabstract(kind))
+    for package in homes_of(family.family().home):
+        for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            module = importlib.import_module(f"{package}.{info.name}")
+            kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, family)]
+            own = [kind for kind in kinds if kind.__module__ == module.__name__ and not kind.__name__.startswith("_")]
+            names.update((info.name, kind.__name__) for kind in own if not inspect.isabstract(kind))
     return names
 
 

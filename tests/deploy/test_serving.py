@@ -152,7 +152,7 @@ def test_a_site_folder_must_be_complete(fresh: Folders) -> None:
 def test_a_command_line_that_is_not_understood_is_not_tried_again(
     fresh: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower, "supernode_command", lambda *a: ["sh", "-c", "exit 2"])
+    monkeypatch.setattr(flower_programs, "supernode_command", lambda *a: ["sh", "-c", "exit 2"])
     lines: list[str] = []
     with pytest.raises(RunError, match="does not understand its command line"):
         attend.run_site(fresh.site("archive").path, lines.append)
@@ -160,7 +160,7 @@ def test_a_command_line_that_is_not_understood_is_not_tried_again(
 
 
 def test_pauses_grow_and_a_signal_ends_them(fresh: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "supernode_command", lambda *a: ["sh", "-c", "exit 1"])
+    monkeypatch.setattr(flower_programs, "supernode_command", lambda *a: ["sh", "-c", "exit 1"])
     lines: list[str] = []
 
     def report(line: str) -> None:

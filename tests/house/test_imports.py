@@ -37,6 +37,7 @@ def tree(root: Path, **sources: str) -> Path:
     [
         ({"core__a": "from polyfed.data.b import x", "data__b": ""}, ["polyfed.core.a -> polyfed.data.b"]),
         ({"core__a": "def f():\n    import polyfed.data.b", "data__b": ""}, ["polyfed.core.a -> polyfed.data.b"]),
+        ({"runs__a": "import polyfed.deploy.b", "deploy__b": ""}, ["polyfed.runs.a -> polyfed.deploy.b"]),
         ({"loose": "", "core__a": ""}, ["polyfed.loose stands at the root"]),
         ({"public": "", "data__b": "import polyfed"}, ["polyfed.data.b -> polyfed"]),
         ({"core__a": "", "data__b": "from polyfed.core import a"}, []),

@@ -5,8 +5,9 @@ A component is written in YAML as a mapping with a ``name``, or as the bare name
     algorithm: {name: creamfl, gamma: 0.5}
     partition: iid
 
-A short name is a module of the component's home package (``creamfl`` is ``polyfed.algorithms.creamfl``), or of its
-namesake in the zone of deployment (``flower`` is ``polyfed.deploy.engines.flower``); a dotted name (``mypackage.mymethod.MyMethod``) is any importable class, so code outside polyfed needs no registration.
+A short name is a module of the component's home package (``creamfl`` is ``polyfed.algorithms.creamfl``) or of its
+namesake in the zone of deployment (``flower`` is ``polyfed.deploy.engines.flower``); a dotted name
+(``mypackage.mymethod.MyMethod``) is any importable class, so code outside polyfed needs no registration.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from polyfed.core.errors import PolyfedError, RunError
-from polyfed.deploy import flower_programs
+from polyfed.deploy import flower_programs as programs
 from polyfed.deploy.check_network import ask
 from polyfed.deploy.files import ServerFolder, require_file, write_new
 from polyfed.deploy.flower_programs import Link
@@ -43,18 +43,14 @@ def run_server(folder: Path, report: _Report) -> int:
     address = _require_complete(server)
     signatures = Signatures()
     with stopping() as stop, answering(signatures.accepts) as asked, Processes() as processes:
-        environment = flower_programs.flower_environment(server.home) | {flower_programs.AUTHENTICATION: asked}
+        environment = programs.flower_environment(server.home) | {programs.AUTHENTICATION: asked}
         for name, command in server_commands(server, address).items():
-            report(
-                f"{name}: cd {shlex.quote(str(server.path))} && {flower_programs.shown_command(command, environment)}"
-            )
+            report(f"{name}: cd {shlex.quote(str(server.path))} && {programs.shown_command(command, environment)}")
             # the gate starts last: nobody is let in before SuperLink knows whom to admit
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)
-                admissions = Admissions(
-                    server.sites, flower_programs.link_to(server, address), report, signatures.admit
-                )
+                admissions = Admissions(server.sites, programs.link_to(server, address), report, signatures.admit)
                 admissions.refresh()
         report(f"open for sites: {', '.join(f'{host}:{address.port}' for host in address.hosts)}")
         while not stop.wait(_INTERVAL):
@@ -72,8 +68,8 @@ def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, S
     Raises:
         RunError: a program is not installed.
     """
-    gate = [flower_programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
-    return {"SuperLink": flower_programs.superlink_command(server, address), "gate": gate}
+    gate = [programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
+    return {"SuperLink": programs.superlink_command(server, address), "gate": gate}
 
 
 class Admissions:
