@@ -15,7 +15,7 @@ from federations import MARK, Started, marked, started, wait_until
 from folders import Folders, Live, make
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy import attend, serve
+from polyfed.deploy import attend, flower_programs, serve
 from polyfed.deploy.files import ServerFolder
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys
