@@ -64,7 +64,7 @@ test-others: install
 test-all: test-methods test-engines test-deploy test-browser test-others
 
 bench: install
-	@for name in losses evaluation engine packing gca released_round weights gates backbone aggregation transport engines studies; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in losses evaluation engine gca released_round weights gates backbone aggregation transport engines studies; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 # memory of a deployment, and twenty kills: about half an hour on two cores
 .PHONY: bench-deployed

@@ -18,14 +18,32 @@ from typing import Any
 import federations
 import harness
 import torch
-from packing import crowd, engine
 
 LIMIT = 100.0
 """KiB."""
 SIZES = {"10k": (12, 16), "500k": (620, 32)}
-"""Name -> width of the hidden layer, and d; see ``packing.SIZES``."""
+"""Name -> width of the hidden layer, and d; pictures have 768 values, and there are 10 classes."""
 FEW, MOST, SAMPLES = 10, 1000, 10
 IN_MEMORY = 16 << 20
+BATCH = 10
+
+
+def crowd(clients: int, hidden: int, dim: int, optimizer: str, samples: int, epochs: int) -> dict[str, Any]:
+    """FedAvg with all clients in every round, and no evaluation."""
+    rate = {"sgd": {"lr": 0.05, "momentum": 0.9}}.get(optimizer, {"lr": 1e-3})
+    client = {
+        "count": clients,
+        "source": "noise",
+        "model": federations.image_model(dim, hidden),
+        "task": "classification",
+        "training": {"optimizer": {"kind": optimizer} | rate, "batch_size": BATCH},
+    }
+    return {
+        "data": {"sources": {"noise": federations.Noise(count=clients * samples)}},
+        "clients": {"client": client},
+        "algorithm": {"name": "fedavg", "local_epochs": epochs},
+        "run": {"rounds": 1000, "eval_every": 1000, "seed": 0, "threads": torch.get_num_threads(), "device": "cpu"},
+    }
 
 
 def federation(clients: int, size: str) -> dict[str, Any]:
@@ -37,12 +55,10 @@ def federation(clients: int, size: str) -> dict[str, Any]:
     return content
 
 
-def one(clients: int, size: str, pack: str) -> None:
+def one(clients: int, size: str) -> None:
     """Two rounds, and print the number of weights and the peak of this process in bytes."""
     torch.set_num_threads(1)
     with federations.prepared(federation(clients, size)) as session:
-        if pack != "off":
-            session.attach(engine(session, pack))
         loop = session.loop()
         loop.experiment.algorithm.setup(loop.server)
         for number in (1, 2):
@@ -56,33 +72,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--clients", nargs="+", type=int, default=[100, MOST], help=f"at most {MOST}")
-    parser.add_argument("--packs", nargs="+", choices=("off", "auto"), default=["off", "auto"])
-    parser.add_argument("--one", nargs=3, metavar=("CLIENTS", "SIZE", "PACK"), help="a single federation")
+    parser.add_argument("--one", nargs=2, metavar=("CLIENTS", "SIZE"), help="a single federation")
     options = parser.parse_args()
     if options.one:
-        clients, size, pack = options.one
-        one(int(clients), size, pack)
+        clients, size = options.one
+        one(int(clients), size)
         return
     for size in options.sizes:
-        for pack in options.packs:
-            peaks = {}
-            for clients in (FEW, *options.clients):
-                command = [sys.executable, __file__, "--one", str(clients), size, pack]
-                told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                weights, peaks[clients] = json.loads(told.splitlines()[-1])
-            for clients in options.clients:
-                more = (peaks[clients] - peaks[FEW] - 2 * IN_MEMORY) / (clients - FEW) / 1024
-                harness.report(
-                    f"crowds/{size}_{clients}_pack_{pack}",
-                    ratio=peaks[clients] / peaks[FEW],
-                    against=f"{FEW} clients",
-                    kib_a_client=max(more, 0.0),
-                    limit=LIMIT,
-                    within=more <= LIMIT,
-                    peak_mib=peaks[clients] / 2**20,
-                    rival_mib=peaks[FEW] / 2**20,
-                    states_mib=clients * weights * 4 / 2**20,
-                )
+        peaks = {}
+        for clients in (FEW, *options.clients):
+            command = [sys.executable, __file__, "--one", str(clients), size]
+            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            weights, peaks[clients] = json.loads(told.splitlines()[-1])
+        for clients in options.clients:
+            more = (peaks[clients] - peaks[FEW] - 2 * IN_MEMORY) / (clients - FEW) / 1024
+            harness.report(
+                f"crowds/{size}_{clients}",
+                ratio=peaks[clients] / peaks[FEW],
+                against=f"{FEW} clients",
+                kib_a_client=max(more, 0.0),
+                limit=LIMIT,
+                within=more <= LIMIT,
+                peak_mib=peaks[clients] / 2**20,
+                rival_mib=peaks[FEW] / 2**20,
+                states_mib=clients * weights * 4 / 2**20,
+            )
 
 
 if __name__ == "__main__":

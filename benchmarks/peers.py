@@ -152,7 +152,6 @@ def main() -> None:
     options = parser.parse_args()
     here = Path(sys.executable)
     rivals = {"plain": Rival("plain", here), "polyfed": Rival("polyfed_local", here)}
-    rivals["polyfed, pack: auto"] = Rival("polyfed_local", here, ("--pack",))
     rivals |= {name: Rival(name, environment(name, options.envs)) for name in options.rivals}
     for kind in options.models:
         for clients in options.clients:

@@ -11,12 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import federations
 from peers import experiment
 
-from polyfed.engines.local import LocalEngine
-
 problem = Problem.read()
 with federations.prepared(experiment(problem.kind, problem.clients, problem.rounds)) as session:
-    if "--pack" in sys.argv:
-        session.attach(LocalEngine(federations.site_of(session), pack="auto"))
     loop = session.loop()
     loop.experiment.algorithm.setup(loop.server)
     for number in range(1, problem.rounds + 1):

@@ -94,14 +94,6 @@ def test_noise_is_the_same_on_every_engine(tmp_path: Path, secret: Path, engine:
     assert contents(finished(config, tmp_path / "other", engine=ENGINES[engine]).folder) == expected
 
 
-def test_packed_clients_have_noise_of_their_own(tmp_path: Path, secret: Path) -> None:
-    runs = [
-        finished(federation(secret), tmp_path / name, rounds=1, engine={"name": "local"} | pack)
-        for name, pack in (("alone", {}), ("packed", {"pack": 2}))
-    ]
-    assert [spent(run.folder) for run in runs] == [[1, 1]] * 2
-
-
 def spent(folder: Path) -> list[int]:
     """How often each client was charged."""
     ledgers = [path.read_text().splitlines() for path in sorted((folder / PRIVATE).glob("*.jsonl"))]

@@ -60,11 +60,6 @@ def test_methods_that_need_sums_only_have_them(tmp_path: Path, method: Any) -> N
     assert masked == clear
 
 
-def test_packed_clients_mask_as_others_do(tmp_path: Path) -> None:
-    packed = {"engine": {"name": "local", "pack": 4}}
-    assert weights(federation(**packed), tmp_path / "a") == weights(federation("unmasked", **packed), tmp_path / "b")
-
-
 def test_prototypes_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path) -> None:
     method = {"name": "fedproto", "largest_norm": None}
     plain, secure = (prepared(federation(how, method=method), tmp_path / str(how)) for how in (None, "pairwise_masks"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -42,24 +40,3 @@ def _seed_all(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)
-
-
-def global_states() -> list[Tensor]:
-    cuda, mps = _accelerators()
-    states = [torch.default_generator.get_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
-    return [*states, torch.mps.get_rng_state()] if mps else states
-
-
-def set_global_states(states: Sequence[Tensor]) -> None:
-    """Go on from what ``global_states`` gave."""
-    cuda, mps = _accelerators()
-    torch.default_generator.set_state(states[0])
-    if cuda:
-        torch.cuda.set_rng_state_all(states[1 : 1 + torch.cuda.device_count()])
-    if mps:
-        torch.mps.set_rng_state(states[-1])
-
-
-@functools.cache  # to ask takes longer than a switch of generators
-def _accelerators() -> tuple[bool, bool]:
-    return torch.cuda.is_available(), torch.backends.mps.is_available()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from polyfed.core.activity import client_started
 from polyfed.core.errors import PayloadError
 from polyfed.engines.engine import EngineSettings, Hosting
-from polyfed.engines.packed import PackedSteps
 from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
@@ -28,54 +27,38 @@ class InProcess(EngineSettings):
     """Steps execute in this process, one client after the other; nothing is copied between server and clients."""
 
     serialize: bool = Field(default=False, description="lay out and read every message as if it crossed a wire")
-    pack: Annotated[int, Field(ge=2)] | Literal["auto"] | None = Field(
-        default=None,
-        description="small models of so many clients train in one batch, to the same results but for rounding; auto: "
-        "where it is faster; None (off): one after the other",
-    )
-
-    @field_validator("pack", mode="before", json_schema_input_type=int | Literal["auto", "off", False] | None)
-    @classmethod
-    def _off(cls, value: Any) -> Any:
-        return None if value is False or value == "off" else value  # YAML reads off as false
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Run ``body`` with an engine over a site in this process."""
-        return body(LocalEngine(hosting.here(), serialize=self.serialize, pack=self.pack))
+        return body(LocalEngine(hosting.here(), serialize=self.serialize))
 
 
 class LocalEngine:
-    """Executes steps in-process; each reply is consumed before the next client starts, or the next that are packed.
+    """Executes steps in-process; each reply is consumed before the next client starts.
 
     Args:
         site: where the clients live.
         serialize: lay out and read every message as if it crossed a wire; results are the same bits.
-        pack: clients that may train at a time, see ``PackedSteps``; None: one.
     """
 
-    def __init__(self, site: Site, *, serialize: bool = False, pack: int | Literal["auto"] | None = None) -> None:
+    def __init__(self, site: Site, *, serialize: bool = False) -> None:
         self.site, self.serialize = site, serialize
-        self._packed = None if pack is None else PackedSteps(site, None if pack == "auto" else pack, self._answer)
 
     def clients(self) -> tuple[ClientInfo, ...]:
         return self.site.infos
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Run the step client by client; see ``Engine.exchange``. A step is judged late once it has ended."""
-        answers = self._one_by_one(requests) if self._packed is None else self._packed.answers(requests)
-        for answer, seconds in answers:
-            late = deadline is not None and seconds > deadline
-            yield Answer(answer.client, error=f"no answer within {deadline:g} s") if late else answer
-
-    def _one_by_one(self, requests: Sequence[Request]) -> Iterator[tuple[Answer, float]]:
         for request in requests:
             started = time.monotonic()
             client_started(request.client, request.step)
-            yield self._answer(self.site, request), time.monotonic() - started
+            answer = self._answer(request)
+            late = deadline is not None and time.monotonic() - started > deadline
+            yield Answer(answer.client, error=f"no answer within {deadline:g} s") if late else answer
 
-    def _answer(self, site: Site, request: Request) -> Answer:
+    def _answer(self, request: Request) -> Answer:
         try:
-            return self._crossed(site.answer(self._crossed(request)))
+            return self._crossed(self.site.answer(self._crossed(request)))
         except PayloadError as error:
             return Answer(request.client, error=str(error))
 

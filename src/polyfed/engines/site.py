@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import traceback
 from collections.abc import Callable, Mapping
@@ -192,13 +191,6 @@ class Site:
     @cached_property
     def _steps(self) -> dict[str, StepSchema]:
         return steps_of(self.spec.algorithm)
-
-    def twin(self) -> Site:
-        """The same place with models of its own, for a client that is not done before the next one begins."""
-        twin = copy.copy(self)
-        twin._models = {}
-        vars(twin).pop("_shared", None)
-        return twin
 
     def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
         """``handle``, with what it raises as an answer; see ``told`` for what is told without ``tracebacks``."""

@@ -19,7 +19,7 @@ from polyfed.core.activity import passed
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.fitting import Fitting, Regulariser
+from polyfed.federation.fitting import Regulariser, training_loss
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Trainer
 from polyfed.models.model import Embedder, Model
@@ -224,17 +224,16 @@ class Participant:
         if not task_weight and regulariser is None:
             return 0
         self.model.train()
-        fit, done = Fitting(self, self.trainer(), samples, task_weight, regulariser, correct), 0
-        with fit.stepping() as step:
-            for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
-                before = done
-                wanted = None if steps is None else steps - done
-                for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
-                    step(batch)
-                    after_step()
-                    done += 1
-                if done in (steps, before) or until():  # no more wanted, or there is no batch
-                    break
+        trainer, done = self.trainer(), 0
+        for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
+            before = done
+            wanted = None if steps is None else steps - done
+            for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
+                trainer.step(training_loss(self, batch, task_weight, regulariser), correct)
+                after_step()
+                done += 1
+            if done in (steps, before) or until():  # no more wanted, or there is no batch
+                break
         return done
 
     @torch.no_grad()

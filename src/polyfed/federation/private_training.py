@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,14 @@ from polyfed.core.extras import how_to_install
 from polyfed.core.secret import keyed_digest, uniform_draws
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.accounting import EXTRA, PrivacyCost
-from polyfed.federation.fitting import Fitting
+from polyfed.federation.fitting import training_loss
 from polyfed.federation.privacy import SampleProtection
 from polyfed.federation.release import noisy
-from polyfed.federation.stack import TrainingModule
 from polyfed.tasks.task import Task
 
 if TYPE_CHECKING:
     from polyfed.federation.participant import Participant
+    from polyfed.federation.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class PrivateTraining:
             )
         rate = min(1.0, participant.training.batch_size / len(samples))
         participant.model.train()
-        one = _PerSample(Fitting(participant, participant.trainer(), samples, 1.0, None, None), self.protection)
+        one = _PerSample(participant, participant.trainer(), samples, self.protection)
         for _ in participant.epochs(epochs if steps is None else 1):
             for _ in range(asked.steps // epochs if steps is None else steps):
                 self._step(one, rate)
@@ -124,7 +124,7 @@ class PrivateTraining:
     def _step(self, one: _PerSample, rate: float) -> None:
         key = keyed_digest(self.key, b"step", self._done.to_bytes(8, "big"))
         self._done += 1
-        samples = one.fitting.samples
+        samples = one.samples
         chosen = (uniform_draws(keyed_digest(key, b"batch"), len(samples)) < rate).nonzero().flatten()
         # augmentation and dropout too: what one sample draws may shift what the others of its batch do
         seed = int.from_bytes(keyed_digest(key, b"draws")[:7], "big")
@@ -139,24 +139,26 @@ class PrivateTraining:
             own = keyed_digest(key, b"noise", number.to_bytes(8, "big"), content)
             mean = noisy(total.double(), deviation, own) / (rate * len(samples))
             parameter.grad = mean.to(parameter.dtype)
-        one.fitting.trainer.apply()
+        one.trainer.apply()
 
 
 class _PerSample:
     """Gradients of single samples, clipped and summed."""
 
-    def __init__(self, fitting: Fitting, protection: SampleProtection) -> None:
-        self.fitting = fitting
-        self._module = TrainingModule(fitting)
+    def __init__(
+        self, participant: Participant, trainer: Trainer, samples: Samples, protection: SampleProtection
+    ) -> None:
+        self.participant, self.trainer, self.samples = participant, trainer, samples
+        self._module = _LossModule(participant)
         self._optimizer = opacus_optimizers().DPOptimizer(
-            fitting.trainer.optimizer,
+            trainer.optimizer,
             noise_multiplier=0.0,  # it comes from the site's secret
             max_grad_norm=protection.clip,
             expected_batch_size=None,
             loss_reduction="sum",
         )
-        names = [f"model.{name}" for name in fitting.trainer.names]
-        tensors = self._module.tensors
+        names = [f"model.{name}" for name in trainer.names]
+        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         self._trained = {name: tensors[name] for name in names}
         self._fixed = {name: value for name, value in tensors.items() if name not in self._trained}
 
@@ -179,11 +181,11 @@ class _PerSample:
         if not len(index):  # a batch that nobody was drawn for has noise alone
             return zeros
         try:
-            return self._of(self.fitting.samples.batch(index, stream))
+            return self._of(self.samples.batch(index, stream))
         except Exception:
-            self._of(self.fitting.samples.blank().batch(index[:1]))
+            self._of(self.samples.blank().batch(index[:1]))
             if len(index) == 1:
-                _log.exception("a sample of %s counts for nothing in this step", self.fitting.participant.name)
+                _log.exception("a sample of %s counts for nothing in this step", self.participant.name)
                 return zeros
         alone = [self._gradients(one, stream) for one in torch.split(index, 1)]
         return {name: torch.cat([gradients[name] for gradients in alone]) for name in zeros}
@@ -191,7 +193,7 @@ class _PerSample:
     def _of(self, batch: Batch) -> dict[str, Tensor]:
         weights = {name: value.detach() for name, value in self._trained.items()}
         gradients: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
-            weights, _fields(batch.to(self.fitting.participant.device))
+            weights, _fields(batch.to(self.participant.device))
         )
         return gradients
 
@@ -203,6 +205,17 @@ class _PerSample:
     def forget(self) -> None:
         """Leave nothing of single samples at the parameters, which serve the next client next."""
         self._optimizer.zero_grad(set_to_none=True)
+
+
+class _LossModule(nn.Module):
+    """A participant's model, called with the fields of a batch for its loss."""
+
+    def __init__(self, participant: Participant) -> None:
+        super().__init__()
+        self.participant, self.model = participant, participant.model
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        return training_loss(self.participant, Batch(**batch))
 
 
 def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:

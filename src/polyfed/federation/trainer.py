@@ -15,9 +15,7 @@ from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 
 Correction = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
-"""Changes gradients in place: of parameter name -> gradient, and -> parameter.
-
-One that is a module can be computed for many clients at once, as a regulariser (``fitting.Regulariser``)."""
+"""Changes gradients in place: of parameter name -> gradient, and -> parameter."""
 
 
 @dataclass(frozen=True)

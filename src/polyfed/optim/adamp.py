@@ -78,7 +78,19 @@ class AdamP(Optimizer):
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        advance(weights, gradients, [self._state_of(weight) for weight in weights], group)
+        updates = _adam_updates([self._state_of(weight) for weight in weights], gradients, group)
+        decay: float = group["lr"] * group["weight_decay"]
+        for weight, gradient, update in zip(weights, gradients, updates, strict=True):
+            share: float | Tensor = decay
+            if weight.ndim > 1:
+                radial, projected = _radial(weight, gradient, update, group["delta"])
+                update.addcmul_(weight, radial.reshape(-1, *[1] * (weight.ndim - 1)), value=-1)
+                if decay:
+                    # on the device: to ask it would make every weight wait
+                    share = torch.where(projected, decay * group["wd_ratio"], decay)
+            if decay:
+                weight.mul_(1 - share)
+        torch._foreach_add_(weights, updates, alpha=group["lr"])
 
     def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[weight]
@@ -87,32 +99,6 @@ class AdamP(Optimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         return state
-
-
-def advance(
-    weights: list[Tensor],
-    gradients: list[Tensor],
-    states: list[dict[str, Tensor]],
-    group: dict[str, Any],
-    *,
-    stacked: bool = False,
-) -> None:
-    """One step of some weights with the settings of a group; ``stacked`` ones are [k, ...], of k models."""
-    updates = _adam_updates(states, gradients, group)
-    radial_of = torch.vmap(_radial, (0, 0, 0, None)) if stacked else _radial
-    decay: float = group["lr"] * group["weight_decay"]
-    for weight, gradient, update in zip(weights, gradients, updates, strict=True):
-        share: float | Tensor = decay
-        if weight.ndim - stacked > 1:
-            radial, projected = radial_of(weight, gradient, update, group["delta"])
-            update.addcmul_(weight, radial.reshape(*radial.shape, *[1] * (weight.ndim - radial.ndim)), value=-1)
-            if decay:
-                # on the device: to ask it would make every weight wait
-                share = torch.where(projected, decay * group["wd_ratio"], decay)
-                share = share.reshape(-1, *[1] * (weight.ndim - 1))
-        if decay:
-            weight.mul_(1 - share)
-    torch._foreach_add_(weights, updates, alpha=group["lr"])
 
 
 def _adam_updates(states: list[dict[str, Tensor]], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
