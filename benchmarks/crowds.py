@@ -25,34 +25,26 @@ SIZES = {"10k": (12, 16), "500k": (620, 32)}
 """Name -> width of the hidden layer, and d; pictures have 768 values, and there are 10 classes."""
 FEW, MOST, SAMPLES = 10, 1000, 10
 IN_MEMORY = 16 << 20
-BATCH = 10
-
-
-def crowd(clients: int, hidden: int, dim: int, optimizer: str, samples: int, epochs: int) -> dict[str, Any]:
-    """FedAvg with all clients in every round, and no evaluation."""
-    rate = {"sgd": {"lr": 0.05, "momentum": 0.9}}.get(optimizer, {"lr": 1e-3})
-    client = {
-        "count": clients,
-        "source": "noise",
-        "model": federations.image_model(dim, hidden),
-        "task": "classification",
-        "training": {"optimizer": {"kind": optimizer} | rate, "batch_size": BATCH},
-    }
-    return {
-        "data": {"sources": {"noise": federations.Noise(count=clients * samples)}},
-        "clients": {"client": client},
-        "algorithm": {"name": "fedavg", "local_epochs": epochs},
-        "run": {"rounds": 1000, "eval_every": 1000, "seed": 0, "threads": torch.get_num_threads(), "device": "cpu"},
-    }
 
 
 def federation(clients: int, size: str) -> dict[str, Any]:
-    """Settings of a federation."""
-    content = crowd(MOST, *SIZES[size], "sgd", SAMPLES, 1)
-    content["clients"]["client"] |= {"count": clients, "items": clients * SAMPLES}
-    content["algorithm"] = {"name": "scaffold", "local_epochs": 1}
-    content["run"] |= {"state_memory": IN_MEMORY, "bounds": {"waiting": IN_MEMORY}}
-    return content
+    """SCAFFOLD with all clients in every round, and no evaluation."""
+    hidden, dim = SIZES[size]
+    client = {
+        "count": clients,
+        "items": clients * SAMPLES,
+        "source": "noise",
+        "model": federations.image_model(dim, hidden),
+        "task": "classification",
+        "training": {"optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}, "batch_size": SAMPLES},
+    }
+    run = {"rounds": 1000, "eval_every": 1000, "seed": 0, "threads": torch.get_num_threads(), "device": "cpu"}
+    return {
+        "data": {"sources": {"noise": federations.Noise(count=MOST * SAMPLES)}},
+        "clients": {"client": client},
+        "algorithm": {"name": "scaffold", "local_epochs": 1},
+        "run": run | {"state_memory": IN_MEMORY, "bounds": {"waiting": IN_MEMORY}},
+    }
 
 
 def one(clients: int, size: str) -> None:

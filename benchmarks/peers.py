@@ -79,19 +79,17 @@ class Rival:
     Attributes:
         script: in ``rivals``, without suffix.
         python: interpreter of its environment.
-        options: further arguments.
     """
 
     script: str
     python: Path
-    options: tuple[str, ...] = ()
 
     def solve(self, problem: Path, folder: Path) -> Any:
         """The arrays that it stored."""
         result = folder / "result.npz"
         result.unlink(missing_ok=True)
         script = Path(__file__).parent / "rivals" / f"{self.script}.py"
-        command = [str(self.python), str(script), str(problem), str(result), *self.options]
+        command = [str(self.python), str(script), str(problem), str(result)]
         with (folder / f"{self.script}.log").open("w") as log:
             done = subprocess.run(command, stdout=log, stderr=log, check=False)
         if done.returncode or not result.exists():
