@@ -20,7 +20,6 @@ from polyfed import Experiment
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation.accounting import PrivacyCost
-from polyfed.federation.fitting import Fitting
 from polyfed.federation.participant import Participant
 from polyfed.federation.privacy import SampleProtection
 from polyfed.federation.private_training import PrivateTraining, _PerSample, training_cost
@@ -86,7 +85,9 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
     assert max(norms) > 0.4  # clipping acts
     client.model.zero_grad(set_to_none=True)
     one = _PerSample(
-        Fitting(client, client.trainer(), client.train, 1.0, None, None),
+        client,
+        client.trainer(),
+        client.train,
         SampleProtection(noise_multiplier=1.0, clip=0.4),
     )
     names = {id(parameter): name for name, parameter in client.model.named_parameters()}
