@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
+
+from polyfed.core.errors import ConfigError
 
 
 @cache
@@ -28,6 +32,20 @@ def known_extras() -> list[str]:
 
 def how_to_install(extra: str) -> str:
     return f'pip install "polyfed[{extra}]"'
+
+
+@contextmanager
+def brought_by(extra: str) -> Iterator[None]:
+    """For imports of packages that an extra brings.
+
+    Raises:
+        ConfigError: a package is not installed; the message says how to get it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        absent = f"this needs the package '{error.name}', which is not there"
+        raise ConfigError(f"{absent}; {how_to_install(extra)}") from error
 
 
 @cache

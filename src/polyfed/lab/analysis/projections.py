@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.core.extras import brought_by
 
 METHODS = ("tsne", "pca")
 PERPLEXITY = 30.0
@@ -36,7 +37,8 @@ def pca(x: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
     Raises:
         DataError: no points, or values that are not finite.
     """
-    from sklearn.decomposition import PCA
+    with brought_by("lab"):
+        from sklearn.decomposition import PCA
 
     if x.ndim != 2 or not x.numel() or not bool(x.isfinite().all()):
         raise DataError(f"no projection of points of shape {tuple(x.shape)}; it needs at least one, all values finite")
@@ -59,8 +61,9 @@ def tsne(x: Float[Tensor, "n d"], perplexity: float = PERPLEXITY) -> Float[Tenso
     Raises:
         DataError: as ``pca``.
     """
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    with brought_by("lab"):
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     start = pca(x)
     spread = float(start[:, 0].std(correction=0))
@@ -82,7 +85,9 @@ def lda(x: Float[Tensor, "n d"], labels: Int64[Tensor, " n"]) -> Float[Tensor, "
         DataError: fewer than two classes or dimensions, or values that are not finite.
     """
     from scipy.linalg import eigh
-    from sklearn.covariance import shrunk_covariance
+
+    with brought_by("lab"):
+        from sklearn.covariance import shrunk_covariance
 
     codes = torch.unique(labels, return_inverse=True)[1]
     classes = int(codes.max()) + 1 if len(codes) else 0

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from polyfed.core.extras import brought_by
 from polyfed.lab.analysis.projections import class_means
 
 
@@ -30,7 +31,8 @@ class Separation:
     @classmethod
     def of(cls, x: Float[Tensor, "n d"], labels: Int64[Tensor, " n"]) -> Separation:
         """All measures, in float64."""
-        from sklearn.metrics import silhouette_score
+        with brought_by("lab"):
+            from sklearn.metrics import silhouette_score
 
         x, codes = x.double().cpu(), torch.unique(labels.cpu(), return_inverse=True)[1]
         means, counts = class_means(x, codes)
