@@ -15,15 +15,12 @@ from polyfed.cli.analysis_options import (
     MapMethod,
     OutOfExperiment,
     OutOfRun,
-    Seeds,
     analysis_folder,
     show_analysis,
 )
-from polyfed.cli.console import interruptible
 from polyfed.cli.options import (
     EXPERIMENT,
     AllowCode,
-    ExperimentArgument,
     ExperimentOptions,
     PlaceOptions,
     RunArgument,
@@ -32,59 +29,8 @@ from polyfed.cli.options import (
     names_in,
     numbers_in,
 )
-from polyfed.cli.study import STUDIES
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
-
-_CONTINUE = "continue with the same command"
-
-
-def analyse_shapley(
-    source: ExperimentArgument,
-    *,
-    players: Annotated[str, typer.Option(metavar="GROUP,GROUP,...", help="groups whose contribution is asked for")],
-    seeds: Seeds = "0",
-    settings: ExperimentOptions,
-    out: OutOfExperiment = None,
-) -> None:
-    """Divide what client types gain the server among them: every coalition is run. Continues where it was stopped."""
-    from polyfed.lab.studies.display import StudyDisplay
-    from polyfed.lab.studies.shapley import contributions, draw_shapley, shapley_tables
-    from polyfed.reporting.terminal import Terminal
-
-    experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
-    folder = out or STUDIES / f"{experiment.name}-shapley"
-    with interruptible(_CONTINUE), StudyDisplay(Terminal()) as display:
-        contributed = contributions(experiment, names_in("--players", players), numbers, folder, display)
-    show_analysis(folder, "shapley", contributed.to_json(), draw_shapley(contributed), shapley_tables(contributed))
-
-
-def analyse_scaling(
-    source: ExperimentArgument,
-    *,
-    groups: Annotated[
-        str,
-        typer.Option(
-            metavar="GROUP,GROUP,...",
-            help="groups in the order in which they join; those that join at once with a plus: a+b,c",
-            show_default=False,
-        ),
-    ],
-    seeds: Seeds = "0",
-    settings: ExperimentOptions,
-    out: OutOfExperiment = None,
-) -> None:
-    """Run an experiment with none, one, two, ... of some groups. Continues where it was stopped."""
-    from polyfed.lab.studies.display import StudyDisplay
-    from polyfed.lab.studies.scaling import draw_scaling, run_scaling, scaling_table
-    from polyfed.reporting.terminal import Terminal
-
-    experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
-    folder = out or STUDIES / f"{experiment.name}-scaling"
-    steps = [names_in("--groups", step, "+") for step in names_in("--groups", groups)]
-    with interruptible(_CONTINUE), StudyDisplay(Terminal()) as display:
-        scaled = run_scaling(experiment, steps, numbers, folder, display)
-    show_analysis(folder, "scaling", scaled.to_json(), draw_scaling(scaled), [scaling_table(scaled)])
 
 
 def analyse_gap(
@@ -265,8 +211,6 @@ def analyse_partition(
 analyse_app = command_group(
     "analyse_",
     (
-        analyse_shapley,
-        analyse_scaling,
         analyse_gap,
         analyse_landscape,
         analyse_centres,

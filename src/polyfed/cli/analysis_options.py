@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from polyfed.reporting.tables import TextTable
 
-Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="every experiment is run with each of these seeds")]
 OutOfExperiment = Annotated[
     Path | None, typer.Option("--out", help="folder; by default runs/studies/<name>-<analysis>")
 ]

@@ -14,7 +14,6 @@ import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
-from made_up_cells import made_up
 from polyfed.cli.analysis_options import show_analysis
 from polyfed.core.errors import RunError
 from polyfed.reporting.tables import TextTable
@@ -56,53 +55,6 @@ def written(name: str) -> dict[str, Any]:
 
 def written_rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(Path(f"there/{name}.csv").read_text().splitlines()))
-
-
-# ---- studies of coalitions
-
-
-@pytest.fixture
-def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells have figures that are made up."""
-    monkeypatch.setattr("polyfed.lab.studies.coalitions.run_study", made_up)
-
-
-@pytest.mark.usefixtures("not_run")
-def test_shapley_runs_prints_and_writes(analyse: Cli, config: Path) -> None:
-    options = ("shapley", config, "--players", "image,text", "--set", "name=mine")
-    code, out, err = analyse(*options)
-    assert (code, err) == (0, "")
-    assert "4/4" in out
-    assert "share of r1_sum" in out
-    folder = Path("runs/studies/mine-shapley")
-    content = read(folder / "shapley.json")
-    means = {label: spread["mean"] for label, spread in content["utilities"].items()}
-    assert list(means) == ["none", "image", "text", "image+text"]
-    gain = means["image+text"] - means["none"]
-    assert sum(spread["mean"] for spread in content["values"].values()) == pytest.approx(gain)
-    assert content["values"]["image"]["std"] is None
-    first = (folder / "shapley.png").read_bytes()
-    assert analyse(*options)[0] == 0
-    assert (folder / "shapley.png").read_bytes() == first
-
-
-def test_an_interrupted_study_says_how_to_go_on(analyse: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("polyfed.lab.studies.coalitions.run_study", interrupted)
-    code, _, err = analyse("shapley", config, "--players", "text")
-    assert (code, err) == (130, "interrupted; continue with the same command\n")
-
-
-@pytest.mark.usefixtures("not_run")
-def test_scaling_runs_prints_and_writes(analyse: Cli, config: Path) -> None:
-    code, out, err = analyse("scaling", config, "--groups", "image+text", "--seeds", "0,1", "--out", "there")
-    assert (code, err) == (0, "")
-    assert "1: image and text" in out
-    content = written("scaling")
-    assert content["steps"] == [["image", "text"]]
-    assert set(content["values"]["1-image+text"]["by_seed"]) == {"0", "1"}
 
 
 # ---- of a run
@@ -277,14 +229,6 @@ def test_partition_of_a_run(analyse: Cli, tiny_run: Path) -> None:
 
 RUN, EXCHANGE, LAYERS = "tiny_run", "fedafd_run", "fedavg_run"
 REFUSALS = [
-    ("shapley CONFIG --players images", "players: no group 'images' under 'clients'; did you mean"),
-    ("shapley CONFIG --players image,,text", "--players image,,text: has an empty name"),
-    ("shapley CONFIG --players image --seeds 0,x", "--seeds 0,x: 'x' is no whole number"),
-    ("shapley CONFIG --players image --set runs=1", "unknown key 'runs'; did you mean 'run'"),
-    ("shapley CONFIG --players image,text,paired", "no client is left"),
-    ("shapley nothing --players a", "no preset or file 'nothing'"),
-    ("scaling CONFIG --groups image,sound", "groups: no group 'sound'"),
-    ("scaling CONFIG --groups image --set server=null", "has no server model"),
     (f"gap {RUN} --between scenes", "--between scenes: needs two sources"),
     (f"gap {RUN} --between scenes,nothing", "no source 'nothing' in data.sources"),
     ("gap nothing --between a,b", "no preset or file 'nothing'"),

@@ -1,25 +1,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import permutations
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_cells import made_up
-from polyfed import Experiment
 from polyfed.core.errors import ConfigError
-from polyfed.lab.studies.shapley import (
-    Contributions,
-    coalitions,
-    contributions,
-    label_of,
-    player_coalitions,
-    shapley_values,
-)
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.shapley import coalitions, shapley_values
+from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.tables import study_tables
 
 Utility = dict[frozenset[str], float]
 UTILITIES = st.floats(-1e3, 1e3)
@@ -81,72 +74,31 @@ def test_players_who_add_the_same_get_the_same_and_who_adds_nothing_gets_nothing
     [
         ({frozenset("a"): 1.0, frozenset("ab"): 1.0}, r"'none' is missing.*4 coalitions of: a, b"),
         ({frozenset(): 1.0, frozenset("a"): 1.0, frozenset("ab"): 1.0}, "'b' is missing"),
-        ({frozenset(): 0.0, frozenset("a"): math.nan}, "'a' is nan"),
         ({}, "'none' is missing.*nobody"),
     ],
 )
-def test_a_utility_that_is_missing_or_no_number_is_named(utility: Utility, message: str) -> None:
+def test_a_utility_that_is_missing_is_named(utility: Utility, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shapley_values(utility)
 
 
-def test_labels_have_players_in_their_order() -> None:
-    assert [label_of(c, "ba") for c in coalitions("ba")] == ["none", "b", "a", "b+a"]
+ROWS = {"none": {"groups": ["paired"]}, "a": {"groups": ["paired", "a"]}, "b": {"groups": ["b", "paired"]}, "all": {}}
 
 
-def test_coalitions_leave_groups_out_and_keep_the_others(three_groups: dict[str, Any]) -> None:
-    assert player_coalitions(Experiment.load(three_groups), ["image", "text"]) == {
-        "none": ["paired"],
-        "image": ["paired", "image"],
-        "text": ["paired", "text"],
-        "image+text": ["paired", "image", "text"],
-    }
+def test_a_study_divides_gains_by_seed_among_its_players(loaded: Callable[..., Study]) -> None:
+    rows = {**ROWS, "all, prox": {"set": {"algorithm": "fedprox"}}}
+    study = loaded(rows=rows, players=["b", "a"], seeds=3, against="none")
+    own = {"none": {0: 1.0, 1: 2.0, 2: 0.0}, "b": {0: 2.0, 1: 2.0}, "a": {0: 1.0, 1: 2.0}, "all": {0: 5.0, 1: 8.0}}
+    results = Results(study, {(row, (), "r1"): by_seed for row, by_seed in own.items()})
+    assert results.shapley((), "r1") == {"b": {0: 2.5, 1: 3.0}, "a": {0: 1.5, 1: 3.0}}
+    table = next(table for table in study_tables(results) if "Shapley" in table.title)
+    assert table.rows == [["a", "2.25 ± 1.06"], ["b", "2.75 ± 0.35"]]
+    assert table.notes == ("They sum to all - none.",)
 
 
-@pytest.mark.parametrize(
-    ("players", "message"),
-    [
-        ([], "players names no group; valid: image, paired"),
-        (["images"], "no group 'images' under 'clients'; did you mean 'image'"),
-        (["image", "image"], "'image' is named 2 times"),
-        (["image", "paired"], "no client is left"),
-    ],
-)
-def test_players_that_cannot_be(tiny: dict[str, Any], players: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        player_coalitions(Experiment.load(tiny), players)
-
-
-def test_a_group_called_like_nobody(tiny: dict[str, Any]) -> None:
-    tiny["clients"]["none"] = tiny["clients"]["image"]
-    with pytest.raises(ConfigError, match="rename it"):
-        player_coalitions(Experiment.load(tiny), ["none"])
-
-
-def test_values_of_every_seed_and_their_spread() -> None:
-    utilities = {
-        "none": {0: 1.0, 7: 2.0},
-        "b": {0: 2.0, 7: 2.0},
-        "a": {0: 1.0, 7: 2.0},
-        "b+a": {0: 5.0, 7: 8.0},
-    }
-    found = Contributions.of("accuracy", ["b", "a"], utilities)
-    assert found.values == {"b": {0: 2.5, 7: 3.0}, "a": {0: 1.5, 7: 3.0}}
-    content = found.to_json()
-    assert content["values"]["a"] == {
-        "mean": 2.25,
-        "std": pytest.approx(1.5 / math.sqrt(2)),
-        "by_seed": {"0": 1.5, "7": 3.0},
-    }
-    assert list(content["utilities"]) == ["none", "b", "a", "b+a"]
-
-
-def test_values_come_from_the_runs_of_every_coalition(
-    three_groups: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("polyfed.lab.studies.coalitions.run_study", made_up)
-    found = contributions(Experiment.load(three_groups), ["text"], [0, 1], tmp_path / "out")
-    assert list(found.utilities) == ["none", "text"]
-    gains = {seed: found.utilities["text"][seed] - found.utilities["none"][seed] for seed in (0, 1)}
-    assert found.values == {"text": pytest.approx(gains)}
-    assert contributions(Experiment.load(three_groups), ["text"], [0, 1], tmp_path / "out") == found
+@pytest.mark.parametrize("left_out", ROWS)
+def test_a_coalition_without_a_row_is_named(loaded: Callable[..., Study], left_out: str) -> None:
+    rows = {name: row for name, row in ROWS.items() if name != left_out}
+    named = {"all": r"a\+b"}.get(left_out, left_out)
+    with pytest.raises(ConfigError, match=f"players: no row has only '{named}' of them"):
+        loaded(rows=rows, players=["a", "b"], against=next(iter(rows)))

@@ -18,6 +18,7 @@ from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import CellFigures
 from polyfed.lab.studies.claims import Claim, Judgement, judge
 from polyfed.lab.studies.planning import Chosen, StudyPlan
+from polyfed.lab.studies.shapley import shapley_values
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import PairedSample
@@ -91,6 +92,16 @@ class Results:
         own, other = self.values.get(left, {}), self.values.get(right, {})
         paired = {seed: own[seed] - other[seed] for seed in own if seed in other}
         return PairedSample(paired) if paired else None
+
+    def shapley(self, point: Point, column: str) -> dict[str, dict[int, float]]:
+        """Player -> seed -> Shapley value, of the seeds that all coalitions have."""
+        utilities = {who: self.at(row, point, column) for who, row in self.study.coalition_rows.items()}
+        values: dict[str, dict[int, float]] = {}
+        for seed in self.study.seeds:
+            if all(seed in by_seed for by_seed in utilities.values()):
+                for player, value in shapley_values({who: own[seed] for who, own in utilities.items()}).items():
+                    values.setdefault(player, {})[seed] = value
+        return values
 
     def judgements(self) -> list[Judgement]:
         """Every claim, at every point where it does not name one."""

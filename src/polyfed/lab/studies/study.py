@@ -15,6 +15,7 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.shapley import coalition_label, coalitions
 from polyfed.lab.studies.study_files import merged_study, setting_label, study_content
 from polyfed.runs.tuning import with_beyond
 from polyfed.runs.twins import TwinSettings
@@ -156,6 +157,9 @@ class Study(Settings):
     axes: dict[str, Axis] = Field(default_factory=dict)
     tuning: Tuning | None = None
     against: str | None = Field(default=None, description="row that differences are against; null: the first")
+    players: list[str] = Field(
+        default_factory=list, description="client groups among which gains are divided (Shapley); rows: all coalitions"
+    )
     printed: dict[str, dict[str, float | dict[str, float]]] = Field(
         default_factory=dict, description="what the paper prints: row -> column -> value, or label -> value"
     )
@@ -183,6 +187,8 @@ class Study(Settings):
             require_known("against", [self.against], self.rows)
         for name, row in self.rows.items():
             self._check_row(name, row)
+        if self.players and (left := [who for who in coalitions(self.players) if who not in self.coalition_rows]):
+            raise ValueError(f"players: no row has only '{coalition_label(left[0])}' of them; give one with 'groups'")
         self._check_printed()
         for number, drawing in enumerate(self.figures):
             require_known(f"figures.{number}.column", [drawing.column], self.columns)
@@ -248,6 +254,14 @@ class Study(Settings):
         """A row with what it is like beneath it."""
         row = self.rows[name]
         return row if row.like is None else self.resolved(row.like).beneath(row)
+
+    @property
+    def coalition_rows(self) -> dict[frozenset[str], str]:
+        """Which of the players take part -> the row, of those that differ in their groups alone."""
+        rows = {name: self.resolved(name) for name in self.rows}
+        plain = {name: row.groups for name, row in rows.items() if not (row.set or row.twin or row.base)}
+        players = frozenset(self.players)
+        return {players if own is None else players & {*own}: name for name, own in reversed(plain.items())}
 
     def columns_of(self, row: str) -> dict[str, ColumnSettings]:
         """What is measured in a row.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from polyfed.lab.studies.claims import Judgement
-from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, point_label
+from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample
 from polyfed.reporting.tables import TextTable, figure
 
@@ -18,6 +20,7 @@ _PRINTED = "[...]: what the paper prints."
 def study_tables(results: Results) -> list[TextTable]:
     """All of them, in the order in which they are read."""
     tables = [*figure_tables(results), *difference_tables(results)]
+    tables += shapley_tables(results) if results.study.players else []
     tables += [claims_table(results.judgements())] if results.study.claims else []
     tables += [tuning_table(results)] if results.chosen else []
     tables += [causes_table(results)] if results.causes else []
@@ -60,15 +63,17 @@ def cell_text(results: Results, row: str, point: Point, column: str) -> str:
     study = results.study
     if point not in study.points_of(row):
         return ""
-    digits, spread = study.columns[column].digits, results.spread(row, point, column)
-    text = figure(spread.mean, digits)
-    if not math.isnan(spread.std):
-        text += f" ± {figure(spread.std, digits)}"
+    text = _spread_text(results.at(row, point, column), study.columns[column].digits)
     seeds = len(results.at(row, point, column))
     if 0 < seeds < len(study.seeds):
         text += f" ({seeds})"
     printed = study.printed_at(row, column, point)
     return text if printed is None else f"{text} [{printed:g}]"
+
+
+def _spread_text(by_seed: SeedFigures, digits: int) -> str:
+    spread = Spread.of(list(by_seed.values()))
+    return figure(spread.mean, digits) + ("" if math.isnan(spread.std) else f" ± {figure(spread.std, digits)}")
 
 
 def _figure_notes(results: Results) -> Iterator[str]:
@@ -122,6 +127,22 @@ def difference_texts(sample: PairedSample, digits: int) -> list[str]:
     interval = "-" if math.isnan(low) else f"{low:+.{digits}f} to {high:+.{digits}f}"
     mean, smallest = f"{sample.mean:+.{digits}f}", f"{sample.smallest:+.{digits}f}"
     return [str(len(sample.values)), mean, interval, smallest, _p_text(sample.p)]
+
+
+def shapley_tables(results: Results) -> list[TextTable]:
+    """What each player adds to a column, by the runs of all coalitions, seed by seed."""
+    study = results.study
+    columns = {name: settings for name, settings in study.columns.items() if not settings.is_cost}
+    return [
+        TextTable(
+            f"{name}: Shapley values{_at(point)}",
+            ("", name),
+            [[player, _spread_text(values, columns[name].digits)] for player, values in by_player.items()],
+            (f"They sum to {study.coalition_rows[frozenset(study.players)]} - {study.coalition_rows[frozenset()]}.",),
+        )
+        for name, point in product(columns, study.points)
+        if (by_player := results.shapley(point, name))
+    ]
 
 
 def _p_text(p: float) -> str:
