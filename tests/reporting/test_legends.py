@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from polyfed.lab.analysis.centres import Centres, GroupMap, draw_centres
-from polyfed.lab.analysis.drift import Drift, ModalityDrift, draw_drift
-from polyfed.lab.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFeatures, KindOfFeatures, draw_features
-from polyfed.lab.analysis.round_weights import ChannelWeights, RunWeights, draw_round_weights
+from polyfed.lab.analysis.centres import Centres, CentresOfRuns, GroupMap
+from polyfed.lab.analysis.drift import Drift, ModalityDrift
+from polyfed.lab.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFeatures, KindOfFeatures
+from polyfed.lab.analysis.round_weights import ChannelWeights, RunWeights
 from polyfed.lab.analysis.separation import Separation
-from polyfed.lab.analysis.traffic import Traffic, draw_traffic_of_runs
-from polyfed.lab.downstream.results import Findings, Outcome, ProbeRow, draw_findings
+from polyfed.lab.analysis.traffic import Traffic, TrafficOfRuns
+from polyfed.lab.downstream.results import Findings, Outcome, ProbeRow
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting import plots
 from polyfed.reporting.compare import compare, draw_comparison
@@ -74,14 +74,14 @@ def drift() -> Figure:
         "image", names, ("paired",) * 23 + (None,), (1,) * 24, torch.rand(24, 24), torch.rand(24, 24),
         tuple(range(24)), torch.rand(24, 5, 2),
     )  # fmt: skip
-    return draw_drift(Drift("run", 5, "pca", (found, replace(found, modality="text"))))
+    return Drift("run", 5, "pca", (found, replace(found, modality="text"))).draw()
 
 
 def channel_weights() -> Figure:
     clients = tuple(f"paired-{k}" for k in range(8))
     kinds = ("uni-modal",) * 4 + ("multi-modal",) * 4
     each = ChannelWeights("image", 3, clients, kinds, np.full((8, 30), 1 / 8), tuple(range(30)))
-    return draw_round_weights(RunWeights("run", (each, each)))
+    return RunWeights("run", (each, each)).draw()
 
 
 def features() -> Figure:
@@ -90,9 +90,9 @@ def features() -> Figure:
     found = {kind: KindOfFeatures(torch.rand(60, 4), separation, {}) for kind in FEATURE_KINDS}
     maps = {kind: torch.rand(60, 2) for kind in FEATURE_KINDS} | {TOGETHER: torch.rand(180, 2)}
     classes = {k: f"class number {k}" for k in range(20)}
-    return draw_features(
-        ComparedFeatures("run", "image-0", 1, "accuracy", labels, classes, found, "pca", torch.arange(60), maps)
-    )
+    return ComparedFeatures(
+        "run", "image-0", 1, "accuracy", labels, classes, found, "pca", torch.arange(60), maps
+    ).draw()
 
 
 def runs_traffic() -> Figure:
@@ -103,21 +103,21 @@ def runs_traffic() -> Figure:
     runs = [
         Traffic(f"run-{k}-of-a-long-name", "creamfl", by_round, by_kind, {"a": sides}, {"a": 8}, 0) for k in range(9)
     ]
-    return draw_traffic_of_runs(runs)
+    return TrafficOfRuns(tuple(runs)).draw()
 
 
 def centres() -> Figure:
     names = tuple(f"image: a data set number {k}" for k in range(7))
     picture = GroupMap(tuple(range(7)), torch.rand(70, 2), torch.arange(70) % 7, torch.rand(7, 2), torch.rand(2))
     found = Centres("run", 1, "test", names, ("image",) * 7, torch.ones(7).long(), torch.rand(7, 3), {"image": picture})
-    return draw_centres([found, found])
+    return CentresOfRuns("data", (found, found)).draw()
 
 
 def findings() -> Figure:
     metrics = {f"metric_number_{k}": (10.0, 12.0) for k in range(6)}
     outcome = Outcome("data", [ProbeRow(f"{LONG} {k}", metrics) for k in range(5)])
     tasks = {f"task {k}": outcome for k in range(4)}
-    return draw_findings(Findings("subject", "suite", 0, dict.fromkeys(tasks, "linear"), tasks, {}))
+    return Findings("subject", "suite", 0, dict.fromkeys(tasks, "linear"), tasks, {}).draw()
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {

@@ -1,26 +1,17 @@
-"""``polyfed analyse``: who contributes what, and what a trained model looks like inside; parses, calls, prints."""
+"""``polyfed analyse``: questions to runs and experiments; parses, calls, prints."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from polyfed.cli.analyse_cost import analyse_cost
-from polyfed.cli.analyse_leakage import analyse_leakage
-from polyfed.cli.analyse_retraining import analyse_across, analyse_distortion, analyse_retrain
-from polyfed.cli.analysis_options import (
-    LastOrBest,
-    MapMethod,
-    OutOfExperiment,
-    OutOfRun,
-    analysis_folder,
-    show_analysis,
-)
 from polyfed.cli.options import (
     EXPERIMENT,
-    AllowCode,
+    ExperimentArgument,
     ExperimentOptions,
     PlaceOptions,
     RunArgument,
@@ -30,7 +21,89 @@ from polyfed.cli.options import (
     numbers_in,
 )
 from polyfed.core.errors import ConfigError
+from polyfed.lab.analysis.questions import QUESTIONS, Question
 from polyfed.runs.opened import open_run
+
+if TYPE_CHECKING:
+    from polyfed.lab.analysis.results import AnalysisResult
+
+OutOfExperiment = Annotated[Path | None, typer.Option("--out", help="folder; by default runs/<name>-<analysis>")]
+OutOfRun = Annotated[Path | None, typer.Option("--out", help="folder; by default RUN/analysis")]
+
+
+def show_result(result: AnalysisResult, folder: Path, name: str) -> None:
+    """Print the tables, then write the files: what was computed for hours is seen even if the disk is full.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    from polyfed.reporting.terminal import Terminal
+
+    Terminal().print_tables(result.tables())
+    for path in result.save(folder, name):
+        typer.echo(f"written: {path}")
+
+
+# ---- questions to runs, each a command with the question's options
+
+_LISTS: dict[Any, Callable[[str, str], list[Any]]] = {list[str]: names_in, list[int]: numbers_in}
+
+
+def _command(question: Question) -> Callable[..., None]:
+    several = question.takes_several
+
+    def command(out: Path | None, places: PlaceOptions, **given: Any) -> None:
+        from polyfed.lab.analysis.results import ready_folder
+
+        folders = given.pop("runs") if several else [given.pop("run")]
+        options = {name: _value(question, name, value) for name, value in given.items()}
+        runs = [places.open(folder) for folder in folders]
+        folder = ready_folder(out or folders[0] / "analysis")
+        show_result(question.of(runs, options), folder, question.stem(options))
+        if question.is_reported and out is None:
+            _report(runs[0])
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    run = inspect.Parameter("runs", kind, annotation=RunArguments)
+    parameters = [run if several else run.replace(name="run", annotation=RunArgument)]
+    parameters += [option.replace(annotation=_typer_type(option)) for option in question.options.values()]
+    parameters += [inspect.Parameter("out", kind, annotation=OutOfRun, default=None)]
+    parameters += [inspect.Parameter("places", kind, annotation=PlaceOptions)]
+    command.__name__, command.__doc__ = f"analyse_{question.name}", question.ask.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _typer_type(option: inspect.Parameter) -> Any:
+    """The option as typer takes it; lists are texts with commas."""
+    kind, field = get_args(option.annotation)
+    listed = _list_type(kind)
+    least = next((rule.ge for rule in field.metadata if hasattr(rule, "ge")), None)
+    name = f"--{field.alias or option.name}"
+    how = {"metavar": "A,B,..." if listed == list[str] else "N,N,..."} if listed else {"min": least}
+    return Annotated[str | None if listed else kind, typer.Option(name, help=field.description, **how)]
+
+
+def _value(question: Question, name: str, given: Any) -> Any:
+    listed = _list_type(get_args(question.options[name].annotation)[0])
+    return _LISTS[listed](f"--{name}", given) if listed and given is not None else given
+
+
+def _list_type(kind: Any) -> Any:
+    return next((each for each in get_args(kind) if each in _LISTS), None)
+
+
+def _report(run: Any) -> None:
+    """The run's own reports show it from now on."""
+    from polyfed.reporting.html.page import write_html_report
+    from polyfed.reporting.report import write_report
+
+    typer.echo(f"written: {write_report(run.records)}")
+    typer.echo(f"written: {write_html_report(run.records)}")
+
+
+# ---- questions to data, and to experiments that nobody has run
 
 
 def analyse_gap(
@@ -43,12 +116,14 @@ def analyse_gap(
     samples: Annotated[
         int | None, typer.Option(min=1, help="at most so many of each, at random", show_default="all")
     ] = None,
-    which: LastOrBest = "last",
+    which: Annotated[
+        str, typer.Option("--model", help="the server's final model (last), its best, or of a round")
+    ] = "last",
     out: OutOfRun = None,
     places: PlaceOptions,
 ) -> None:
     """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
-    from polyfed.lab.analysis.domain_gap import domain_gaps, gap_table
+    from polyfed.lab.analysis.domain_gap import domain_gaps
     from polyfed.lab.analysis.encoders import encoders_of, load_encoders
     from polyfed.lab.analysis.results import ready_folder
 
@@ -65,123 +140,49 @@ def analyse_gap(
         )
     folder = ready_folder(out or (subject / "analysis" if is_run else subject.parent))
     gaps = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
-    show_analysis(folder, "gap", gaps.to_json(), None, [gap_table(gaps)])
+    show_result(gaps, folder, "gap")
 
 
-def analyse_landscape(
-    run: RunArgument,
+def analyse_cost(
+    source: ExperimentArgument,
     *,
-    samples: Annotated[int, typer.Option(help="samples that the loss is of")] = 256,
-    grid: Annotated[int, typer.Option(help="points along each direction, odd")] = 21,
-    extent: Annotated[float, typer.Option(help="farthest move, in units of the weights' L2 norm")] = 0.5,
-    steps: Annotated[int, typer.Option(help="Hessian-vector products at most")] = 40,
-    which: LastOrBest = "last",
-    out: OutOfRun = None,
-    places: PlaceOptions,
-) -> None:
-    """Draw the server's loss around its final weights, along the top two eigenvectors of the Hessian."""
-    import safetensors.torch
-
-    from polyfed.core.files import write_atomically
-    from polyfed.lab.analysis.landscape import draw_landscape, landscape_table, run_landscape
-
-    server = places.server_model(run, which)
-    folder = analysis_folder(out, run)
-    surface = run_landscape(server, samples=samples, grid=grid, extent=extent, steps=steps)
-    tensors = {"values": surface.values, "axis": surface.axis, "eigenvalues": surface.pairs.values}
-    write_atomically(folder / "landscape.safetensors", safetensors.torch.save(tensors))
-    show_analysis(folder, "landscape", surface.to_json(), draw_landscape(surface), [landscape_table(surface)])
-
-
-def analyse_centres(
-    runs: RunArguments,
-    *,
-    data: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="sources", show_default="all of the first run")
+    number: Annotated[int, typer.Option("--round", min=1, help="which round; those before are run too")] = 1,
+    without_data: Annotated[
+        bool, typer.Option("--without-data", help="bytes alone, of blank data and models without pretrained weights")
+    ] = False,
+    classes: Annotated[
+        str | None, typer.Option(metavar="SOURCE=N,...", help="with --without-data: classes of labelled sources")
     ] = None,
-    by: Annotated[str, typer.Option(help="data: a centre for each data set; class: for each class of it")] = "data",
-    split: Annotated[str, typer.Option(help="split of all of them")] = "test",
-    samples: Annotated[int, typer.Option(min=1, help="at most so many of each, at random")] = 1000,
-    which: LastOrBest = "last",
-    out: OutOfRun = None,
-    places: PlaceOptions,
+    words: Annotated[
+        int, typer.Option(min=3, help="with --without-data: vocabulary of tokenizers that are files (BERT: 30522)")
+    ] = 30_522,
+    settings: ExperimentOptions,
+    out: OutOfExperiment = None,
 ) -> None:
-    """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
-    from polyfed.lab.analysis.centres import centres_table, draw_centres, run_centres
+    """Measure a round of one client of each kind: operations, parameters, memory, seconds and bytes."""
+    from polyfed.lab.analysis.results import ready_folder
 
-    servers = [places.server_model(run, which) for run in runs]
-    names = names_in("--data", data) if data is not None else list(servers[0].run.conditions.data.sources)
-    folder = analysis_folder(out, runs[0])
-    by_run = [run_centres(server, names, by=by, split=split, most=samples) for server in servers]
-    content = {"by": by, "runs": [centres.to_json() for centres in by_run]}
-    show_analysis(folder, "centres", content, draw_centres(by_run), [centres_table(centres) for centres in by_run])
+    experiment = settings.load(source)
+    folder = ready_folder(out or Path("runs") / f"{experiment.name}-cost")
+    if without_data:
+        from polyfed.lab.analysis.planned_traffic import planned_traffic
 
+        show_result(planned_traffic(experiment, _counts(classes), words), folder, "traffic")
+    elif classes is not None:
+        raise ConfigError(f"--classes {classes}: the data say it themselves; give it with --without-data")
+    else:
+        from polyfed.lab.analysis.cost import round_costs
 
-def analyse_drift(
-    run: RunArgument,
-    *,
-    samples: Annotated[int, typer.Option(min=4, help="public samples at most, at random")] = 250,
-    method: MapMethod = "tsne",
-    which: LastOrBest = "last",
-    out: OutOfRun = None,
-    places: PlaceOptions,
-) -> None:
-    """Measure how differently clients and server represent the same public samples, and draw these on a map."""
-    from polyfed.lab.analysis.drift import draw_drift, drift_tables, run_drift
-
-    clients = places.open(run).kept_clients()
-    folder = analysis_folder(out, run)
-    drift = run_drift(clients, which=which, samples=samples, method=method)
-    show_analysis(folder, "drift", drift.to_json(), draw_drift(drift), drift_tables(drift))
+        show_result(round_costs(experiment, number), folder, "cost")
 
 
-def analyse_features(
-    run: RunArgument,
-    *,
-    client: Annotated[
-        str | None, typer.Option(help="a client that classifies", show_default="the first that classifies")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="test samples at most, at random")] = 1000,
-    method: MapMethod = "tsne",
-    out: OutOfRun = None,
-    places: PlaceOptions,
-) -> None:
-    """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
-    from polyfed.lab.analysis.fused_features import draw_features, features_table, run_features
-
-    clients = places.open(run).kept_clients()
-    folder = analysis_folder(out, run)
-    features = run_features(clients, client, samples=samples, method=method)
-    show_analysis(folder, "features", features.to_json(), draw_features(features), [features_table(features)])
-
-
-def analyse_weights(
-    run: RunArgument,
-    number: Annotated[int | None, typer.Option("--round", help="which round", show_default="last")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="samples in the picture, at random")] = 7,
-    at: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="these samples instead, of the recorded ones, from 0")
-    ] = None,
-    out: OutOfRun = None,
-    allow_code: AllowCode = False,
-) -> None:
-    """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
-    from polyfed.lab.analysis.round_weights import draw_round_weights, run_weights, weights_tables
-
-    chosen = None if at is None else numbers_in("--at", at)
-    weights = run_weights(open_run(run, allow_code=allow_code), number=number, samples=samples, at=chosen)
-    folder = analysis_folder(out, run)
-    show_analysis(folder, "weights", weights.to_json(), draw_round_weights(weights), weights_tables(weights))
-
-
-def analyse_traffic(runs: RunArguments, out: OutOfRun = None) -> None:
-    """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
-    from polyfed.lab.analysis.traffic import draw_traffic_of_runs, run_traffic, traffic_tables
-
-    by_run = [run_traffic(open_run(run)) for run in runs]
-    folder = analysis_folder(out, runs[0])
-    content = {"runs": [traffic.to_json() for traffic in by_run]}
-    show_analysis(folder, "traffic", content, draw_traffic_of_runs(by_run), traffic_tables(by_run))
+def _counts(classes: str | None) -> dict[str, int]:
+    """Source -> number of its classes."""
+    pairs = [entry.partition("=") for entry in names_in("--classes", classes)] if classes is not None else []
+    for name, _, number in pairs:
+        if not name or not number.isdecimal() or int(number) < 1:
+            raise ConfigError(f"--classes {classes}: needs SOURCE=N with N from 1 on, as in cifar100=100")
+    return {name: int(number) for name, _, number in pairs}
 
 
 def analyse_partition(
@@ -190,40 +191,22 @@ def analyse_partition(
     out: OutOfExperiment = None,
 ) -> None:
     """Count what every client holds, by class and column, and draw it; nothing is trained."""
-    from polyfed.lab.analysis.partitions import planned, recorded, without_items
+    from polyfed.lab.analysis.partitions import HeldItems
     from polyfed.lab.analysis.results import ready_folder
-    from polyfed.reporting.partition_tables import partition_tables
-    from polyfed.reporting.plots import draw_partition
 
     if Path(source).is_dir():
         if settings.overrides:
             wrong = settings.overrides[0]
             raise ConfigError(f"--set {wrong}: '{source}' is a run that is over; give its config.yaml instead")
-        records, folder = recorded(open_run(source)), out or Path(source) / "analysis"
+        held, folder = HeldItems.recorded(open_run(source)), out or Path(source) / "analysis"
     else:
         experiment = settings.load(source)
-        records, folder = planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
-    content = {client: without_items(holding) for client, holding in records.holdings.items()}
-    tables = partition_tables(records.holdings)
-    show_analysis(ready_folder(folder), "partition", content, draw_partition(records), tables)
+        held, folder = HeldItems.planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
+    show_result(held, ready_folder(folder), "partition")
 
 
 analyse_app = command_group(
     "analyse_",
-    (
-        analyse_gap,
-        analyse_landscape,
-        analyse_centres,
-        analyse_drift,
-        analyse_features,
-        analyse_weights,
-        analyse_traffic,
-        analyse_cost,
-        analyse_partition,
-        analyse_retrain,
-        analyse_distortion,
-        analyse_across,
-        analyse_leakage,
-    ),
-    "Say who contributes what, and what a model is like inside.",
+    (analyse_gap, *map(_command, QUESTIONS.values()), analyse_cost, analyse_partition),
+    "Say what a model is like inside, what crossed, what it costs and what a run gave away.",
 )

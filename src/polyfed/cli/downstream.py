@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.analysis_options import show_analysis
+from polyfed.cli.analyse import show_result
 from polyfed.cli.console import interruptible
 from polyfed.cli.options import BestOrLast, PlaceOptions, names_in
 from polyfed.core.errors import ConfigError
@@ -47,7 +47,6 @@ def downstream_command(
     from polyfed.core.device import cpu_threads
     from polyfed.lab.analysis.results import ready_folder
     from polyfed.lab.downstream.model_choice import ModelChoice
-    from polyfed.lab.downstream.results import draw_findings
     from polyfed.lab.downstream.suite import Suite, run_suite, suites
 
     if not suite:
@@ -62,7 +61,7 @@ def downstream_command(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
         )
     stem = _stem(Path(suite).stem, which, seed, draws, names)
-    show_analysis(folder, stem, findings.to_json(), draw_findings(findings), findings.tables(), findings.to_csv())
+    show_result(findings, folder, stem)
 
 
 def _folder(choice: ModelChoice) -> Path:

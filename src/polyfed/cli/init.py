@@ -37,8 +37,7 @@ def init_command(
     Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4
     """
     from polyfed.core.files import write_atomically
-    from polyfed.lab.analysis.partitions import planned
-    from polyfed.reporting.partition_tables import partition_tables
+    from polyfed.lab.analysis.partitions import HeldItems
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.experiment import Experiment, read_config
     from polyfed.runs.starter import starter_text
@@ -50,7 +49,7 @@ def init_command(
     text = starter_text(file.stem, str(file), paths, method=method, clients=clients, rounds=rounds)
     write_atomically(file, text.encode())
     try:
-        tables = partition_tables(planned(Experiment.parse(read_config(file))).holdings)
+        tables = HeldItems.planned(Experiment.parse(read_config(file))).tables()
     except BaseException:
         file.unlink()
         raise

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyfed.core.errors import ConfigError
-from polyfed.lab.analysis.across import across_tables, draw_across, run_across
+from polyfed.lab.analysis.across import run_across
 from polyfed.lab.analysis.simulated import Simulated, figures_of
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
@@ -18,7 +18,7 @@ def test_every_model_at_every_client(local_run: Path) -> None:
     opened = Simulated(open_run(local_run))
     found = run_across(opened)
     assert found.is_server_untrained
-    paired, image = found.tables
+    paired, image = found.groups
     assert [model.name for model in paired.models] == ["server", "paired-0", "paired-1", "mean of clients"]
     assert (paired.clients, image.clients) == (("paired-0", "paired-1"), ("image",))
     assert image.names == ("accuracy",)
@@ -34,16 +34,16 @@ def test_every_model_at_every_client(local_run: Path) -> None:
         "worst": min(values),
         "disparity": max(values) - min(values),
     }
-    tables = across_tables(found)
+    tables = found.tables()
     assert [len(table.rows) for table in tables] == [4, 4, 1]
     assert "as it was initialised" in tables[0].notes[0]
     assert not tables[2].notes
-    assert len(draw_across(found).axes) == 7  # four maps, one of them empty, and colour bars
+    assert len(found.draw().axes) == 7  # four maps, one of them empty, and colour bars
 
 
 def test_global_models_only(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    paired, image = run_across(opened).tables
+    paired, image = run_across(opened).groups
     assert [model.name for model in paired.models] == ["server"]
     assert [model.name for model in image.models] == ["image"]
     assert not run_across(opened).is_server_untrained
@@ -53,7 +53,7 @@ def test_a_client_s_figures_are_those_of_the_run(tiny_run: Path) -> None:
     """Every client of the tiny run was evaluated in its last round by the global model of its type."""
     lines = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
     told = {line["participant"]: line["metrics"] for line in lines if line["kind"] == "test" and line["round"] == 1}
-    for table in run_across(Simulated(open_run(tiny_run))).tables:
+    for table in run_across(Simulated(open_run(tiny_run))).groups:
         for client, figures in table.models[0].figures.items():
             primary = "r1_sum" if "r1_sum" in told[client] else "accuracy"
             assert figures == figures_of(told[client], primary)
@@ -63,7 +63,7 @@ def test_local_models_beside_their_average(tiny: dict[str, Any], tmp_path: Path)
     """The rows of FedAID's Table 11: the server after a round, and what its clients had trained in it."""
     tiny["run"] |= {"rounds": 1, "keep_client_models": True, "evaluate_clients": False}
     run = run_experiment(Experiment.load(tiny), tmp_path / "run")
-    tables = run_across(Simulated(run)).tables
+    tables = run_across(Simulated(run)).groups
     names = [[model.name for model in table.models] for table in tables]
     assert ["server", "paired-0", "paired-1", "mean of clients"] in names
     server, first = tables[0].models[:2]

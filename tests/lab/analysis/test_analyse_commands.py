@@ -14,8 +14,9 @@ import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
-from polyfed.cli.analysis_options import show_analysis
+from polyfed.cli.analyse import show_result
 from polyfed.core.errors import RunError
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.records import RunRecords
 
@@ -80,8 +81,8 @@ def test_landscape(analyse: Cli, tiny_run: Path) -> None:
     code, out, err = analyse("landscape", tiny_run, *options)
     assert (code, err) == (0, "")
     assert "eigenvalue 1" in out
-    content = written("landscape")
-    grid = safetensors.torch.load_file("there/landscape.safetensors")
+    content = written("landscape-samples16-grid3-steps8")
+    grid = safetensors.torch.load_file("there/landscape-samples16-grid3-steps8.safetensors")
     assert content["data"] == "public set (scenes, train)"
     assert float(grid["values"][1, 1]) == content["loss"]
     assert grid["axis"].tolist() == [-0.5, 0.0, 0.5]
@@ -92,7 +93,7 @@ def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifi
     code, out, err = analyse("centres", tiny_run, classifier_run, "--data", "scenes,private", "--out", "there")
     assert (code, err) == (0, "")
     assert out.count("distances of centres") == 2
-    first, second = written("centres")["runs"]
+    first, second = written("centres-datascenes,private")["runs"]
     assert len(first["groups"]) == 4
     assert second["groups"] == ["image: scenes", "image: private"]
     code, out, _ = analyse("centres", tiny_run, "--by", "class", "--samples", 12, "--out", "there")
@@ -105,7 +106,7 @@ def test_drift(analyse: Cli, fedafd_run: Path) -> None:
     code, out, err = analyse("drift", fedafd_run, "--samples", 8, "--method", "pca", "--out", "there")
     assert (code, err) == (0, "")
     assert "run: drift of image" in out
-    content = written("drift")
+    content = written("drift-samples8-methodpca")
     assert (content["samples"], content["method"]) == (8, "pca")
     text = content["modalities"]["text"]
     assert text["participants"] == ["paired-0", "paired-1", "server"]
@@ -118,7 +119,7 @@ def test_features(analyse: Cli, fedafd_run: Path) -> None:
     code, out, err = analyse("features", fedafd_run, "--client", "image", "--method", "pca", "--out", "there")
     assert (code, err) == (0, "")
     assert "features of image" in out
-    content = written("features")
+    content = written("features-clientimage-methodpca")
     assert list(content["features"]) == ["local", "global", "fused"]
     assert set(content["features"]["fused"]) == {"silhouette", "ratio", "nearest_mean", "head"}
 
@@ -128,7 +129,7 @@ def test_weights(analyse: Cli, fedafd_run: Path) -> None:
     code, out, err = analyse("weights", fedafd_run, "--at", "3,1", "--round", 1, "--out", "there")
     assert (code, err) == (0, "")
     assert "Effective number of clients" in out
-    assert written("weights")["channels"]["image"]["chosen"] == [3, 1]
+    assert written("weights-number1-at3,1")["channels"]["image"]["chosen"] == [3, 1]
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -161,7 +162,7 @@ def test_retrain(analyse: Cli, fedavg_run: Path) -> None:
     code, out, err = analyse("retrain", fedavg_run, *arguments, "--out", "there")
     assert (code, err) == (0, "")
     assert "run: R@1 at each client" in out
-    name = "retrain-server-shallow-union-depthimage=2,text=1-steps2"
+    name = "retrain-layersshallow-depthimage=2,text=1-onunion-steps2"
     content, rows = written(name), written_rows(name)
     assert (content["layers"], content["depth"], content["steps"]) == ("shallow", {"image": 2, "text": 1}, 2)
     assert [(row["of"], row["on"], row["client"]) for row in rows][::4] == [
@@ -286,9 +287,16 @@ def test_bad_input_is_named_before_any_work(
     assert not Path("cells").exists()
 
 
+class HoursOfWork(AnalysisResult):
+    def to_json(self) -> dict[str, Any]:
+        return {"loss": 1.5}
+
+    def tables(self) -> list[TextTable]:
+        return [TextTable("Hours of work", ("", "value"), [("loss", "1.5")])]
+
+
 def test_results_are_seen_where_they_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "none").write_text("a file")
-    table = TextTable("Hours of work", ("", "value"), [("loss", "1.5")])
     with pytest.raises(RunError, match="cannot write"):
-        show_analysis(tmp_path / "none", "there", {}, None, [table], "a\n1\n")
+        show_result(HoursOfWork(), tmp_path / "none", "there")
     assert "Hours of work" in capsys.readouterr().out

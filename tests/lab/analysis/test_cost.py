@@ -15,8 +15,8 @@ from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.memory import PeakMemory
 from polyfed.data.scenery.layout import LABELS
 from polyfed.data.scenery.wording import TOPICS
-from polyfed.lab.analysis.cost import ModelSize, RoundCosts, cost_tables, round_costs
-from polyfed.lab.analysis.planned_traffic import planned_tables, planned_traffic, stand_in
+from polyfed.lab.analysis.cost import ModelSize, RoundCosts, round_costs
+from polyfed.lab.analysis.planned_traffic import planned_traffic, stand_in
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from small_federations import Config, pixels, three_kinds, words
@@ -133,7 +133,7 @@ def test_a_client_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_tables_have_a_line_for_each(fedavg: RoundCosts) -> None:
-    work, sizes = cost_tables(fedavg)
+    work, sizes = fedavg.tables()
     assert [row[0] for row in work.rows] == [cost.participant for cost in fedavg.costs]
     assert [row[0] for row in sizes.rows] == [
         cost.participant for cost in fedavg.costs[:-1]
@@ -144,8 +144,8 @@ def test_the_tables_have_a_line_for_each(fedavg: RoundCosts) -> None:
 
 def test_a_round_that_asks_nobody_says_so(fedavg: RoundCosts) -> None:
     silent = replace(fedavg, costs=tuple(replace(cost, bytes={"down": {}, "up": {}}) for cost in fedavg.costs))
-    assert "measure a later one with --round" in cost_tables(silent)[0].notes[-1]
-    assert "--round" not in cost_tables(fedavg)[0].notes[-1]
+    assert "measure a later one with --round" in silent.tables()[0].notes[-1]
+    assert "--round" not in fedavg.tables()[0].notes[-1]
 
 
 # ---- without data
@@ -171,7 +171,7 @@ def test_planned_bytes_are_those_of_a_round_with_the_data(algorithm: Config) -> 
             for kind, moved in cost.bytes[way].items():
                 assert planned.bytes(cost.kind, way, kind) == pytest.approx(moved, abs=16), (cost.kind, way, kind)
     assert planned.counts == {"image": 1, "text": 1, "paired": 2}
-    totals, kinds = planned_tables(planned)
+    totals, kinds = planned.tables()
     assert len(totals.rows) == 3
     assert len(kinds.rows) == sum(1 for _ in planned.lines())
 

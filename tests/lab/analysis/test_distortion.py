@@ -13,8 +13,6 @@ from polyfed.algorithms.server_only import ServerOnly
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.distortion import (
     Distortion,
-    distortion_tables,
-    draw_distortion,
     run_distortion,
     similarity,
 )
@@ -70,10 +68,10 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     assert content["after"]["paired-1"]["similarity"]["paired-0"] == row.after["paired-0"]["similarity"]
     assert "similarity" not in content["before"]["figures"]["paired-0"]
     assert content == run_distortion(Simulated(open_run(fedavg_run))).to_json()
-    table, first, _ = distortion_tables(found)
+    table, first, _ = found.tables()
     assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
-    assert len(draw_distortion(found).axes) == 4
+    assert len(found.draw().axes) == 4
 
 
 def test_means_over_who_trained() -> None:

@@ -15,8 +15,6 @@ from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.lab.analysis.drift import (
     Represented,
-    draw_drift,
-    drift_tables,
     mean_distances,
     modality_drift,
     one_of_each_item,
@@ -120,10 +118,10 @@ def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
     found, again = (run_drift(opened, samples=6, method="pca") for _ in range(2))
     assert torch.equal(found.modalities[0].points, again.modalities[0].points)
     assert str(found.to_json()) == str(again.to_json())
-    (left, right, *_) = draw_drift(found).axes
+    (left, right, *_) = found.draw().axes
     assert [len(dots.get_offsets()) for dots in left.collections] == [6] * 4
     assert right.images[0].get_array().shape == (4, 4)
-    table, _ = drift_tables(found)
+    table, _ = found.tables()
     assert [row[0] for row in table.rows][:3] == ["paired-0", "paired-1", "image"]
     assert table.rows[3][0] == "mean, all pairs (3)"
 

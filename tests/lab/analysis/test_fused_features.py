@@ -13,7 +13,7 @@ from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis import fused_features
-from polyfed.lab.analysis.fused_features import ComparedFeatures, draw_features, features_table, run_features
+from polyfed.lab.analysis.fused_features import ComparedFeatures, run_features
 from polyfed.lab.analysis.separation import Separation
 from polyfed.runs.opened import KeptClients, open_run
 from polyfed.runs.records import RunRecords
@@ -71,16 +71,16 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
         "fused": (4, 2),
         "together": (12, 2),
     }
-    axes = draw_features(found).axes
+    axes = found.draw().axes
     assert [sum(len(dots.get_offsets()) for dots in each.collections) for each in axes] == [4, 4, 4, 12]
-    assert [row[0] for row in features_table(found).rows] == ["local", "global", "fused"]
+    assert [row[0] for row in found.tables()[0].rows] == ["local", "global", "fused"]
 
 
 def test_many_classes_have_no_colours_of_their_own(fedafd_run: Path) -> None:
     few = run_features(open_run(fedafd_run).kept_clients(), method="pca")
     maps = {name: torch.zeros(20 if name != "together" else 60, 2) for name in few.maps}
     many: ComparedFeatures = replace(few, labels=torch.arange(20), shown=torch.arange(20), maps=maps)
-    names = [text.get_text() for text in draw_features(many).legends[0].get_texts()]
+    names = [text.get_text() for text in many.draw().legends[0].get_texts()]
     assert len(names) == 15
     assert "other classes" in names
 

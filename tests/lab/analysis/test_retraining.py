@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.data.union import union
 from polyfed.lab.analysis.depth import depth_of
 from polyfed.lab.analysis.distortion import run_distortion
-from polyfed.lab.analysis.retraining import Plan, Retrainer, draw_retraining, retraining_tables, run_retraining
+from polyfed.lab.analysis.retraining import Plan, Retrainer, run_retraining
 from polyfed.lab.analysis.simulated import Simulated, only
 from polyfed.runs.opened import open_run
 
@@ -188,14 +188,14 @@ def test_rows_columns_and_differences(fedavg_run: Path) -> None:
     assert row.change("paired-0", "R@5") == row.after["paired-0"]["R@5"] - row.before["paired-0"]["R@5"]
     mean = found.to_json()["rows"][1]["mean"]["after"]["R@5"]
     assert mean == pytest.approx(sum(row.after[client]["R@5"] for client in found.clients) / 2)
-    (first, _) = retraining_tables(found)
+    (first, _) = found.tables()
     assert first.columns == ("model", "paired-0", "paired-1", "average")
     assert [line[0] for line in first.rows] == [
         "server, round 1",
         "server, on paired-0, 4 steps",
         "server, on paired-1, 4 steps",
     ]
-    assert len(draw_retraining(found).axes) == 4
+    assert len(found.draw().axes) == 4
     again = run_retraining(Simulated(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
     assert again.to_json() == found.to_json()
     other = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05, seed=1))

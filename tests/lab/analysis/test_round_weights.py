@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.lab.analysis.round_weights import ChannelWeights, draw_round_weights, run_weights, weights_tables
+from polyfed.lab.analysis.round_weights import ChannelWeights, run_weights
 from polyfed.runs.opened import open_run
 
 
@@ -74,12 +74,12 @@ def test_weights_of_a_run(fedafd_run: Path) -> None:
 
 def test_a_picture_and_a_table(fedafd_run: Path) -> None:
     found = run_weights(open_run(fedafd_run), samples=3)
-    map_axes = draw_round_weights(found).axes[0]
+    map_axes = found.draw().axes[0]
     shown = map_axes.images[0].get_array()
     np.testing.assert_array_equal(shown, found.channels[0].values[:, found.channels[0].chosen])
     assert len(map_axes.texts) == 9
-    assert len(draw_round_weights(run_weights(open_run(fedafd_run), samples=50)).axes[0].texts) == 0
-    names = [row[0] for row in weights_tables(found)[0].rows]
+    assert len(run_weights(open_run(fedafd_run), samples=50).draw().axes[0].texts) == 0
+    names = [row[0] for row in found.tables()[0].rows]
     assert names == ["multi-modal (2)", "uni-modal (1)", "paired-0", "paired-1", "image"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.traffic import Traffic, draw_traffic_of_runs, run_traffic, traffic_tables
+from polyfed.lab.analysis.traffic import Traffic, TrafficOfRuns
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords, Transfer
 
@@ -40,7 +40,7 @@ def test_sums_by_hand() -> None:
 
 
 def test_a_run_and_its_ledger_agree(fedafd_run: Path) -> None:
-    found, records = run_traffic(open_run(fedafd_run)), RunRecords.load(fedafd_run)
+    found, records = Traffic.of(open_run(fedafd_run).records), RunRecords.load(fedafd_run)
     assert found.method == "fedafd"
     assert sum(map(found.total, ("down", "up"))) + found.beside == records.total_bytes()
     assert found.beside > 0
@@ -53,19 +53,20 @@ def test_a_run_and_its_ledger_agree(fedafd_run: Path) -> None:
 
 
 def test_runs_side_by_side(fedafd_run: Path, tiny_run: Path) -> None:
-    runs = [run_traffic(open_run(fedafd_run)), run_traffic(open_run(tiny_run))]
-    left, right = draw_traffic_of_runs(runs).axes
+    runs = [Traffic.of(open_run(folder).records) for folder in (fedafd_run, tiny_run)]
+    both = TrafficOfRuns(tuple(runs))
+    left, right = both.draw().axes
     assert [line.get_label() for line in left.lines] == ["run (fedafd)", "run (fedavg)"]
     assert len(right.patches) == 2 * sum(len(run.by_kind) for run in runs)
-    totals, kinds = traffic_tables(runs)
+    totals, kinds = both.tables()
     assert [row[0] for row in totals.rows] == ["run (fedafd)", "run (fedavg)"]
     assert len(kinds.rows) == sum(len(run.by_kind) for run in runs)
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing has crossed"):
-        run_traffic(Run(tmp_path))
+        Traffic.of(Run(tmp_path).records)
     with pytest.raises(RunError, match="nothing has crossed"):
         Traffic.of(RunRecords(tmp_path, transfers=LEDGER[-2:]))
     with pytest.raises(RunError, match="no run folder"):
-        run_traffic(open_run(tmp_path / "nothing"))
+        Traffic.of(open_run(tmp_path / "nothing").records)

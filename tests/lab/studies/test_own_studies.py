@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfed.federation.client import ClientInfo
-from polyfed.lab.analysis.partitions import planned
+from polyfed.lab.analysis.partitions import HeldItems
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import SMALL, SMOKE, Study
@@ -47,7 +47,7 @@ def test_the_damped_server_steps_by_the_paired_clients_share_of_samples(name: st
     if "POLYFED_DATA" not in os.environ:
         pytest.skip("POLYFED_DATA is not set: no real data")
     base = resolve(Study.load(name), "fedcola", (), Places(Path(os.environ["POLYFED_DATA"])))
-    held = planned(base).holdings.values()
+    held = HeldItems.planned(base).records.holdings.values()
     share = sum(held.samples for held in held if held.group == "paired") / sum(held.samples for held in held)
     assert server_rate(name) == pytest.approx(share, abs=5e-4)
 

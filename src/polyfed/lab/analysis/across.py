@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.drawing import heat_map
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.retraining import SHOWN_FIGURES, gallery_notes, heat_maps
 from polyfed.lab.analysis.simulated import Figures, Simulated, mean_of
 from polyfed.reporting.figures import styled
@@ -18,8 +19,6 @@ from polyfed.runs.records import SERVER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-ACROSS_HEADER = ("model", "round", "kept", "client", "figure", "value")
 
 
 @dataclass(frozen=True)
@@ -72,22 +71,64 @@ class JudgedModels:
 
 
 @dataclass(frozen=True)
-class Across:
+class Across(AnalysisResult):
     """Models of a run at its clients.
 
     Attributes:
         run: its name.
-        tables: one for each task, modalities and classes among the clients.
+        groups: one for each task, modalities and classes among the clients.
         is_server_untrained: whether the server's model is as it was initialised.
     """
 
+    csv_header = ("model", "round", "kept", "client", "figure", "value")
+
     run: str
-    tables: tuple[JudgedModels, ...]
+    groups: tuple[JudgedModels, ...]
     is_server_untrained: bool
 
     def to_json(self) -> dict[str, Any]:
-        tables = [table.to_json() for table in self.tables]
+        tables = [group.to_json() for group in self.groups]
         return {"run": self.run, "server_untrained": self.is_server_untrained, "tables": tables}
+
+    def csv_rows(self) -> Iterator[Sequence[object]]:
+        """For a CSV file: one row for each model, client and figure."""
+        for table in self.groups:
+            for model in table.models:
+                for client, at in model.figures.items():
+                    for name, value in at.items():
+                        yield model.name, model.round, model.is_kept, client, name, value
+
+    def tables(self) -> list[TextTable]:
+        """For each set of clients one table a figure."""
+        tables = []
+        for table in self.groups:
+            untrained = self.is_server_untrained and SERVER in (model.name for model in table.models)
+            notes = ("The server's model is as it was initialised: the method does not train it.",) if untrained else ()
+            columns = ("model", *table.clients, "average", "worst", "disparity")
+            for name in table.names[:SHOWN_FIGURES]:
+                rows = [
+                    (model.name, *map(figure, (*model.values(name), *model.summary(name).values())))
+                    for model in table.models
+                ]
+                galleries = gallery_notes(table.models[0].figures, name)
+                tables.append(TextTable(f"{self.run}: {name} at each client", columns, rows, (*notes, *galleries)))
+        return tables
+
+    @styled
+    def draw(self) -> Figure:
+        """A row for each set of clients: every model at every client, a map a figure."""
+        widest = max(len(table.clients) for table in self.groups) + 1
+        rows = [len(table.models) for table in self.groups]
+        drawing, grid = heat_maps(rows, SHOWN_FIGURES, widest, f"{self.run}: models at clients")
+        for line, table in zip(grid, self.groups, strict=True):
+            names = table.names[:SHOWN_FIGURES]
+            for axes, name in zip(line, names, strict=False):
+                values = [[*model.values(name), mean_of(model.figures, name)] for model in table.models]
+                heat_map(axes, values, [model.name for model in table.models], [*table.clients, "average"], digits=1)
+                axes.set_title(name)
+            for axes in line[len(names) :]:  # a task with a single figure
+                axes.set_axis_off()
+        return drawing
 
 
 def run_across(opened: Simulated) -> Across:
@@ -112,8 +153,8 @@ def run_across(opened: Simulated) -> Across:
         raise ConfigError(
             f"run '{opened.run.folder}' has no model, global or kept, that any client with test samples can judge"
         )
-    tables = tuple(JudgedModels(clients, (*models, *_mean_of_kept(models))) for clients, models in judged.items())
-    return Across(opened.run.name, tables, opened.is_server_untrained)
+    groups = tuple(JudgedModels(clients, (*models, *_mean_of_kept(models))) for clients, models in judged.items())
+    return Across(opened.run.name, groups, opened.is_server_untrained)
 
 
 def _mean_of_kept(models: Sequence[Judged]) -> list[Judged]:
@@ -125,46 +166,3 @@ def _mean_of_kept(models: Sequence[Judged]) -> list[Judged]:
         for client, figures in kept[0].figures.items()
     }
     return [Judged("mean of clients", max(model.round for model in kept), True, means)]
-
-
-def across_rows(across: Across) -> Iterator[Sequence[object]]:
-    """For a CSV file: one row for each model, client and figure."""
-    for table in across.tables:
-        for model in table.models:
-            for client, at in model.figures.items():
-                for name, value in at.items():
-                    yield model.name, model.round, model.is_kept, client, name, value
-
-
-def across_tables(across: Across) -> list[TextTable]:
-    """For each set of clients one table a figure."""
-    tables = []
-    for table in across.tables:
-        untrained = across.is_server_untrained and SERVER in (model.name for model in table.models)
-        notes = ("The server's model is as it was initialised: the method does not train it.",) if untrained else ()
-        columns = ("model", *table.clients, "average", "worst", "disparity")
-        for name in table.names[:SHOWN_FIGURES]:
-            rows = [
-                (model.name, *map(figure, (*model.values(name), *model.summary(name).values())))
-                for model in table.models
-            ]
-            galleries = gallery_notes(table.models[0].figures, name)
-            tables.append(TextTable(f"{across.run}: {name} at each client", columns, rows, (*notes, *galleries)))
-    return tables
-
-
-@styled
-def draw_across(across: Across) -> Figure:
-    """A row for each set of clients: every model at every client, a map a figure."""
-    widest = max(len(table.clients) for table in across.tables) + 1
-    rows = [len(table.models) for table in across.tables]
-    drawing, grid = heat_maps(rows, SHOWN_FIGURES, widest, f"{across.run}: models at clients")
-    for line, table in zip(grid, across.tables, strict=True):
-        names = table.names[:SHOWN_FIGURES]
-        for axes, name in zip(line, names, strict=False):
-            values = [[*model.values(name), mean_of(model.figures, name)] for model in table.models]
-            heat_map(axes, values, [model.name for model in table.models], [*table.clients, "average"], digits=1)
-            axes.set_title(name)
-        for axes in line[len(names) :]:  # a task with a single figure
-            axes.set_axis_off()
-    return drawing

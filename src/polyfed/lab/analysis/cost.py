@@ -21,6 +21,7 @@ from polyfed.core.randomness import isolated
 from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.tables import TextTable, count, mib
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -84,7 +85,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class RoundCosts:
+class RoundCosts(AnalysisResult):
     """Of one round of an experiment.
 
     Attributes:
@@ -105,6 +106,34 @@ class RoundCosts:
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "clients"}
+
+    def tables(self) -> list[TextTable]:
+        """What each does in the round, and how large its model is."""
+        work, sizes = [], []
+        for cost in self.costs:
+            memory = "-" if cost.memory is None else mib(cost.memory)
+            sent = ("-", "-") if cost.kind == SERVER else (mib(cost.moved("down")), mib(cost.moved("up")))
+            row = (
+                cost.participant,
+                count(cost.samples),
+                f"{cost.flops / 1e9:,.2f}",
+                f"{cost.seconds:,.2f}",
+                memory,
+                *sent,
+            )
+            work.append(row)
+            if cost.size is not None:
+                sizes.append((cost.participant, count(cost.size.parameters), count(cost.size.trained)))
+        notes = [
+            "GFLOP: matrix products, convolutions and attention, forward and backward; a multiplication and an "
+            "addition are two.",
+            "The server's work is that of a round with these clients alone.",
+        ]
+        if not any(cost.bytes.get("down") for cost in self.costs):
+            notes.append("No client is asked for anything in this round; measure a later one with --round.")
+        title = f"Round {self.round} of {self.experiment} ({self.method}) on {self.device}, one client of each kind"
+        columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
+        return [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]
 
 
 @dataclass
@@ -255,24 +284,3 @@ def bytes_by_kind(ledger: Ledger, client: str) -> dict[str, dict[str, int]]:
             of_way = sums[line["direction"]]
             of_way[line["kind"]] = of_way.get(line["kind"], 0) + line["bytes"]
     return sums
-
-
-def cost_tables(found: RoundCosts) -> list[TextTable]:
-    """What each does in the round, and how large its model is."""
-    work, sizes = [], []
-    for cost in found.costs:
-        memory = "-" if cost.memory is None else mib(cost.memory)
-        sent = ("-", "-") if cost.kind == SERVER else (mib(cost.moved("down")), mib(cost.moved("up")))
-        row = (cost.participant, count(cost.samples), f"{cost.flops / 1e9:,.2f}", f"{cost.seconds:,.2f}", memory, *sent)
-        work.append(row)
-        if cost.size is not None:
-            sizes.append((cost.participant, count(cost.size.parameters), count(cost.size.trained)))
-    notes = [
-        "GFLOP: matrix products, convolutions and attention, forward and backward, two a multiplication and addition.",
-        "The server's work is that of a round with these clients alone.",
-    ]
-    if not any(cost.bytes.get("down") for cost in found.costs):
-        notes.append("No client is asked for anything in this round; measure a later one with --round.")
-    title = f"Round {found.round} of {found.experiment} ({found.method}) on {found.device}, one client of each kind"
-    columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
-    return [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]

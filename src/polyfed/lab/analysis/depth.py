@@ -95,6 +95,20 @@ def chosen_tensors(model: Model, part: str, depth: int | Mapping[str, int] | Non
     return shallow if part == "shallow" else every - shallow
 
 
+def depth_in(text: str) -> int | dict[str, int]:
+    """A number of shallow layers, ``4``, or by modality, ``image=2,text=4``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text.isdecimal():
+        return int(text)
+    pairs = [entry.strip().partition("=") for entry in text.split(",")]
+    if wrong := ["".join(pair) for pair in pairs if not (pair[0] and pair[2].isdecimal())]:
+        raise ConfigError(f"--depth {text}: '{wrong[0]}' says not how many layers; give such as 4, or image=2,text=4")
+    return {name: int(number) for name, _, number in pairs}
+
+
 def _stack(modality: str, encoder: nn.Module) -> tuple[str, str, int]:
     """Prefix of the innermost trunk within the encoder, name of its list of layers, and their number."""
     prefix, inner = "", encoder

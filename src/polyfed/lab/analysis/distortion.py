@@ -15,6 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.federation.participant import Participant
 from polyfed.lab.analysis.drawing import DIVERGING, heat_map
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.retraining import (
     EACH,
     SHOWN_FIGURES,
@@ -33,14 +34,11 @@ from polyfed.runs.records import SERVER
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DISTORTION_HEADER = ("trained", "steps", "client", "figure", "before", "after", "change")
-
-
 _SIMILARITY = "similarity"
 
 
 @dataclass(frozen=True)
-class Distortion:
+class Distortion(AnalysisResult):
     """What local training does to a global model.
 
     Attributes:
@@ -48,6 +46,8 @@ class Distortion:
         rows: one for each client that trained; figures are the mean cosine of the representations of a sample in two
             modalities, ``similarity``, then recalls, or the task's metric.
     """
+
+    csv_header = ("trained", "steps", "client", "figure", "before", "after", "change")
 
     run: str
     rows: tuple[Retrained, ...]
@@ -92,6 +92,49 @@ class Distortion:
             "before": side(first.before),
             "after": {row.on: side(row.after) for row in self.rows},
         }
+
+    def csv_rows(self) -> Iterator[Sequence[object]]:
+        """For a CSV file: one row for each client that trained, client that judged, and figure; similarity is one."""
+        for row in self.rows:
+            for judgement in row.judgements():
+                yield row.on, row.steps, *judgement
+
+    def tables(self) -> list[TextTable]:
+        """The decrease of similarity, then a table a figure."""
+        clients, first = self.clients, self.rows[0]
+        rows = [(f"on {a}", *(figure(self.decrease(a, b), 4) for b in clients)) for a in clients]
+        rows.append(("average", *(figure(self.mean_decrease(client), 4) for client in clients)))
+        note = (
+            f"Mean cosine of paired representations of {first.of} (round {first.round}) before minus after local "
+            "training; positive: distorted."
+        )
+        columns = ("re-trained", *(f"test on {client}" for client in clients))
+        tables = [TextTable(f"{self.run}: distortion by local training", columns, rows, (note,))]
+        for name in self.names[:SHOWN_FIGURES]:
+            rows = [(f"{first.of}, round {first.round}", *figure_cells(first.before, name))]
+            rows += [(f"on {row.on}", *figure_cells(row.after, name)) for row in self.rows]
+            means = {client: {name: self.mean_figure(client, name)} for client in clients}
+            rows.append(("average of re-trained", *figure_cells(means, name)))
+            title, notes = f"{self.run}: {name} at each client", gallery_notes(first.before, name)
+            tables.append(TextTable(title, ("model", *clients, "average"), rows, notes))
+        return tables
+
+    @styled
+    def draw(self) -> Figure:
+        """Left by how much the similarity of pairs fell, right how the first figure changed."""
+        clients, name = self.clients, self.names[0]
+        names, title = [*(f"on {c}" for c in clients), "average"], f"{self.run}: local training from "
+        drawing, ((left, right),) = heat_maps([len(names)], 2, len(clients), title + self.rows[0].of)
+        decrease = [[self.decrease(a, b) for b in clients] for a in clients]
+        mean = [self.mean_decrease(client) for client in clients]
+        # orange is what is bad: a decrease here, and a fall of the figure on the right
+        heat_map(left, [*decrease, mean], names, clients, colours=f"{DIVERGING}_r", digits=3)
+        left.set_title("decrease of the similarity of pairs")
+        changes = [[row.change(client, name) for client in clients] for row in self.rows]
+        mean = [fmean(of_client) for of_client in zip(*changes, strict=True)]
+        heat_map(right, [*changes, mean], names, clients, colours=DIVERGING, digits=1)
+        right.set_title(f"change of {name}")
+        return drawing
 
 
 def run_distortion(
@@ -146,49 +189,3 @@ def similarity(participant: Participant, samples: Samples) -> float:
     # of unit vectors, so that products are cosines
     means = [torch.linalg.vecdot(first, second).mean() for first, second in combinations(values, 2)]
     return float(torch.stack(means).mean())
-
-
-def distortion_rows(distortion: Distortion) -> Iterator[Sequence[object]]:
-    """For a CSV file: one row for each client that trained, client that judged, and figure; similarity is one."""
-    for row in distortion.rows:
-        for judgement in row.judgements():
-            yield row.on, row.steps, *judgement
-
-
-def distortion_tables(distortion: Distortion) -> list[TextTable]:
-    """The decrease of similarity, then a table a figure."""
-    clients, first = distortion.clients, distortion.rows[0]
-    rows = [(f"on {a}", *(figure(distortion.decrease(a, b), 4) for b in clients)) for a in clients]
-    rows.append(("average", *(figure(distortion.mean_decrease(client), 4) for client in clients)))
-    note = (
-        f"Mean cosine of paired representations of {first.of} (round {first.round}) before minus after local training; "
-        "positive: distorted."
-    )
-    columns = ("re-trained", *(f"test on {client}" for client in clients))
-    tables = [TextTable(f"{distortion.run}: distortion by local training", columns, rows, (note,))]
-    for name in distortion.names[:SHOWN_FIGURES]:
-        rows = [(f"{first.of}, round {first.round}", *figure_cells(first.before, name))]
-        rows += [(f"on {row.on}", *figure_cells(row.after, name)) for row in distortion.rows]
-        means = {client: {name: distortion.mean_figure(client, name)} for client in clients}
-        rows.append(("average of re-trained", *figure_cells(means, name)))
-        title, notes = f"{distortion.run}: {name} at each client", gallery_notes(first.before, name)
-        tables.append(TextTable(title, ("model", *clients, "average"), rows, notes))
-    return tables
-
-
-@styled
-def draw_distortion(distortion: Distortion) -> Figure:
-    """Left by how much the similarity of pairs fell, right how the first figure changed."""
-    clients, name = distortion.clients, distortion.names[0]
-    names, title = [*(f"on {c}" for c in clients), "average"], f"{distortion.run}: local training from "
-    drawing, ((left, right),) = heat_maps([len(names)], 2, len(clients), title + distortion.rows[0].of)
-    decrease = [[distortion.decrease(a, b) for b in clients] for a in clients]
-    mean = [distortion.mean_decrease(client) for client in clients]
-    # orange is what is bad: a decrease here, and a fall of the figure on the right
-    heat_map(left, [*decrease, mean], names, clients, colours=f"{DIVERGING}_r", digits=3)
-    left.set_title("decrease of the similarity of pairs")
-    changes = [[row.change(client, name) for client in clients] for row in distortion.rows]
-    mean = [fmean(of_client) for of_client in zip(*changes, strict=True)]
-    heat_map(right, [*changes, mean], names, clients, colours=DIVERGING, digits=1)
-    right.set_title(f"change of {name}")
-    return drawing

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.source import Split
 from polyfed.lab.analysis.encoders import Encoders, drawn, require_different
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.tables import TextTable, count, figure
 
 
@@ -48,7 +49,7 @@ def mean_distance(first: Float[Tensor, " d"], second: Float[Tensor, " d"]) -> fl
 
 
 @dataclass(frozen=True)
-class DomainGaps:
+class DomainGaps(AnalysisResult):
     """Gaps between one data set and others.
 
     Attributes:
@@ -73,6 +74,18 @@ class DomainGaps:
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "sums": {other: self.total(other) for other in self.gaps}, "total": self.total()}
+
+    def tables(self) -> list[TextTable]:
+        """One row for each data set and modality that was compared."""
+        rows = [
+            (f"{self.anchor} - {other}, {modality}", figure(value, 4), count(self.counts[other][modality]))
+            for other, by_modality in self.gaps.items()
+            for modality, value in by_modality.items()
+        ]
+        scale = "unit norm" if self.normalise else "not normalised"
+        note = f"L2 distance of mean embeddings ({scale}) by {self.encoders}; split {self.split}."
+        total = ("sum", figure(self.total(), 4), "")
+        return [TextTable("Gaps between data sets", ("between", "gap", "samples"), [*rows, total], (note,))]
 
 
 def domain_gaps(
@@ -126,16 +139,3 @@ def _shared_modalities(encoders: Encoders, anchor: Split, other: Split) -> list[
             f"no modality in common that there is an encoder for ({', '.join(encoders.views)}); name other sources"
         )
     return shared
-
-
-def gap_table(gaps: DomainGaps) -> TextTable:
-    """One row for each data set and modality that was compared."""
-    rows = [
-        (f"{gaps.anchor} - {other}, {modality}", figure(value, 4), count(gaps.counts[other][modality]))
-        for other, by_modality in gaps.gaps.items()
-        for modality, value in by_modality.items()
-    ]
-    scale = "unit norm" if gaps.normalise else "not normalised"
-    note = f"L2 distance of mean embeddings ({scale}) by {gaps.encoders}; split {gaps.split}."
-    total = ("sum", figure(gaps.total(), 4), "")
-    return TextTable("Gaps between data sets", ("between", "gap", "samples"), [*rows, total], (note,))

@@ -19,6 +19,7 @@ from polyfed.lab.analysis.drawing import bare_map, cycled, heat_map
 from polyfed.lab.analysis.encoders import drawn
 from polyfed.lab.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
 from polyfed.lab.analysis.projections import project, require_method
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.figures import COLOURS, empty_figure, legend_beside, styled
 from polyfed.reporting.tables import TextTable, figure
@@ -123,7 +124,7 @@ class ModalityDrift:
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(AnalysisResult):
     """Drift in a run.
 
     Attributes:
@@ -141,6 +142,51 @@ class Drift:
     def to_json(self) -> dict[str, Any]:
         by_modality = {each.modality: each.to_json() for each in self.modalities}
         return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": by_modality}
+
+    def tables(self) -> list[TextTable]:
+        """One table a modality: each client, then means over pairs."""
+        note = (
+            f"Mean distance of unit vectors (0 to 2), and debiased linear CKA, of the same {self.samples} public "
+            "samples; round: after which the model was kept."
+        )
+
+        def cells(means: PairMeans) -> tuple[str, str]:
+            return figure(means.distance, 3), figure(means.cka, 3)
+
+        tables = []
+        for each in self.modalities:
+            rows = []
+            for place in each.clients:
+                server = each.over([] if each.server is None else [(place, each.server)])
+                row = (each.names[place], str(each.rounds[place]), *cells(each.of_client(place)), *cells(server))
+                rows.append(row)
+            for kind, title in PAIRS.items():
+                means = each.between(kind)
+                of_kind = ("", "", *cells(means)) if kind == "server" else (*cells(means), "", "")
+                rows.append((f"mean, {title} ({means.pairs})", "", *of_kind))
+            columns = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")
+            tables.append(TextTable(f"{self.run}: drift of {each.modality}", columns, rows, (note,)))
+        return tables
+
+    @styled
+    def draw(self) -> Figure:
+        """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
+        rows = len(self.modalities)
+        size = max(4.2, 0.3 * max(len(each.names) for each in self.modalities))
+        title = f"{self.run}: {self.samples} public samples as everybody represents them"
+        drawing = empty_figure(2.4 * size + 2, size * rows, title)
+        axes = drawing.subplots(rows, 2, squeeze=False)
+        for (left, right), each in zip(axes, self.modalities, strict=True):
+            for place, points in zip(each.mapped, each.points, strict=True):
+                # the last colour is black, which is the server's
+                look: Any = {"color": "black", "marker": "x"} if place == each.server else cycled(place, COLOURS[:6])
+                left.scatter(points[:, 0], points[:, 1], s=9, linewidths=0.6, label=each.names[place], **look)
+            bare_map(left)
+            left.set_title(f"{each.modality}: {_METHODS[self.method]}")
+            legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
+            heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")
+            right.set_title(f"{each.modality}: alignment")
+        return drawing
 
 
 def run_drift(
@@ -254,50 +300,3 @@ def _participants(clients: KeptClients, which: str, index: Int64[Tensor, " n"]) 
         server = run.server_model(which)
         server.warn_if_untrained()
         yield Represented(SERVER, None, server.round, represented(server.model, server.saved.settings, "the server"))
-
-
-def drift_tables(drift: Drift) -> list[TextTable]:
-    """One table a modality: each client, then means over pairs."""
-    note = (
-        f"Mean distance of unit vectors (0 to 2), and debiased linear CKA, of the same {drift.samples} public samples; "
-        "round: after which the model was kept."
-    )
-
-    def cells(means: PairMeans) -> tuple[str, str]:
-        return figure(means.distance, 3), figure(means.cka, 3)
-
-    tables = []
-    for each in drift.modalities:
-        rows = []
-        for place in each.clients:
-            server = each.over([] if each.server is None else [(place, each.server)])
-            row = (each.names[place], str(each.rounds[place]), *cells(each.of_client(place)), *cells(server))
-            rows.append(row)
-        for kind, title in PAIRS.items():
-            means = each.between(kind)
-            of_kind = ("", "", *cells(means)) if kind == "server" else (*cells(means), "", "")
-            rows.append((f"mean, {title} ({means.pairs})", "", *of_kind))
-        columns = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")
-        tables.append(TextTable(f"{drift.run}: drift of {each.modality}", columns, rows, (note,)))
-    return tables
-
-
-@styled
-def draw_drift(drift: Drift) -> Figure:
-    """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
-    rows = len(drift.modalities)
-    size = max(4.2, 0.3 * max(len(each.names) for each in drift.modalities))
-    title = f"{drift.run}: {drift.samples} public samples as everybody represents them"
-    drawing = empty_figure(2.4 * size + 2, size * rows, title)
-    axes = drawing.subplots(rows, 2, squeeze=False)
-    for (left, right), each in zip(axes, drift.modalities, strict=True):
-        for place, points in zip(each.mapped, each.points, strict=True):
-            # the last colour is black, which is the server's
-            look: Any = {"color": "black", "marker": "x"} if place == each.server else cycled(place, COLOURS[:6])
-            left.scatter(points[:, 0], points[:, 1], s=9, linewidths=0.6, label=each.names[place], **look)
-        bare_map(left)
-        left.set_title(f"{each.modality}: {_METHODS[drift.method]}")
-        legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
-        heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")
-        right.set_title(f"{each.modality}: alignment")
-    return drawing

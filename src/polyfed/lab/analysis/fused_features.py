@@ -19,6 +19,7 @@ from polyfed.federation.membership import Member
 from polyfed.lab.analysis.drawing import MARKERS, bare_map, cycled
 from polyfed.lab.analysis.encoders import drawn
 from polyfed.lab.analysis.projections import project, require_method
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.separation import Separation
 from polyfed.models.fused import Guidance, of_rows
 from polyfed.reporting.figures import COLOURS, empty_figure, legend_below, styled
@@ -52,7 +53,7 @@ class KindOfFeatures:
 
 
 @dataclass(frozen=True)
-class ComparedFeatures:
+class ComparedFeatures(AnalysisResult):
     """Features of a client's test samples.
 
     Attributes:
@@ -87,6 +88,42 @@ class ComparedFeatures:
             "classes": len(torch.unique(self.labels)),
             "features": {k: vars(each.separation) | {"head": dict(each.metrics)} for k, each in self.kinds.items()},
         }
+
+    def tables(self) -> list[TextTable]:
+        """One row a kind of features."""
+        rows = [
+            (
+                kind,
+                figure(each.separation.silhouette, 3),
+                figure(each.separation.ratio, 3),
+                figure(each.separation.nearest_mean),
+                figure(each.metrics[self.primary]),
+            )
+            for kind, each in self.kinds.items()
+        ]
+        columns = ("features", "silhouette", "between / within", "nearest mean %", f"own head: {self.primary}")
+        classes = len(torch.unique(self.labels))
+        note = f"{len(self.labels)} test samples of {classes} classes. The head was trained on fused features."
+        title = f"{self.run}: features of {self.client}, round {self.round}"
+        return [TextTable(title, columns, rows, (note,))]
+
+    @styled
+    def draw(self) -> Figure:
+        """Local, global and fused features, coloured by class, and all three on one map, coloured by kind."""
+        drawing = empty_figure(16.5, 4.6, f"{self.run}, client {self.client}: features of its test samples")
+        axes = drawing.subplots(1, 4)
+        for place, (kind, each) in zip(axes, self.kinds.items(), strict=False):
+            _draw_classes(place, self, self.maps[kind])
+            place.set_title(f"{kind}: silhouette {figure(each.separation.silhouette)}")
+        parts = self.maps[TOGETHER].chunk(len(FEATURE_KINDS))
+        for number, (kind, points) in enumerate(zip(FEATURE_KINDS, parts, strict=True)):
+            look: Any = {"color": COLOURS[number], "marker": MARKERS[number], "label": kind}
+            axes[-1].scatter(points[:, 0], points[:, 1], s=7, alpha=0.6, linewidths=0, **look)
+        axes[-1].set_title("all three")
+        legend_below(axes[-1], columns=3, markerscale=2)
+        bare_map(axes[-1])
+        drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=7, markerscale=2)
+        return drawing
 
 
 @dataclass(frozen=True)
@@ -240,43 +277,6 @@ def _guidance(
     sent = [name for name in test.modalities if any(key.startswith(f"encoders.{name}.") for key in weights)]
     batch = run.experiment.run.evaluation_batch
     return Guidance(model.to(run.place), test.only(sent), algorithm.fusion == "maps", batch, {})
-
-
-def features_table(features: ComparedFeatures) -> TextTable:
-    """One row a kind of features."""
-    rows = [
-        (
-            kind,
-            figure(each.separation.silhouette, 3),
-            figure(each.separation.ratio, 3),
-            figure(each.separation.nearest_mean),
-            figure(each.metrics[features.primary]),
-        )
-        for kind, each in features.kinds.items()
-    ]
-    columns = ("features", "silhouette", "between / within", "nearest mean %", f"own head: {features.primary}")
-    classes = len(torch.unique(features.labels))
-    note = f"{len(features.labels)} test samples of {classes} classes. The head was trained on fused features."
-    return TextTable(f"{features.run}: features of {features.client}, round {features.round}", columns, rows, (note,))
-
-
-@styled
-def draw_features(features: ComparedFeatures) -> Figure:
-    """Local, global and fused features, coloured by class, and all three on one map, coloured by kind."""
-    drawing = empty_figure(16.5, 4.6, f"{features.run}, client {features.client}: features of its test samples")
-    axes = drawing.subplots(1, 4)
-    for place, (kind, each) in zip(axes, features.kinds.items(), strict=False):
-        _draw_classes(place, features, features.maps[kind])
-        place.set_title(f"{kind}: silhouette {figure(each.separation.silhouette)}")
-    parts = features.maps[TOGETHER].chunk(len(FEATURE_KINDS))
-    for number, (kind, points) in enumerate(zip(FEATURE_KINDS, parts, strict=True)):
-        look: Any = {"color": COLOURS[number], "marker": MARKERS[number], "label": kind}
-        axes[-1].scatter(points[:, 0], points[:, 1], s=7, alpha=0.6, linewidths=0, **look)
-    axes[-1].set_title("all three")
-    legend_below(axes[-1], columns=3, markerscale=2)
-    bare_map(axes[-1])
-    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=7, markerscale=2)
-    return drawing
 
 
 def _draw_classes(axes: Axes, features: ComparedFeatures, points: Float[Tensor, "m 2"]) -> None:

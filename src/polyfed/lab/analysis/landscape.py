@@ -16,6 +16,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
 from polyfed.lab.analysis.hessian import Eigenpairs, Loss, flat, like, top_eigenvectors
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import SEQUENTIAL, empty_figure, styled
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.opened import ServerModel
@@ -81,7 +82,7 @@ def grid_axis(grid: int, extent: float) -> Float[Tensor, " grid"]:
 
 
 @dataclass(frozen=True)
-class Landscape:
+class Landscape(AnalysisResult):
     """The loss around a run's server model.
 
     Attributes:
@@ -120,6 +121,47 @@ class Landscape:
             "greatest_loss": float(self.values.max()),
             "mean_rise": float(self.values.mean()) - centre,
         }
+
+    def tables(self) -> list[TextTable]:
+        """Eigenvalues, and how far the loss rises."""
+        pairs = zip(self.pairs.values.tolist(), self.pairs.residuals.tolist(), strict=True)
+        rows = [
+            (f"eigenvalue {k}", f"{value:.5g} ± {residual:.1g}") for k, (value, residual) in enumerate(pairs, start=1)
+        ]
+        facts = self.to_json()
+        rows += [(name, f"{facts[name.replace(' ', '_')]:.5g}") for name in ("loss", "greatest loss", "mean rise")]
+        note = (
+            f"Task loss on {self.samples} samples of {self.data}; weights (L2 norm {self.norm:.4g}) moved by up "
+            f"to {self.extent:g} along each eigenvector; {self.pairs.steps} Hessian-vector products."
+        )
+        return [TextTable(f"{self.run}, server model of round {self.round}", ("", "value"), rows, (note,))]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"values": self.values, "axis": self.axis, "eigenvalues": self.pairs.values}
+
+    @styled
+    def draw(self) -> Figure:
+        """Contours and surface of the loss; the cross is the model itself."""
+        import numpy as np
+
+        title = f"{self.run}, round {self.round}: loss on {self.samples} of {self.data}"
+        drawing = empty_figure(11, 4.4, title=title)
+        left, right = drawing.add_subplot(1, 2, 1), drawing.add_subplot(1, 2, 2, projection="3d")
+        axis, values = self.axis.numpy(), self.values.numpy()
+        names = [f"along eigenvector {k + 1} ({float(value):.3g})" for k, value in enumerate(self.pairs.values)]
+        # rows of values belong to the first direction, columns to the second; matplotlib has rows upwards
+        filled = left.contourf(axis, axis, values.T, levels=20, cmap=SEQUENTIAL)
+        left.contour(axis, axis, values.T, levels=10, colors="white", linewidths=0.4)
+        left.plot([0], [0], "x", color="white")
+        left.set(title="contours", xlabel=names[0], ylabel=names[1])
+        left.grid(visible=False)
+        drawing.colorbar(filled, ax=left, label="loss")
+        meshes: Any = np.meshgrid(axis, axis, indexing="ij")
+        plotted: Any = right
+        drawn = plotted.plot_surface(*meshes, values, cmap=SEQUENTIAL, linewidth=0, antialiased=True)
+        drawn.set_rasterized(True)
+        plotted.set(title="surface", xlabel="first", ylabel="second", zlabel="loss")
+        return drawing
 
 
 def run_landscape(
@@ -180,41 +222,3 @@ def _has_targets(server: ServerModel, samples: Samples) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def landscape_table(surface: Landscape) -> TextTable:
-    """Eigenvalues, and how far the loss rises."""
-    pairs = zip(surface.pairs.values.tolist(), surface.pairs.residuals.tolist(), strict=True)
-    rows = [(f"eigenvalue {k}", f"{value:.5g} ± {residual:.1g}") for k, (value, residual) in enumerate(pairs, start=1)]
-    facts = surface.to_json()
-    rows += [(name, f"{facts[name.replace(' ', '_')]:.5g}") for name in ("loss", "greatest loss", "mean rise")]
-    note = (
-        f"Task loss on {surface.samples} samples of {surface.data}; weights (L2 norm {surface.norm:.4g}) moved by up "
-        f"to {surface.extent:g} along each eigenvector; {surface.pairs.steps} Hessian-vector products."
-    )
-    return TextTable(f"{surface.run}, server model of round {surface.round}", ("", "value"), rows, (note,))
-
-
-@styled
-def draw_landscape(surface: Landscape) -> Figure:
-    """Contours and surface of the loss; the cross is the model itself."""
-    import numpy as np
-
-    title = f"{surface.run}, round {surface.round}: loss on {surface.samples} of {surface.data}"
-    drawing = empty_figure(11, 4.4, title=title)
-    left, right = drawing.add_subplot(1, 2, 1), drawing.add_subplot(1, 2, 2, projection="3d")
-    axis, values = surface.axis.numpy(), surface.values.numpy()
-    names = [f"along eigenvector {k + 1} ({float(value):.3g})" for k, value in enumerate(surface.pairs.values)]
-    # rows of values belong to the first direction, columns to the second; matplotlib has rows upwards
-    filled = left.contourf(axis, axis, values.T, levels=20, cmap=SEQUENTIAL)
-    left.contour(axis, axis, values.T, levels=10, colors="white", linewidths=0.4)
-    left.plot([0], [0], "x", color="white")
-    left.set(title="contours", xlabel=names[0], ylabel=names[1])
-    left.grid(visible=False)
-    drawing.colorbar(filled, ax=left, label="loss")
-    meshes: Any = np.meshgrid(axis, axis, indexing="ij")
-    plotted: Any = right
-    drawn = plotted.plot_surface(*meshes, values, cmap=SEQUENTIAL, linewidth=0, antialiased=True)
-    drawn.set_rasterized(True)
-    plotted.set(title="surface", xlabel="first", ylabel="second", zlabel="loss")
-    return drawing

@@ -15,6 +15,7 @@ from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 from polyfed.engines.local import LocalEngine
 from polyfed.lab.analysis.cost import UNHURRIED, bytes_by_kind, one_of_each, one_round
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.traffic import WAYS
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.tables import TextTable, count, mib
@@ -31,7 +32,7 @@ _LENGTHS = (_EPOCHS, "local_steps", "robust_steps")  # how long clients train ch
 
 
 @dataclass(frozen=True)
-class PlannedTraffic:
+class PlannedTraffic(AnalysisResult):
     """Bytes of a round of an experiment.
 
     Attributes:
@@ -74,6 +75,28 @@ class PlannedTraffic:
             for group in self.fixed
         }
         return {"experiment": self.experiment, "method": self.method, "public_items": self.public, "groups": groups}
+
+    def tables(self) -> list[TextTable]:
+        """What one client of each group sends and receives in a round, and by kind."""
+        totals = [
+            (f"{group} ({self.counts[group]} clients)", *(mib(self.total(group, way)) for way in WAYS))
+            for group in self.fixed
+        ]
+        kinds = [
+            (
+                f"{group}: {kind}, {way}",
+                f"{self.fixed[group][way][kind]:,.0f}",
+                f"{self.an_item[group][way][kind]:,.1f}",
+            )
+            for group, way, kind, _ in self.lines()
+        ]
+        title = f"A client in a round of {self.experiment} ({self.method})"
+        title += f", {count(self.public)} public items" if self.public else ""
+        note = "Of blank data and models of the same size; what the values of outputs decide is not known before a run."
+        return [
+            TextTable(title, ("group", "MiB down", "MiB up"), totals, (note,)),
+            TextTable("Bytes by kind", ("group: kind", "fixed", "a public item"), kinds),
+        ]
 
 
 def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: int = WORDS) -> PlannedTraffic:
@@ -237,26 +260,3 @@ def _classes(source: str, classes: Mapping[str, int]) -> int:
     if source not in classes:
         raise ConfigError(f"the number of classes of '{source}' is not known without its data: --classes {source}=N")
     return classes[source]
-
-
-def planned_tables(plan: PlannedTraffic) -> list[TextTable]:
-    """What one client of each group sends and receives in a round, and by kind."""
-    totals = [
-        (f"{group} ({plan.counts[group]} clients)", *(mib(plan.total(group, way)) for way in WAYS))
-        for group in plan.fixed
-    ]
-    kinds = [
-        (
-            f"{group}: {kind}, {way}",
-            f"{plan.fixed[group][way][kind]:,.0f}",
-            f"{plan.an_item[group][way][kind]:,.1f}",
-        )
-        for group, way, kind, _ in plan.lines()
-    ]
-    title = f"A client in a round of {plan.experiment} ({plan.method})"
-    title += f", {count(plan.public)} public items" if plan.public else ""
-    note = "Of blank data and models of the same size; what is sent by the values of outputs is not known before a run."
-    return [
-        TextTable(title, ("group", "MiB down", "MiB up"), totals, (note,)),
-        TextTable("Bytes by kind", ("group: kind", "fixed", "a public item"), kinds),
-    ]

@@ -18,6 +18,7 @@ from polyfed.federation.membership import Member
 from polyfed.federation.settings import TrainingSettings
 from polyfed.lab.analysis.depth import chosen_tensors
 from polyfed.lab.analysis.drawing import DIVERGING, heat_map
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.simulated import Figures, Simulated, TrainedModel, mean_of, only
 from polyfed.optim.settings import Schedule
 from polyfed.reporting.figures import empty_figure, styled
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 EACH, UNION = "each", "union"
 SHOWN_FIGURES = 2
 """Figures that tables and plots show, such as R@1 and R@5; the files have all."""
-RETRAINING_HEADER = ("of", "round", "layers", "on", "steps", "client", "figure", "before", "after", "change")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Retrained:
 
 
 @dataclass(frozen=True)
-class Retraining:
+class Retraining(AnalysisResult):
     """What re-training did in a run.
 
     Attributes:
@@ -106,6 +106,8 @@ class Retraining:
         clients: who judged, in client order.
         rows: one for each model and each set of samples.
     """
+
+    csv_header = ("of", "round", "layers", "on", "steps", "client", "figure", "before", "after", "change")
 
     run: str
     plan: Plan
@@ -125,6 +127,43 @@ class Retraining:
             means = {side: {name: mean_of(at, name) for name in self.figures} for side, at in sides.items()}
             rows.append(vars(row) | {"mean": means})
         return {"run": self.run, **plan, "parameters": self.trained, "rows": rows}
+
+    def csv_rows(self) -> Iterator[Sequence[object]]:
+        for row in self.rows:
+            for judgement in row.judgements():
+                yield row.of, row.round, self.plan.layers, row.on, row.steps, *judgement
+
+    def tables(self) -> list[TextTable]:
+        """One table a figure: each model before, then after it was re-trained on each set."""
+        parameters, layers = count(self.trained), self.plan.layers
+        note = f"In brackets: change by re-training {parameters} parameters ({layers} layers)."
+        tables = []
+        for name in self.figures[:SHOWN_FIGURES]:
+            lines: list[Sequence[str]] = []
+            # each model has a line of its own, then one for each set that it was re-trained on
+            for of, rows in groupby(self.rows, key=lambda row: (row.of, row.round, row.before)):
+                lines.append((f"{of[0]}, round {of[1]}", *figure_cells(of[2], name)))
+                for row in rows:
+                    changes = _changes(row, name)
+                    cells = zip(figure_cells(row.after, name), changes, strict=True)
+                    title = f"{row.of}, on {row.on}, {row.steps} steps"
+                    lines.append((title, *(f"{after} ({change:+z.2f})" for after, change in cells)))
+            columns = ("model", *self.clients, "average")
+            notes = (note, *gallery_notes(self.rows[0].before, name))
+            tables.append(TextTable(f"{self.run}: {name} at each client", columns, lines, notes))
+        return tables
+
+    @styled
+    def draw(self) -> Figure:
+        """Change of each figure by model and samples, at each client and on average."""
+        names, rows = self.figures[:SHOWN_FIGURES], [f"{row.of}, on {row.on}" for row in self.rows]
+        columns, title = [*self.clients, "average"], f"{self.run}: {self.plan.layers} layers re-trained"
+        drawing, (panels,) = heat_maps([len(rows)], len(names), len(columns), title)
+        for axes, name in zip(panels, names, strict=True):
+            changes = [_changes(row, name) for row in self.rows]
+            heat_map(axes, changes, rows, columns, colours=DIVERGING, digits=1)
+            axes.set_title(f"change of {name}")
+        return drawing
 
 
 class Retrainer:
@@ -268,45 +307,5 @@ def heat_maps(rows: Sequence[int], panels: int, columns: int, title: str) -> tup
     return drawing, [list(line) for line in drawing.subplots(len(rows), panels, squeeze=False)]
 
 
-def retraining_rows(retraining: Retraining) -> Iterator[Sequence[object]]:
-    for row in retraining.rows:
-        for judgement in row.judgements():
-            yield row.of, row.round, retraining.plan.layers, row.on, row.steps, *judgement
-
-
-def retraining_tables(retraining: Retraining) -> list[TextTable]:
-    """One table a figure: each model before, then after it was re-trained on each set."""
-    parameters, layers = count(retraining.trained), retraining.plan.layers
-    note = f"In brackets: change by re-training {parameters} parameters ({layers} layers)."
-    tables = []
-    for name in retraining.figures[:SHOWN_FIGURES]:
-        lines: list[Sequence[str]] = []
-        # each model has a line of its own, then one for each set that it was re-trained on
-        for of, rows in groupby(retraining.rows, key=lambda row: (row.of, row.round, row.before)):
-            lines.append((f"{of[0]}, round {of[1]}", *figure_cells(of[2], name)))
-            for row in rows:
-                changes = _changes(row, name)
-                cells = zip(figure_cells(row.after, name), changes, strict=True)
-                title = f"{row.of}, on {row.on}, {row.steps} steps"
-                lines.append((title, *(f"{after} ({change:+z.2f})" for after, change in cells)))
-        columns = ("model", *retraining.clients, "average")
-        notes = (note, *gallery_notes(retraining.rows[0].before, name))
-        tables.append(TextTable(f"{retraining.run}: {name} at each client", columns, lines, notes))
-    return tables
-
-
 def _changes(row: Retrained, name: str) -> list[float]:
     return [*(row.change(client, name) for client in row.after), mean_of(row.after, name) - mean_of(row.before, name)]
-
-
-@styled
-def draw_retraining(retraining: Retraining) -> Figure:
-    """Change of each figure by model and samples, at each client and on average."""
-    names, rows = retraining.figures[:SHOWN_FIGURES], [f"{row.of}, on {row.on}" for row in retraining.rows]
-    columns, title = [*retraining.clients, "average"], f"{retraining.run}: {retraining.plan.layers} layers re-trained"
-    drawing, (panels,) = heat_maps([len(rows)], len(names), len(columns), title)
-    for axes, name in zip(panels, names, strict=True):
-        changes = [_changes(row, name) for row in retraining.rows]
-        heat_map(axes, changes, rows, columns, colours=DIVERGING, digits=1)
-        axes.set_title(f"change of {name}")
-    return drawing

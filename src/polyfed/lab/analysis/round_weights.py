@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.lab.analysis.drawing import MOST_WRITTEN, heat_map, patches
 from polyfed.lab.analysis.encoders import drawn
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import COLOURS, GREY, empty_figure, legend_beside, styled
 from polyfed.reporting.tables import TextTable, count, figure
 from polyfed.runs.opened import Run
@@ -93,7 +94,7 @@ class ChannelWeights:
 
 
 @dataclass(frozen=True)
-class RunWeights:
+class RunWeights(AnalysisResult):
     """Weights of a run's round by channel."""
 
     run: str
@@ -101,6 +102,49 @@ class RunWeights:
 
     def to_json(self) -> dict[str, Any]:
         return {"run": self.run, "channels": {each.channel: each.to_json() for each in self.channels}}
+
+    def tables(self) -> list[TextTable]:
+        """One table a channel: kinds of clients, then each client."""
+        tables = []
+        for each in self.channels:
+            shares = {f"{kind} ({share['clients']})": share for kind, share in each.shares().items()} | each.by_client()
+            digits = {"mean": 4, "relative": 2, "total": 3, "leading": 1}
+            rows = []
+            for name, share in shares.items():
+                in_percent = share | {"leading": 100 * share["leading"]}
+                rows.append((name, *(figure(in_percent[key], number) for key, number in digits.items())))
+            note = (
+                f"Over {count(each.values.shape[1])} recorded public samples. Effective number of clients: "
+                f"{figure(each.effective)} of {len(each.clients)}."
+            )
+            columns = ("clients", "mean weight", "times equal", "together", "heaviest on %")
+            title = f"{self.run}, round {each.round}: weights of {each.channel}"
+            tables.append(TextTable(title, columns, rows, (note,)))
+        return tables
+
+    @styled
+    def draw(self) -> Figure:
+        """A row a channel: weights of the clients for a few samples, and the mean weight of each client."""
+        height = 1.6 + max(2.2, 0.3 * max(len(each.clients) for each in self.channels))
+        drawing = empty_figure(12, height * len(self.channels), f"{self.run}: aggregation weights")
+        axes = drawing.subplots(len(self.channels), 2, squeeze=False, width_ratios=(3, 2))
+        kinds = list(dict.fromkeys(kind for each in self.channels for kind in each.kinds))
+        for (left, right), each in zip(axes, self.channels, strict=True):
+            # many samples have no names at the axis, nor figures in their cells
+            chosen = [str(place) for place in each.chosen] if len(each.chosen) <= MOST_WRITTEN else []
+            values = each.values[:, each.chosen]
+            heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")
+            left.set(title=f"{each.channel}, round {each.round}", xlabel="recorded public sample")
+            means = {client: share["mean"] for client, share in each.by_client().items()}
+            colours = [COLOURS[kinds.index(kind) % len(COLOURS)] for kind in each.kinds]
+            right.barh(range(len(means)), list(means.values()), color=colours, height=0.7)
+            right.axvline(1 / len(means), color=GREY, linestyle=":")
+            right.set_yticks(range(len(means)), list(means))
+            right.invert_yaxis()
+            right.grid(visible=True, axis="x")
+            right.set(title="mean over all recorded samples (dotted: equal weights)", xlabel="weight")
+            legend_beside(right, handles=patches(kinds))
+        return drawing
 
 
 def run_weights(
@@ -158,48 +202,3 @@ def _chosen_samples(channel: str, recorded: int, samples: int, at: Sequence[int]
         if not 0 <= place < recorded:
             raise ConfigError(f"sample {place} of '{channel}' was not recorded; valid: 0 to {recorded - 1}")
     return tuple(at)
-
-
-def weights_tables(weights: RunWeights) -> list[TextTable]:
-    """One table a channel: kinds of clients, then each client."""
-    tables = []
-    for each in weights.channels:
-        shares = {f"{kind} ({share['clients']})": share for kind, share in each.shares().items()} | each.by_client()
-        digits = {"mean": 4, "relative": 2, "total": 3, "leading": 1}
-        rows = []
-        for name, share in shares.items():
-            in_percent = share | {"leading": 100 * share["leading"]}
-            rows.append((name, *(figure(in_percent[key], number) for key, number in digits.items())))
-        note = (
-            f"Over {count(each.values.shape[1])} recorded public samples. Effective number of clients: "
-            f"{figure(each.effective)} of {len(each.clients)}."
-        )
-        columns = ("clients", "mean weight", "times equal", "together", "heaviest on %")
-        title = f"{weights.run}, round {each.round}: weights of {each.channel}"
-        tables.append(TextTable(title, columns, rows, (note,)))
-    return tables
-
-
-@styled
-def draw_round_weights(weights: RunWeights) -> Figure:
-    """A row a channel: weights of the clients for a few samples, and the mean weight of each client."""
-    height = 1.6 + max(2.2, 0.3 * max(len(each.clients) for each in weights.channels))
-    drawing = empty_figure(12, height * len(weights.channels), f"{weights.run}: aggregation weights")
-    axes = drawing.subplots(len(weights.channels), 2, squeeze=False, width_ratios=(3, 2))
-    kinds = list(dict.fromkeys(kind for each in weights.channels for kind in each.kinds))
-    for (left, right), each in zip(axes, weights.channels, strict=True):
-        # many samples have no names at the axis, nor figures in their cells
-        chosen = [str(place) for place in each.chosen] if len(each.chosen) <= MOST_WRITTEN else []
-        values = each.values[:, each.chosen]
-        heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")
-        left.set(title=f"{each.channel}, round {each.round}", xlabel="recorded public sample")
-        means = {client: share["mean"] for client, share in each.by_client().items()}
-        colours = [COLOURS[kinds.index(kind) % len(COLOURS)] for kind in each.kinds]
-        right.barh(range(len(means)), list(means.values()), color=colours, height=0.7)
-        right.axvline(1 / len(means), color=GREY, linestyle=":")
-        right.set_yticks(range(len(means)), list(means))
-        right.invert_yaxis()
-        right.grid(visible=True, axis="x")
-        right.set(title="mean over all recorded samples (dotted: equal weights)", xlabel="weight")
-        legend_beside(right, handles=patches(kinds))
-    return drawing

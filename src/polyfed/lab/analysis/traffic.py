@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
 from polyfed.lab.analysis.drawing import patches
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, styled, whole_rounds
 from polyfed.reporting.tables import MIB, TextTable, mib
-from polyfed.runs.opened import Run
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
@@ -113,48 +113,53 @@ class Traffic:
         }
 
 
-def run_traffic(run: Run) -> Traffic:
-    """Of a run; raises RunError if nothing crossed yet."""
-    return Traffic.of(run.records)
+@dataclass(frozen=True)
+class TrafficOfRuns(AnalysisResult):
+    """Runs side by side."""
 
+    runs: tuple[Traffic, ...]
 
-def traffic_tables(runs: Sequence[Traffic]) -> list[TextTable]:
-    """Runs side by side: totals, then what a client sends and receives in a round, by kind."""
-    totals = []
-    for run in runs:
-        moved = [run.total(way) for way in WAYS]
-        totals.append(
-            (run.label, str(run.rounds), str(len(run.by_client)), *map(mib, (*moved, sum(moved), run.beside)))
+    def to_json(self) -> dict[str, Any]:
+        return {"runs": [run.to_json() for run in self.runs]}
+
+    def tables(self) -> list[TextTable]:
+        """Runs side by side: totals, then what a client sends and receives in a round, by kind."""
+        totals = []
+        for run in self.runs:
+            moved = [run.total(way) for way in WAYS]
+            totals.append(
+                (run.label, str(run.rounds), str(len(run.by_client)), *map(mib, (*moved, sum(moved), run.beside)))
+            )
+        kinds = [
+            (f"{run.label}: {kind}", *(f"{run.a_round(way, kind):,.0f}" for way in WAYS))
+            for run in self.runs
+            for kind in run.by_kind
+        ]
+        columns = ("run (method)", "rounds", "clients", "MiB down", "MiB up", "MiB in all", "evaluation MiB")
+        note = "Evaluation of clients and preparation are not in the other columns."
+        return [
+            TextTable("Bytes of each run", columns, totals, (note,)),
+            TextTable("A client in a round in which it took part", ("run: kind", "bytes down", "bytes up"), kinds),
+        ]
+
+    @styled
+    def draw(self) -> Figure:
+        """Left the bytes so far, right those of a client in a round, by direction and kind."""
+        drawing, (left, right) = figure_grid(
+            1, 2, width=6.0, height=max(3.6, 1.6 + 0.5 * len(self.runs)), title="Bytes"
         )
-    kinds = [
-        (f"{run.label}: {kind}", *(f"{run.a_round(way, kind):,.0f}" for way in WAYS))
-        for run in runs
-        for kind in run.by_kind
-    ]
-    columns = ("run (method)", "rounds", "clients", "MiB down", "MiB up", "MiB in all", "evaluation MiB")
-    note = "Evaluation of clients and preparation are not in the other columns."
-    return [
-        TextTable("Bytes of each run", columns, totals, (note,)),
-        TextTable("A client in a round in which it took part", ("run: kind", "bytes down", "bytes up"), kinds),
-    ]
-
-
-@styled
-def draw_traffic_of_runs(runs: Sequence[Traffic]) -> Figure:
-    """Left the bytes so far, right those of a client in a round, by direction and kind."""
-    drawing, (left, right) = figure_grid(1, 2, width=6.0, height=max(3.6, 1.6 + 0.5 * len(runs)), title="Bytes")
-    for row, run in enumerate(runs):
-        sums = run.cumulative()
-        # one round is a point, which a line would not show; more runs than colours are told apart by dashes
-        style, marker = "-" if row < len(COLOURS) else "--", "o" if len(sums) == 1 else ""
-        sent = [total / MIB for total in sums.values()]
-        left.plot(list(sums), sent, style, color=COLOURS[row % len(COLOURS)], marker=marker, label=run.label)
-    left.set(title="sent so far, both directions", xlabel="round", ylabel="MiB")
-    left.set_ylim(bottom=0)
-    whole_rounds(left)
-    legend_below(left, columns=2)
-    _draw_kinds(right, runs)
-    return drawing
+        for row, run in enumerate(self.runs):
+            sums = run.cumulative()
+            # one round is a point, which a line would not show; more runs than colours are told apart by dashes
+            style, marker = "-" if row < len(COLOURS) else "--", "o" if len(sums) == 1 else ""
+            sent = [total / MIB for total in sums.values()]
+            left.plot(list(sums), sent, style, color=COLOURS[row % len(COLOURS)], marker=marker, label=run.label)
+        left.set(title="sent so far, both directions", xlabel="round", ylabel="MiB")
+        left.set_ylim(bottom=0)
+        whole_rounds(left)
+        legend_below(left, columns=2)
+        _draw_kinds(right, self.runs)
+        return drawing
 
 
 def _draw_kinds(axes: Axes, runs: Sequence[Traffic]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any
 
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, styled
 from polyfed.reporting.tables import TextTable, count
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 _WIDEST = 8  # columns of a table on a terminal
 _BARS = 6  # metrics in a panel of the picture; the others are in the tables
-_COLUMNS = ["task", "probe", "on", "metric", "mean", "std", "draws", "facts"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Findings:
+class Findings(AnalysisResult):
     """A model in all tasks of a suite.
 
     Attributes:
@@ -89,6 +89,8 @@ class Findings:
         outcomes: task -> what was found.
         left_out: task -> why it could not be done.
     """
+
+    csv_header = ("task", "probe", "on", "metric", "mean", "std", "draws", "facts")
 
     subject: str
     suite: str
@@ -121,26 +123,25 @@ class Findings:
                 for metric, spread in row.spreads.items():
                     figures = (spread.mean, spread.std, len(row.values[metric]))
                     lines.append((task, self.probes[task], row.on, metric, *figures, facts))
-        return pd.DataFrame(lines, columns=_COLUMNS).to_csv(index=False, float_format="%.6g")
+        return pd.DataFrame(lines, columns=list(self.csv_header)).to_csv(index=False, float_format="%.6g")
 
     def tables(self) -> list[TextTable]:
         tables = [each.table(f"{task} ({self.probes[task]}, {each.data})") for task, each in self.outcomes.items()]
         left_out = TextTable("Left out", ("task", "why"), list(self.left_out.items()))
         return [*tables, left_out] if self.left_out else tables
 
-
-@styled
-def draw_findings(findings: Findings) -> Figure:
-    """A panel a task: bars by condition, a colour a metric; whiskers are standard deviations over draws."""
-    columns = min(3, len(findings.outcomes))
-    rows = math.ceil(len(findings.outcomes) / columns)
-    drawing, panels = figure_grid(rows, columns, title=findings.subject)
-    for axes, (task, outcome) in zip(panels, findings.outcomes.items(), strict=False):
-        _draw_bars(axes, outcome)
-        axes.set(title=f"{task} ({findings.probes[task]})", ylabel="percent")
-    for axes in panels[len(findings.outcomes) :]:
-        axes.set_axis_off()
-    return drawing
+    @styled
+    def draw(self) -> Figure:
+        """A panel a task: bars by condition, a colour a metric; whiskers are standard deviations over draws."""
+        columns = min(3, len(self.outcomes))
+        rows = math.ceil(len(self.outcomes) / columns)
+        drawing, panels = figure_grid(rows, columns, title=self.subject)
+        for axes, (task, outcome) in zip(panels, self.outcomes.items(), strict=False):
+            _draw_bars(axes, outcome)
+            axes.set(title=f"{task} ({self.probes[task]})", ylabel="percent")
+        for axes in panels[len(self.outcomes) :]:
+            axes.set_axis_off()
+        return drawing
 
 
 def _draw_bars(axes: Axes, outcome: Outcome) -> None:

@@ -20,6 +20,7 @@ from polyfed.lab.analysis.leakage.figures import AttackResult, NoAttack
 from polyfed.lab.analysis.leakage.membership_attacks import COLUMNS, Found, MembershipAttacks
 from polyfed.lab.analysis.leakage.seen import seen_round
 from polyfed.lab.analysis.leakage.situation import ATTACKS, AttackPlan, Situation
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.figures import COLOURS, empty_figure, styled
 from polyfed.reporting.saved_tables import table_json
@@ -58,7 +59,7 @@ _TITLES: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 
 
 @dataclass(frozen=True)
-class Leakage:
+class Leakage(AnalysisResult):
     """What a run gave away.
 
     Attributes:
@@ -92,8 +93,51 @@ class Leakage:
             "plan": asdict(self.plan),
             "findings": {name: [one.to_json() for one in found] for name, found in self.findings.items()},
             "no_attack": [one.to_json() for one in self.unattacked],
-            "tables": [table_json(table) for table in leakage_tables(self)],
+            "tables": [table_json(table) for table in self.tables()],
         }
+
+    def tables(self) -> list[TextTable]:
+        """A table for each kind of attack, and one of what was not attacked."""
+        tables = [
+            TextTable(f"{self.run} gave away: {title}", columns, [one.cells for one in self.findings[name]], (note,))
+            for name, (title, columns, note) in _TITLES.items()
+            if self.findings.get(name)
+        ]
+        rows = [(one.on, one.attack, one.reason) for one in self.unattacked]
+        if rows:
+            tables.append(TextTable(f"{self.run}: no attack here", ("what", "attack", "because"), rows))
+        exact = "to the bit" if self.is_exact else "but for rounding: this machine computes other bits than the run's"
+        about = (
+            f"Method: {self.method}. Protection: {self.protection}. Replies of round {self.round}, asked again, "
+            f"{exact}. An attack that finds nothing proves nothing: others may be better. One that is too weak where "
+            "nothing protects is no measurement."
+        )
+        return [
+            replace(table, notes=(*table.notes, about)) if not place else table for place, table in enumerate(tables)
+        ]
+
+    @styled
+    def draw(self) -> Figure:
+        """AUC with its interval of every attack that has one, against chance."""
+        rows = [
+            (name, one, one.figures["auc"])
+            for name, found in self.findings.items()
+            for one in found
+            if isinstance(one.figures.get("auc"), dict)
+        ]
+        drawing = empty_figure(8.0, 1.4 + 0.3 * max(1, len(rows)), f"{self.run}: what it gave away")
+        axes = drawing.subplots()
+        for place, (name, _, auc) in enumerate(rows):
+            assert isinstance(auc, dict)
+            colour = COLOURS[ATTACKS.index(name) % len(COLOURS)]
+            axes.plot([auc["low"], auc["high"]], [place, place], color=colour)
+            axes.plot([auc["value"]], [place], "o", color=colour)
+        axes.axvline(0.5, linestyle="--", color="grey")
+        axes.set_yticks(range(len(rows)), [f"{one.on}: {one.attack}" for _, one, _ in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.02)
+        axes.set_xlabel("AUC (chance: 0.5)")
+        return drawing
 
 
 def run_leakage(opened: Simulated, plan: AttackPlan | None = None) -> Leakage:
@@ -152,46 +196,3 @@ def protection_of(situation: Situation) -> str:
     if situation.is_masked:
         parts.append("secure aggregation")
     return " and ".join(parts) or "none"
-
-
-def leakage_tables(leakage: Leakage) -> list[TextTable]:
-    """A table for each kind of attack, and one of what was not attacked."""
-    tables = [
-        TextTable(f"{leakage.run} gave away: {title}", columns, [one.cells for one in leakage.findings[name]], (note,))
-        for name, (title, columns, note) in _TITLES.items()
-        if leakage.findings.get(name)
-    ]
-    rows = [(one.on, one.attack, one.reason) for one in leakage.unattacked]
-    if rows:
-        tables.append(TextTable(f"{leakage.run}: no attack here", ("what", "attack", "because"), rows))
-    exact = "to the bit" if leakage.is_exact else "but for rounding: this machine computes other bits than the run's"
-    about = (
-        f"Method: {leakage.method}. Protection: {leakage.protection}. Replies of round {leakage.round}, asked again, "
-        f"{exact}. An attack that finds nothing proves nothing: others may be better. One that is too weak where "
-        "nothing protects is no measurement."
-    )
-    return [replace(table, notes=(*table.notes, about)) if not place else table for place, table in enumerate(tables)]
-
-
-@styled
-def draw_leakage(leakage: Leakage) -> Figure:
-    """AUC with its interval of every attack that has one, against chance."""
-    rows = [
-        (name, one, one.figures["auc"])
-        for name, found in leakage.findings.items()
-        for one in found
-        if isinstance(one.figures.get("auc"), dict)
-    ]
-    drawing = empty_figure(8.0, 1.4 + 0.3 * max(1, len(rows)), f"{leakage.run}: what it gave away")
-    axes = drawing.subplots()
-    for place, (name, _, auc) in enumerate(rows):
-        assert isinstance(auc, dict)
-        colour = COLOURS[ATTACKS.index(name) % len(COLOURS)]
-        axes.plot([auc["low"], auc["high"]], [place, place], color=colour)
-        axes.plot([auc["value"]], [place], "o", color=colour)
-    axes.axvline(0.5, linestyle="--", color="grey")
-    axes.set_yticks(range(len(rows)), [f"{one.on}: {one.attack}" for _, one, _ in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.02)
-    axes.set_xlabel("AUC (chance: 0.5)")
-    return drawing
