@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from item_tables import opened, written
 from polyfed.core.errors import ConfigError
 from polyfed.federation.assignment import Assignment
-from polyfed.lab.analysis.partitions import planned
+from polyfed.lab.analysis.partitions import HeldItems
 from polyfed.partitions.iid import Iid
 from polyfed.partitions.units import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.runs.experiment import Experiment
@@ -130,7 +130,7 @@ def test_too_few_test_items_are_refused(test: int, count: int, sizes: str) -> No
         rf"clients\.hospital\.test is dealt, .* {sizes} items, and each needs 2; lower count, set test: all, or use"
     )
     with pytest.raises(ConfigError, match=message):
-        planned(experiment)
+        HeldItems.planned(experiment)
 
 
 def test_a_refusal_names_the_largest_group_that_stays_together(tmp_path: Path) -> None:
