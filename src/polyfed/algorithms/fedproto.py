@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.prototypes import (
@@ -183,7 +183,14 @@ class FedProto(Algorithm):
         received, task = self.received(client, prototypes), client.task
         if received is None or not isinstance(task, Classification):
             return None
-        return _Pull(self, task, table(*received), received.present)
+        rows, present = table(*received), received.present
+
+        def pull(model: CachedModel, batch: Batch) -> Tensor:
+            # the task has embedded this batch already, and `model` remembers
+            features, labels = self.feature(model, task, batch), batch.targets[task.target].long()
+            return self.proto_weight * prototype_distance(features, rows, present, labels, self.distance)
+
+        return pull
 
     def own(self, client: Client) -> Prototypes:
         """Means of the features of the client's training samples by class; empty if there are no classes, or none that
@@ -249,25 +256,6 @@ class FedProto(Algorithm):
         chosen = by_prototype if self.inference == "prototypes" else {}
         known = len(received.means) if received is not None else 0
         return Reply(**metrics | chosen | beside, prototype_classes=float(known))
-
-
-class _Pull(nn.Module):
-    """lambda times the distance to prototypes, one row a class, where they are present."""
-
-    rows: Tensor
-    present: Tensor
-
-    def __init__(self, method: FedProto, task: Classification, rows: Tensor, present: Tensor) -> None:
-        super().__init__()
-        self.method, self.task = method, task
-        self.register_buffer("rows", rows)
-        self.register_buffer("present", present)
-
-    def forward(self, model: CachedModel, batch: Batch) -> Tensor:
-        method, labels = self.method, batch.targets[self.task.target].long()
-        # the task has embedded this batch already, and `model` remembers
-        features = method.feature(model, self.task, batch)
-        return method.proto_weight * prototype_distance(features, self.rows, self.present, labels, method.distance)
 
 
 class PrototypeCheck:

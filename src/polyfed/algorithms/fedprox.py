@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
-from polyfed.federation.fitting import Kept
 
 
 class FedProx(FedAvg):
@@ -29,7 +28,12 @@ class FedProx(FedAvg):
     )
 
     def train(self, client: Client) -> None:
-        correct = _Proximal(self, {name: value.detach().clone() for name, value in client.model.named_parameters()})
+        received = {name: value.detach().clone() for name, value in client.model.named_parameters()}
+
+        def correct(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+            for name, gradient in gradients.items():
+                gradient.add_(self.pull(weights[name].detach() - received[name]), alpha=self.mu)
+
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
 
     def pull(self, drift: Tensor) -> Tensor:
@@ -38,16 +42,3 @@ class FedProx(FedAvg):
             return drift
         norm = torch.linalg.vector_norm(drift)
         return torch.where(norm > 0, drift / (2 * norm), 0)
-
-
-class _Proximal(nn.Module):
-    """Adds mu times the gradient of the proximal term."""
-
-    def __init__(self, method: FedProx, received: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.method, self.received = method, Kept(received)
-
-    @torch.no_grad()
-    def forward(self, gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-        for name, gradient in gradients.items():
-            gradient.add_(self.method.pull(weights[name] - self.received[name]), alpha=self.method.mu)

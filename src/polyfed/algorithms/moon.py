@@ -57,28 +57,21 @@ class MOON(FedAvg):
         kept = client.state.get("previous")
         if not kept:
             return None
-        previous = _frozen(client.model)
+        received, previous = _frozen(client.model), _frozen(client.model)
         previous.load_state_dict(dict(kept))
-        return _Contrast(self, _frozen(client.model), previous)
 
+        def loss(model: CachedModel, batch: Batch) -> Tensor:
+            losses = []
+            for modality, x in batch.inputs.items():
+                z = project_embedding(model.model, modality, model.embed(modality, x))
+                with torch.no_grad():
+                    towards, away = (
+                        project_embedding(own, modality, own.embed(modality, x)) for own in (received, previous)
+                    )
+                losses.append(model_contrast(z, towards, away, self.tau))
+            return self.mu * torch.stack(losses).sum()
 
-class _Contrast(nn.Module):
-    """mu l_con with two frozen models."""
-
-    def __init__(self, method: MOON, received: Model, previous: Model) -> None:
-        super().__init__()
-        self.method, self.received, self.previous = method, received, previous
-
-    def forward(self, model: CachedModel, batch: Batch) -> Tensor:
-        losses = []
-        for modality, x in batch.inputs.items():
-            z = project_embedding(model.model, modality, model.embed(modality, x))
-            with torch.no_grad():
-                towards, away = (
-                    project_embedding(own, modality, own.embed(modality, x)) for own in (self.received, self.previous)
-                )
-            losses.append(model_contrast(z, towards, away, self.method.tau))
-        return self.method.mu * torch.stack(losses).sum()
+        return loss
 
 
 def project_embedding(model: Model, modality: str, embedding: Tensor) -> Tensor:

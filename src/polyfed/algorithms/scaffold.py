@@ -7,14 +7,13 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import ReplyCheck, noted, weights_check
 from polyfed.core.errors import PayloadError
-from polyfed.federation.fitting import Kept
 from polyfed.federation.types import outline_of
 
 Tensors = Mapping[str, Tensor]
@@ -100,9 +99,16 @@ class Scaffold(FedAvg):
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
         # option I needs the gradient at W, before any step
         full = self.gradient(client, weights) if self.variate == "full" else None
-        path = _Path({name: common[name] - own[name] for name in own})
-        steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=path)
-        new = path.mean(steps) if full is None else full
+        sums = {name: torch.zeros_like(value) for name, value in own.items()}
+
+        def correct(gradients: Tensors, weights: Tensors) -> None:
+            for name, gradient in gradients.items():
+                # raw gradients first: corrected in place they would cancel c - c_k from its own estimate
+                sums[name].add_(gradient)
+                gradient.add_(common[name] - own[name])
+
+        steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
+        new = {name: total / max(steps, 1) for name, total in sums.items()} if full is None else full
         client.state["control"] = new
         return Reply(
             weights=Weights(client.model.state_dict()),
@@ -124,26 +130,6 @@ class Scaffold(FedAvg):
         client.model.zero_grad(set_to_none=True)
         client.load_weights(weights)
         return _filled(client, {name: value / seen for name, value in sums.items()})
-
-
-class _Path(nn.Module):
-    """Corrects the gradients of local steps by c - c_k, and adds up the raw ones."""
-
-    def __init__(self, shift: Tensors) -> None:
-        super().__init__()
-        self.shift = Kept(shift)
-        self.sums = Kept({name: torch.zeros_like(value) for name, value in shift.items()})
-
-    @torch.no_grad()
-    def forward(self, gradients: Tensors, weights: Tensors) -> None:
-        for name, gradient in gradients.items():
-            # raw gradients first: corrected in place they would cancel c - c_k from its own estimate
-            self.sums[name].add_(gradient)
-            gradient.add_(self.shift[name])
-
-    def mean(self, steps: int) -> dict[str, Tensor]:
-        """Mean of the raw gradients of so many steps; 0 where there was none."""
-        return {name: self.sums[name] / max(steps, 1) for name in self.sums.names}
 
 
 def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:

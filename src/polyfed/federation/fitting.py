@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel
@@ -29,22 +29,3 @@ def training_loss(
         if regulariser is not None:
             losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
     return sum(losses[1:], losses[0])
-
-
-class Kept(nn.Module):
-    """Tensors by name, in a module, whose own names cannot have dots."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.names = list(tensors)
-        for name, value in tensors.items():
-            self.register_buffer(_key(name), value)
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = self._buffers[_key(name)]
-        assert value is not None
-        return value
-
-
-def _key(name: str) -> str:
-    return name.replace(".", "/")
