@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from by_hand import RATE, assert_mean, copies, weights_of
 from polyfed.algorithms.algorithm import Reply, client_step
-from polyfed.algorithms.scaffold import Scaffold, _Path
+from polyfed.algorithms.scaffold import Scaffold, shift_gradients
 from polyfed.core.randomness import isolated
 from polyfed.federation.client import Client
 from polyfed.federation.settings import TrainingSettings
@@ -113,13 +114,14 @@ def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:
     trainer = Trainer(model, TrainingSettings(optimizer=optimizer), Clock(0, 1, 1), epochs)
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
     c, own = ({name: torch.randn_like(value) for name, value in start.items()} for _ in range(2))
-    path = _Path({name: c[name] - own[name] for name in start})
+    sums = {name: torch.zeros_like(value) for name, value in start.items()}
+    correct = partial(shift_gradients, shift={name: c[name] - own[name] for name in start}, sums=sums)
     xs = torch.randn(5, 8, 3, dtype=torch.float64)
     for epoch in epochs.through(5):
-        trainer.step(model(xs[epoch]).sin().square().sum(), path)
+        trainer.step(model(xs[epoch]).sin().square().sum(), correct)
     for name, value in model.named_parameters():
         expected = (start[name] - value) / (5 * 0.1) - c[name] + own[name]
-        assert torch.allclose(path.mean(5)[name], expected, atol=1e-12)
+        assert torch.allclose(sums[name] / 5, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["clients", "samples"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -100,13 +101,8 @@ class Scaffold(FedAvg):
         # option I needs the gradient at W, before any step
         full = self.gradient(client, weights) if self.variate == "full" else None
         sums = {name: torch.zeros_like(value) for name, value in own.items()}
-
-        def correct(gradients: Tensors, weights: Tensors) -> None:
-            for name, gradient in gradients.items():
-                # raw gradients first: corrected in place they would cancel c - c_k from its own estimate
-                sums[name].add_(gradient)
-                gradient.add_(common[name] - own[name])
-
+        shift = {name: common[name] - value for name, value in own.items()}
+        correct = partial(shift_gradients, shift=shift, sums=sums)
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
         new = {name: total / max(steps, 1) for name, total in sums.items()} if full is None else full
         client.state["control"] = new
@@ -130,6 +126,13 @@ class Scaffold(FedAvg):
         client.model.zero_grad(set_to_none=True)
         client.load_weights(weights)
         return _filled(client, {name: value / seen for name, value in sums.items()})
+
+
+def shift_gradients(gradients: Tensors, weights: Tensors, *, shift: Tensors, sums: Tensors) -> None:
+    """Add the raw gradients to ``sums``, and then c - c_k to them, all in place."""
+    for name, gradient in gradients.items():
+        sums[name].add_(gradient)  # before the shift, which would cancel from the estimate of c_k
+        gradient.add_(shift[name])
 
 
 def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:
