@@ -173,7 +173,7 @@ def test_planned_bytes_are_those_of_a_round_with_the_data(algorithm: Config) -> 
     assert planned.counts == {"image": 1, "text": 1, "paired": 2}
     totals, kinds = planned.tables()
     assert len(totals.rows) == 3
-    assert len(kinds.rows) == sum(1 for _ in planned.lines())
+    assert len(kinds.rows) == len(planned.lines)
 
 
 def test_blank_data_need_no_folder_and_no_weights() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
@@ -31,6 +31,17 @@ _EPOCHS = "local_epochs"
 _LENGTHS = (_EPOCHS, "local_steps", "robust_steps")  # how long clients train changes no byte
 
 
+Line = tuple[str, str, str]
+"""Group, direction and kind of bundle."""
+
+
+class Growth(NamedTuple):
+    """Bytes of one client in a round: a part that does not depend on public items, and so many for each of them."""
+
+    fixed: float
+    an_item: float
+
+
 @dataclass(frozen=True)
 class PlannedTraffic(AnalysisResult):
     """Bytes of a round of an experiment.
@@ -38,57 +49,49 @@ class PlannedTraffic(AnalysisResult):
     Attributes:
         experiment, method: its name and its algorithm.
         public: public items that are exchanged in a round; 0 without a public set.
-        fixed: group -> direction -> kind of bundle -> bytes of one client that do not depend on public items.
-        an_item: likewise, bytes for each public item.
+        lines: group, direction and kind -> bytes of one client.
         counts: group -> clients.
     """
 
     experiment: str
     method: str
     public: int
-    fixed: Mapping[str, Mapping[str, Mapping[str, float]]]
-    an_item: Mapping[str, Mapping[str, Mapping[str, float]]]
+    lines: Mapping[Line, Growth]
     counts: Mapping[str, int]
 
-    def bytes(self, group: str, direction: str, kind: str, public: int | None = None) -> float:
-        """Of one client of a group in a round; with so many public items instead."""
-        items = self.public if public is None else public
-        return self.fixed[group][direction][kind] + items * self.an_item[group][direction][kind]
-
-    def lines(self) -> Iterator[tuple[str, str, str, float]]:
-        for group, ways in self.fixed.items():
-            for way, kinds in ways.items():
-                for kind in kinds:
-                    yield group, way, kind, self.bytes(group, way, kind)
+    def bytes(self, group: str, direction: str, kind: str) -> float:
+        """Of one client of a group in a round."""
+        fixed, an_item = self.lines[group, direction, kind]
+        return fixed + self.public * an_item
 
     def total(self, group: str, direction: str) -> float:
-        return sum(moved for of, way, _, moved in self.lines() if (of, way) == (group, direction))
+        return sum(self.bytes(*line) for line in self.lines if line[:2] == (group, direction))
 
     def to_json(self) -> dict[str, Any]:
         """All figures, in bytes."""
+
+        def kinds(group: str, way: str, part: int) -> dict[str, float]:
+            return {line[2]: growth[part] for line, growth in self.lines.items() if line[:2] == (group, way)}
+
         groups = {
             group: {
-                "clients": self.counts[group],
-                **{way: {"total": self.total(group, way), "fixed": self.fixed[group][way]} for way in WAYS},
-                "an_item": self.an_item[group],
+                "clients": clients,
+                **{way: {"total": self.total(group, way), "fixed": kinds(group, way, 0)} for way in WAYS},
+                "an_item": {way: kinds(group, way, 1) for way in WAYS},
             }
-            for group in self.fixed
+            for group, clients in self.counts.items()
         }
         return {"experiment": self.experiment, "method": self.method, "public_items": self.public, "groups": groups}
 
     def tables(self) -> list[TextTable]:
         """What one client of each group sends and receives in a round, and by kind."""
         totals = [
-            (f"{group} ({self.counts[group]} clients)", *(mib(self.total(group, way)) for way in WAYS))
-            for group in self.fixed
+            (f"{group} ({clients} clients)", *(mib(self.total(group, way)) for way in WAYS))
+            for group, clients in self.counts.items()
         ]
         kinds = [
-            (
-                f"{group}: {kind}, {way}",
-                f"{self.fixed[group][way][kind]:,.0f}",
-                f"{self.an_item[group][way][kind]:,.1f}",
-            )
-            for group, way, kind, _ in self.lines()
+            (f"{group}: {kind}, {way}", f"{growth.fixed:,.0f}", f"{growth.an_item:,.1f}")
+            for (group, way, kind), growth in self.lines.items()
         ]
         title = f"A client in a round of {self.experiment} ({self.method})"
         title += f", {count(self.public)} public items" if self.public else ""
@@ -115,20 +118,12 @@ def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: i
     """
     exchanged = 0 if experiment.public is None else _exchanged(experiment)
     tried = [_tried(experiment, stand_in(experiment, classes, items, words)) for items in _TRIED]
-    fixed: dict[str, dict[str, dict[str, float]]] = {}
-    an_item: dict[str, dict[str, dict[str, float]]] = {}
-    for group, ways in tried[0].items():
-        slopes = {
-            way: {kind: (tried[1][group][way][kind] - moved) / (_TRIED[1] - _TRIED[0]) for kind, moved in kinds.items()}
-            for way, kinds in ways.items()
-        }
-        an_item[group] = slopes
-        fixed[group] = {
-            way: {kind: moved - _TRIED[0] * slopes[way][kind] for kind, moved in kinds.items()}
-            for way, kinds in ways.items()
-        }
+    lines = {}
+    for line, moved in tried[0].items():
+        slope = (tried[1][line] - moved) / (_TRIED[1] - _TRIED[0])
+        lines[line] = Growth(moved - _TRIED[0] * slope, slope)
     counts = {group: settings.count for group, settings in experiment.clients.items()}
-    return PlannedTraffic(experiment.name, experiment.algorithm.component_name(), exchanged, fixed, an_item, counts)
+    return PlannedTraffic(experiment.name, experiment.algorithm.component_name(), exchanged, lines, counts)
 
 
 def _exchanged(experiment: Experiment) -> int:
@@ -139,8 +134,8 @@ def _exchanged(experiment: Experiment) -> int:
     return public.items if drawn is None else min(public.items, drawn // (public.per_item or 1))
 
 
-def _tried(experiment: Experiment, blank: Experiment) -> dict[str, dict[str, dict[str, int]]]:
-    """Group -> direction -> kind -> bytes of its first client in the first round."""
+def _tried(experiment: Experiment, blank: Experiment) -> dict[Line, int]:
+    """Bytes of the first client of each group in the first round."""
     with tempfile.TemporaryDirectory() as folder, cpu_threads(experiment.run.threads):
         session = Session(blank, RunFolder(Path(folder)), "planned")
         session.require_sound()
@@ -148,7 +143,12 @@ def _tried(experiment: Experiment, blank: Experiment) -> dict[str, dict[str, dic
         blank.algorithm.setup(session.server)
         ledger = one_round(session, 1, nullcontext())
         clients = {client.group: client.id for client in reversed(one_of_each(session.server.clients))}
-        return {group: bytes_by_kind(ledger, clients[group]) for group in experiment.clients}
+        return {
+            (group, way, kind): moved
+            for group in experiment.clients
+            for way, kinds in bytes_by_kind(ledger, clients[group]).items()
+            for kind, moved in kinds.items()
+        }
 
 
 # ---- the same experiment without data and weights
