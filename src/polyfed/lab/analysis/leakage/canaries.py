@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,12 +19,12 @@ from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
 from polyfed.lab.analysis.leakage.candidates import one_an_item
-from polyfed.lab.analysis.leakage.figures import AttackResult, Discrimination, NoAttack, leak_verdict
+from polyfed.lab.analysis.leakage.figures import AttackResult, Discrimination, Found, NoAttack, leak_verdict
 from polyfed.lab.analysis.leakage.membership import head_of
-from polyfed.lab.analysis.leakage.membership_attacks import Found, obstacle, sent_model, shown_kind
+from polyfed.lab.analysis.leakage.membership_attacks import obstacle, sent_model
 from polyfed.lab.analysis.leakage.seen import SeenReply, seen_round
 from polyfed.lab.analysis.leakage.shadows import flat_outputs
-from polyfed.lab.analysis.leakage.situation import Situation
+from polyfed.lab.analysis.leakage.situation import Crossed, Situation
 from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
@@ -65,19 +66,18 @@ def exposures(logits: Float[Tensor, "k c"], labels: Int64[Tensor, " k"]) -> Floa
 
 def canary_findings(situation: Situation) -> Found:
     """Exposure of canaries in what crosses when they are there, beside the round without them."""
-    chosen, held = situation.chosen(), dict[str, Canaries]()
-    for seen in chosen:
-        member = situation.member(seen.clients[0])
-        if isinstance(member.settings.task, Classification) and member.id not in held:
-            held[member.id] = _held(situation, member, member.settings.task)
-    if held:
-        with seen_round(situation.opened, {client: one.samples for client, one in held.items()}) as again:
-            found = {(seen.clients, seen.request.step): seen for seen in again.replies}
-            for seen in chosen:
-                yield from _of_reply(situation, seen, found.get((seen.clients, seen.request.step)), held)
-    else:
-        for seen in chosen:
-            yield from _of_reply(situation, seen, None, held)
+    members = {seen.clients[0]: situation.member(seen.clients[0]) for seen in situation.chosen()}
+    held = {
+        name: _held(situation, member, member.settings.task)
+        for name, member in members.items()
+        if isinstance(member.settings.task, Classification)
+    }
+    samples = {client: one.samples for client, one in held.items()}
+    with seen_round(situation.opened, samples) if held else nullcontext() as again:
+        found = {(seen.clients, seen.request.step): seen for seen in again.replies} if again else {}
+        for crossed in situation.crossed():
+            seen = crossed.seen
+            yield _of_bundle(situation, crossed, found.get((seen.clients, seen.request.step)), held)
 
 
 def _held(situation: Situation, member: Member, task: Classification) -> Canaries:
@@ -86,21 +86,22 @@ def _held(situation: Situation, member: Member, task: Classification) -> Canarie
     return planted(samples, task.target, classes, situation.plan.canaries, draws)
 
 
-def _of_reply(situation: Situation, seen: SeenReply, again: SeenReply | None, held: Mapping[str, Canaries]) -> Found:
-    member = situation.member(seen.clients[0])
-    for name, bundle in seen.bundles.items():
-        on = f"{shown_kind(name, bundle)} of {seen.who}"
-        reason = obstacle(situation, member, name, bundle)
-        if member.id not in held:
-            yield NoAttack(on, CANARIES, "a canary is a sample with a random label, and the task has no classes")
-        elif reason or not isinstance(bundle, Weights | Representations | Logits):
-            yield NoAttack(on, CANARIES, reason or "no model can be asked")
-        elif again is None:
-            yield NoAttack(on, CANARIES, "the client gave no usable reply with canaries")
-        elif torch.equal(flat_outputs(bundle), flat_outputs(again.bundles[name])):
-            yield NoAttack(on, CANARIES, "it is made before the round's training, so canaries of a round are not in it")
-        else:
-            yield _exposed(situation, on, member, (seen, bundle), (again, again.bundles[name]), held[member.id])
+def _of_bundle(
+    situation: Situation, crossed: Crossed, again: SeenReply | None, held: Mapping[str, Canaries]
+) -> AttackResult | NoAttack:
+    on, member, seen, name, bundle = crossed
+    reason = obstacle(situation, member, name, bundle)
+    if member.id not in held:
+        reason = "a canary is a sample with a random label, and the task has no classes"
+    elif reason or not isinstance(bundle, Weights | Representations | Logits):
+        reason = reason or "no model can be asked"
+    elif again is None:
+        reason = "the client gave no usable reply with canaries"
+    elif torch.equal(flat_outputs(bundle), flat_outputs(again.bundles[name])):
+        reason = "it is made before the round's training, so canaries of a round are not in it"
+    else:
+        return _exposed(situation, on, member, (seen, bundle), (again, again.bundles[name]), held[member.id])
+    return NoAttack(on, CANARIES, reason)
 
 
 def _exposed(

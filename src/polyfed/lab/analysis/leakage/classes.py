@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyfed.aggregation.prototypes import ClassMeans, by_space
+from polyfed.lab.analysis.leakage.figures import AttackResult, Discrimination, Found, NoAttack
+from polyfed.lab.analysis.leakage.seen import SeenReply, shown_kind
+from polyfed.lab.analysis.leakage.situation import Situation
+from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Prototypes, TensorBundle, Weights
 
+CLASSES = "classes"
+CLASS_COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "more than others", "less", "gave away")
 ClassEvidence = Float[Tensor, " classes"]
 
 
@@ -56,3 +63,50 @@ def told_apart(
     above = shares - shares.mean(0)
     differs = above.abs() > 1e-9
     return (by_client - by_client.mean(0))[differs], (above > 0)[differs]
+
+
+# ---- the attack
+
+
+def class_findings(situation: Situation) -> Found:
+    """Which classes a client has more of than others, from what all of a class space sent."""
+    spaces: dict[tuple[str, str], list[tuple[SeenReply, TensorBundle, str]]] = defaultdict(list)
+    for seen in situation.seen.replies:
+        member = situation.member(seen.clients[0])
+        for name, bundle in seen.bundles.items():
+            spaces[shown_kind(name, bundle), member.head].append((seen, bundle, name))
+    for (kind, head), sent in spaces.items():
+        first = sent[0][0]
+        task = situation.member(first.clients[0]).settings.task
+        on = f"{kind} of {first.who if first.is_sum or len(sent) == 1 else f'{len(sent)} clients'}"
+        if not isinstance(task, Classification):
+            yield NoAttack(on, CLASSES, "their task has no classes")
+        elif any(seen.is_sum for seen, _, _ in sent):
+            yield NoAttack(on, CLASSES, "a sum says nothing of one client")
+        elif len(sent) < 2:
+            yield NoAttack(on, CLASSES, "one client has nobody to be told from")
+        else:
+            yield _classes(situation, on, task, head, sent)
+
+
+def _classes(
+    situation: Situation,
+    on: str,
+    task: Classification,
+    head: str,
+    sent: Sequence[tuple[SeenReply, TensorBundle, str]],
+) -> AttackResult | NoAttack:
+    signs, shares = list[Tensor](), list[Tensor]()
+    for seen, bundle, name in sent:
+        start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
+        sign = evidence(bundle, start, head, task.target)
+        if isinstance(sign, str):
+            return NoAttack(on, CLASSES, sign)
+        labels = situation.opened.federation.train(situation.member(seen.clients[0])).targets[task.target]
+        signs.append(sign)
+        shares.append(class_shares(labels, len(sign)))
+    values, more = told_apart(torch.stack(signs), torch.stack(shares))
+    if not bool(more.any()) or bool(more.all()):
+        return NoAttack(on, CLASSES, "all clients have equal shares of all classes")
+    told = Discrimination.of(values[more].numpy(), values[~more].numpy(), situation.plan.seed)
+    return told.result(on, "evidence by class", is_protected=situation.is_protected)

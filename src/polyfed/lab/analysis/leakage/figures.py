@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 
 LEVEL = 0.95
 FALSE_POSITIVES = 0.01
+NO_MODEL = "these are no weights of a model"
 _DRAWS = 1000
 
 Scores = NDArray[np.float64]
@@ -55,6 +56,12 @@ class Discrimination:
         told = int((members > threshold(others)).sum())
         rate = Interval(told / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
+
+    def result(self, on: str, attack: str, *, is_protected: bool, crosses: bool = True) -> AttackResult:
+        """What an attack by these scores says."""
+        says = leak_verdict(self.auc, is_protected=is_protected)
+        cells = (on, attack, str(self.auc), str(self.rate), str(self.members), str(self.others), says)
+        return AttackResult(on, attack, crosses, self.to_json(), cells, says)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -150,3 +157,6 @@ class NoAttack:
 
     def to_json(self) -> dict[str, str]:
         return dict(vars(self))
+
+
+Found = Iterator[AttackResult | NoAttack]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,9 +12,9 @@ from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.federation.membership import Member
 from polyfed.federation.privacy import UPDATE
 from polyfed.lab.analysis.leakage.candidates import Candidates, candidates_of
-from polyfed.lab.analysis.leakage.figures import AttackResult, Discrimination, NoAttack, leak_verdict
+from polyfed.lab.analysis.leakage.figures import NO_MODEL, AttackResult, Discrimination, Found, NoAttack
 from polyfed.lab.analysis.leakage.membership import has_scores, head_of, sample_scores
-from polyfed.lab.analysis.leakage.seen import SeenReply
+from polyfed.lab.analysis.leakage.seen import SeenReply, shown_kind
 from polyfed.lab.analysis.leakage.shadows import (
     Shadows,
     ShadowSite,
@@ -31,10 +31,7 @@ from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 
 MEMBERSHIP = "membership"
-NO_MODEL = "these are no weights of a model"
 COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "members", "others", "gave away")
-
-Found = Iterator[AttackResult | NoAttack]
 
 
 @dataclass
@@ -46,9 +43,8 @@ class MembershipAttacks:
 
     def findings(self) -> Found:
         chosen = self.situation.chosen()
-        for seen in chosen:
-            for name, bundle in seen.bundles.items():
-                yield from self._on_bundle(seen, name, bundle)
+        for on, member, seen, name, bundle in self.situation.crossed():
+            yield from self._on_bundle(on, member, seen, name, bundle)
         for trained in self.situation.opened.globals():
             yield from self._on_final(trained)
         attacked = dict.fromkeys(seen.clients[0] for seen in chosen)
@@ -59,9 +55,7 @@ class MembershipAttacks:
 
     # ---- what is attacked
 
-    def _on_bundle(self, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
-        on = f"{shown_kind(name, bundle)} of {seen.who}"
-        member = self.situation.member(seen.clients[0])
+    def _on_bundle(self, on: str, member: Member, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
         if reason := obstacle(self.situation, member, name, bundle):
             yield NoAttack(on, MEMBERSHIP, reason)
             return
@@ -185,9 +179,7 @@ class MembershipAttacks:
         # noise on a reply does not touch what stays
         in_training = privacy is not None and privacy.samples is not None
         is_protected = self.situation.is_protected if crosses else in_training
-        says = leak_verdict(told.auc, is_protected=is_protected)
-        cells = (on, attack, str(told.auc), str(told.rate), str(told.members), str(told.others), says)
-        return AttackResult(on, attack, crosses, told.to_json(), cells, says)
+        return told.result(on, attack, is_protected=is_protected, crosses=crosses)
 
 
 def obstacle(situation: Situation, member: Member, name: str, bundle: TensorBundle) -> str:
@@ -221,10 +213,3 @@ def sent_model(situation: Situation, seen: SeenReply, bundle: Weights | Represen
         model.load_state_dict(dict(bundle))
         return model
     return ShadowSite.like(situation.seen.site).surrogate(seen, member.id, bundle, situation.plan.passes)
-
-
-def shown_kind(name: str, bundle: TensorBundle) -> str:
-    """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
-    if isinstance(bundle, Weights) and name != UPDATE:
-        return name
-    return "logits" if bundle.kind == "scores" else bundle.kind

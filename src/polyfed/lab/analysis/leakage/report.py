@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.device import cpu_threads
 from polyfed.lab.analysis.leakage.canaries import CANARY_COLUMNS, canary_findings
-from polyfed.lab.analysis.leakage.content_attacks import (
-    CLASS_COLUMNS,
-    PICTURE_COLUMNS,
-    WORD_COLUMNS,
-    class_findings,
-    picture_findings,
-    word_findings,
-)
-from polyfed.lab.analysis.leakage.figures import AttackResult, NoAttack
-from polyfed.lab.analysis.leakage.membership_attacks import COLUMNS, Found, MembershipAttacks
+from polyfed.lab.analysis.leakage.classes import CLASS_COLUMNS, class_findings
+from polyfed.lab.analysis.leakage.figures import AttackResult, Found, NoAttack
+from polyfed.lab.analysis.leakage.membership_attacks import COLUMNS, MembershipAttacks
+from polyfed.lab.analysis.leakage.pictures import PICTURE_COLUMNS, picture_findings
 from polyfed.lab.analysis.leakage.seen import seen_round
 from polyfed.lab.analysis.leakage.situation import ATTACKS, AttackPlan, Situation
+from polyfed.lab.analysis.leakage.words import WORD_COLUMNS, word_findings
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.figures import COLOURS, empty_figure, styled

@@ -25,6 +25,7 @@ from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.membership import Member
+from polyfed.federation.privacy import UPDATE
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.federation.state import flatten, unflatten
 from polyfed.lab.analysis.simulated import Simulated
@@ -34,7 +35,7 @@ from polyfed.runs.records import SERVER
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
-from polyfed.wire.payload import Payload, TensorBundle
+from polyfed.wire.payload import Payload, TensorBundle, Weights
 
 _LEFT_BEHIND = ("models", "plots", "analysis", "arrays", "report.*", "*.png")
 
@@ -221,3 +222,10 @@ def _asked(session: Session, number: int) -> tuple[SeenReply, ...]:
     replies = [reply for reply in watched.seen if any(len(bundle) for bundle in reply.bundles.values())]
     times = Counter(reply.clients for reply in replies)
     return tuple(replace(reply, is_one_of_several=times[reply.clients] > 1) for reply in replies)
+
+
+def shown_kind(name: str, bundle: TensorBundle) -> str:
+    """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
+    if isinstance(bundle, Weights) and name != UPDATE:
+        return name
+    return "logits" if bundle.kind == "scores" else bundle.kind

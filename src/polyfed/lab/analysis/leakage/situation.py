@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from typing import NamedTuple
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.federation.membership import Member
 from polyfed.federation.privacy import PrivacySettings
 from polyfed.lab.analysis.leakage.candidates import Candidates, candidates_of
-from polyfed.lab.analysis.leakage.seen import SeenReply, SeenRound
+from polyfed.lab.analysis.leakage.seen import SeenReply, SeenRound, shown_kind
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.models.model import Model
 from polyfed.runs.privacy import resolved_privacy
+from polyfed.wire.payload import TensorBundle
 
 ATTACKS = ("membership", "words", "pictures", "classes", "canaries")
 
@@ -58,6 +61,16 @@ class AttackPlan:
                 raise ConfigError(f"--batches {size}: give sizes from 1 to 8; of larger batches nothing is recovered")
 
 
+class Crossed(NamedTuple):
+    """A bundle that crossed: in words, of whom (the first, of a sum), in which reply and field of it."""
+
+    on: str
+    member: Member
+    seen: SeenReply
+    name: str
+    bundle: TensorBundle
+
+
 @dataclass(frozen=True)
 class Situation:
     """All that attacks share."""
@@ -87,6 +100,13 @@ class Situation:
         turns = [name for name in chain(*zip_longest(*by_type.values())) if name is not None]
         names = turns[: self.plan.clients]
         return [reply for reply in self.seen.replies if reply.is_sum or reply.clients[0] in names]
+
+    def crossed(self) -> Iterator[Crossed]:
+        """All bundles of what was chosen."""
+        for seen in self.chosen():
+            for name, bundle in seen.bundles.items():
+                on = f"{shown_kind(name, bundle)} of {seen.who}"
+                yield Crossed(on, self.member(seen.clients[0]), seen, name, bundle)
 
     def member(self, client: str) -> Member:
         return self.opened.federation.members[client]

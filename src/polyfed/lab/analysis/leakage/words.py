@@ -18,8 +18,15 @@ from torch import Tensor, nn
 from polyfed.data.samples import Samples
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.views.tokens import TokenRows
+from polyfed.federation.privacy import UPDATE
+from polyfed.lab.analysis.leakage.figures import NO_MODEL, AttackResult, Discrimination, Found, NoAttack, leak_verdict
+from polyfed.lab.analysis.leakage.seen import SeenReply
+from polyfed.lab.analysis.leakage.situation import Situation
 from polyfed.models.model import Model
+from polyfed.wire.payload import Weights
 
+WORDS = "words"
+WORD_COLUMNS = ("attacked", "by", "AUC", "precision", "recall", "guess: precision", "recall ", "words", "gave away")
 _TOUCHED = 1e-3  # of the largest move; the optimiser makes moves of words that occur about equally long
 
 
@@ -113,3 +120,54 @@ def word_table(model: Model, modality: str, size: int, sent: Mapping[str, Tensor
         if isinstance(module, nn.Embedding) and module.num_embeddings == size and id(module) in inside
     ]
     return next((name for name in tables if name in sent), None)
+
+
+# ---- the attack
+
+
+def word_findings(situation: Situation) -> Found:
+    for on, member, seen, name, bundle in situation.crossed():
+        known = vocabularies(situation.opened.federation.train(member))
+        if not isinstance(bundle, Weights):
+            yield NoAttack(on, WORDS, "no rows of word embeddings cross")
+        elif name != UPDATE:
+            yield NoAttack(on, WORDS, NO_MODEL)
+        elif not known:
+            yield NoAttack(on, WORDS, "the client has no texts")
+        else:
+            for modality, vocabulary in known.items():
+                yield _words_of(situation, on, seen, name, modality, vocabulary)
+
+
+def _words_of(
+    situation: Situation, on: str, seen: SeenReply, name: str, modality: str, vocabulary: Vocabulary
+) -> AttackResult | NoAttack:
+    sent: Mapping[str, Tensor] = seen.bundles[name]
+    start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
+    model = situation.fresh(situation.member(seen.clients[0]))
+    table = word_table(model, modality, len(vocabulary.tokens), sent)
+    if table is None or table not in start:
+        return NoAttack(on, WORDS, f"word embeddings of '{modality}' do not cross, or nobody sent what they were")
+    quality = _word_quality(situation, seen.clients, moves(start[table], sent[table]), modality, vocabulary)
+    if not len(quality.held) or not len(quality.others):
+        return NoAttack(on, WORDS, "the client's texts have all words of the vocabulary, or none")
+    told = Discrimination.of(quality.held, quality.others, situation.plan.seed)
+    figures = {key: value for key, value in vars(quality).items() if isinstance(value, int | float)}
+    says = leak_verdict(told.auc, is_protected=situation.is_protected)
+    shares = (quality.precision, quality.recall, quality.guessed_precision, quality.guessed_recall)
+    words = f"{quality.private} of {quality.vocabulary}"
+    cells = (on, "moved rows", str(told.auc), *(f"{share:.2f}" for share in shares), words, says)
+    return AttackResult(on, "moved rows", True, {**told.to_json(), **figures}, cells, says)
+
+
+def _word_quality(
+    situation: Situation, clients: Sequence[str], moved: Tensor, modality: str, vocabulary: Vocabulary
+) -> WordRecovery:
+    """Against all words of these clients' texts; the guess goes by the first client's test texts."""
+    federation, spared = situation.opened.federation, no_words(vocabulary)
+    owners = [situation.member(client) for client in clients]
+    private = set[int]().union(*(token_counts(federation.train(owner), modality) for owner in owners)) - spared
+    test = federation.test(owners[0])
+    common = [] if test is None else [entry for entry, _ in token_counts(test, modality).most_common()]
+    order = list(dict.fromkeys([*common, *range(len(vocabulary.tokens))]))
+    return word_recovery(moved, private, spared, order)
