@@ -36,7 +36,8 @@ def imported(family: type[Component]) -> dict[str, str]:
             module = importlib.import_module(f"{package}.{info.name}")
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, family)]
             own = [kind for kind in kinds if kind.__module__ == module.__name__ and not kind.__name__.startswith("_")]
-            names.update((info.name, kind.__name__) for kind in own if not inspect.isabstract(kind))
+            concrete = [kind for kind in own if not inspect.isabstract(kind)]
+            names.update((vars(kind).get("short_name", info.name), kind.__name__) for kind in concrete)
     return names
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+SHORT_NAME = "short_name"
+"""Class attribute of a component that shares its module with others of its family: what it is called."""
+
 ClassPlace = tuple[str, str]
 """Module and name of a class."""
 
@@ -43,9 +46,8 @@ def homes_of(home: str) -> list[str]:
 
 def components(home: str, family: ClassPlace) -> dict[str, ClassDeclaration]:
     """The components of a family by short name, in alphabetical order, that the modules of its homes hold."""
-    names = sorted(name for package in homes_of(home) for name in _modules(package))
-    by_name = {name: declared_component(home, name, family) for name in names}
-    return {name: declared for name, declared in by_name.items() if declared is not None}
+    modules = [f"{package}.{name}" for package in homes_of(home) for name in _modules(package)]
+    return dict(sorted((short, declared) for module in modules for short, declared in _components_in(module, family)))
 
 
 def _modules(package: str) -> list[str]:
@@ -56,8 +58,16 @@ def _modules(package: str) -> list[str]:
 
 @cache  # asked for every component of every experiment that is read
 def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclaration | None:
-    """The public, concrete class of ``family`` in a module of one of the family's homes, or None if there is none."""
-    for declared in (item for package in homes_of(home) for item in class_declarations(f"{package}.{name}").values()):
+    """The component of that short name, or None if there is none."""
+    for package in homes_of(home):  # most are alone in a module of their name, and no other need be read
+        if declared := dict(_components_in(f"{package}.{name}", family)).get(name):
+            return declared
+    return components(home, family).get(name)
+
+
+def _components_in(module: str, family: ClassPlace) -> Iterator[tuple[str, ClassDeclaration]]:
+    """Short name and class of the public, concrete classes of ``family`` in a module."""
+    for declared in class_declarations(module).values():
         ancestry = _ancestry((declared.module, declared.name))
         if declared.name.startswith("_") or family not in ancestry:
             continue
@@ -65,8 +75,7 @@ def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclara
         for place in ancestry:  # what is nearer in the ancestry counts
             nearest = {**class_declarations(place[0])[place[1]].is_open, **nearest}
         if not any(nearest.values()):
-            return declared
-    return None
+            yield declared.texts.get(SHORT_NAME, module.rpartition(".")[2]), declared
 
 
 @cache

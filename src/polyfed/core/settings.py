@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
-from polyfed.core.declarations import ClassDeclaration, components, declared_component, homes_of
+from polyfed.core.declarations import SHORT_NAME, ClassDeclaration, components, declared_component, homes_of
 from polyfed.core.effects import Condition, Facts, require_effect, require_effects_beneath
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install
@@ -84,9 +84,10 @@ class Component(Settings):
     """Settings with behaviour, chosen by name in a configuration.
 
     A family of components is a direct subclass that sets ``home``, the package whose modules are its short names;
-    one module holds one public component of the family. A family is itself usable as a field type: the field then
-    accepts a name, a mapping with a ``name``, or an instance. A component whose packages do not come with polyfed says
-    in ``pip_extra`` which extra brings them; its module imports them only where it uses them.
+    where a module holds several public components of the family, ``short_name`` names each. A family is itself usable
+    as a field type: the field then accepts a name, a mapping with a ``name``, or an instance. A component whose
+    packages do not come with polyfed says in ``pip_extra`` which extra brings them; its module imports them only where
+    it uses them.
     """
 
     home: ClassVar[str] = ""
@@ -101,7 +102,9 @@ class Component(Settings):
     def component_name(cls) -> str:
         """The name that stands for this class in a configuration: short at home, dotted elsewhere."""
         package, _, module = cls.__module__.rpartition(".")
-        return module if package in homes_of(cls.family().home) else f"{cls.__module__}.{cls.__qualname__}"
+        if package not in homes_of(cls.family().home):
+            return f"{cls.__module__}.{cls.__qualname__}"
+        return str(vars(cls).get(SHORT_NAME, module))
 
     @classmethod
     def declared(cls) -> dict[str, ClassDeclaration]:

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
-from polyfed.lab.downstream.probes.out_of_domain import OutOfDomain
-from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
+from polyfed.lab.downstream.probes.retrieval import OutOfDomain, RetrievalProbe
 from polyfed.lab.downstream.search import Gallery, chance_recalls, random_blocks, recalls_between
 from polyfed.tasks.retrieval import PairRetrieval
 

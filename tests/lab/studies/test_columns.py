@@ -10,8 +10,7 @@ import pytest
 
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
-from polyfed.lab.studies.columns.client_traffic import ClientTraffic
-from polyfed.lab.studies.columns.cost import RoundCost
+from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
 from polyfed.lab.studies.columns.holdings import Holdings
 from polyfed.lab.studies.study import Study
 from polyfed.runs.opened import Run, open_run

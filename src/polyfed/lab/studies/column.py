@@ -18,7 +18,7 @@ from polyfed.runs.opened import Run
 
 
 class ColumnSettings(Component):
-    """One figure of a run. A new kind is a module of ``polyfed.lab.studies.columns``, or any importable class."""
+    """One figure of a run. A new kind is a class in ``polyfed.lab.studies.columns``, or any importable one."""
 
     home: ClassVar[str] = "polyfed.lab.studies.columns"
     is_cost: ClassVar[bool] = False

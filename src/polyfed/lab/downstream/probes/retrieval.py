@@ -1,9 +1,10 @@
-"""Retrieval between two modalities, on the clients' own test samples or on a data set."""
+"""Retrieval between two modalities: on clients' own test samples, a data set, or data sets that nobody trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -21,6 +22,8 @@ class RetrievalProbe(Search):
     test samples are searched; the mean over clients, the worst client and the disparity (best less worst) are added.
     Clients whose every search would succeed, as they have a single sample, are left out, and named in the notes.
     """
+
+    short_name: ClassVar[str] = "retrieval"
 
     source: str | None = Field(default=None, description="name of a source; None: the clients' own test samples")
     split: str = Field(default="test", description="split of the source")
@@ -70,3 +73,40 @@ def _over_clients(rows: Sequence[ProbeRow]) -> list[ProbeRow]:
         ProbeRow(on, {metric: list(map(summary, draws)) for metric, draws in by_metric.items()}, {"clients": len(rows)})
         for on, summary in summaries.items()
     ]
+
+
+class OutOfDomain(Search):
+    """Recalls, as of ``retrieval``, on other data sets (FedAID's are question-answer pairs), one row each.
+
+    Those among ``sources`` that clients of the run, or its public set, come from are left out, and named in the notes.
+    """
+
+    short_name: ClassVar[str] = "out_of_domain"
+
+    sources: tuple[str, ...] = Field(min_length=1, description="names of sources; those trained on are left out")
+    split: str = Field(default="test", description="split of all of them")
+
+    def unsuitable(self, bench: Bench) -> str | None:
+        """The model does not encode both modalities, or was trained on all of the sources."""
+        if self._known(bench) == list(self.sources):
+            return f"{bench.subject.name} was trained on {', '.join(self.sources)}"
+        return bench.subject.lacks(self.between)
+
+    def _known(self, bench: Bench) -> list[str]:
+        there, folder = bench.data.sources, bench.data.data_folder
+        return [source for source in self.sources if source in there and bench.subject.knows(there[source], folder)]
+
+    def check(self, bench: Bench, task: str) -> None:
+        for source in self.sources:
+            bench.require(task, source, [self.split], self.between)
+        self.where(bench)
+
+    def where(self, bench: Bench) -> Mapping[str, Samples]:
+        """Every source that the model was not trained on."""
+        new = [source for source in self.sources if source not in self._known(bench)]
+        return {source: self.of_source(bench, source, self.split) for source in new}
+
+    def run(self, bench: Bench, task: str) -> Outcome:
+        known = self._known(bench)
+        notes = [f"Left out, as the model was trained on it: {', '.join(known)}."] if known else []
+        return Outcome(f"other data sets, {self.split}", self.rows(bench, task), [*self.notes(), *notes])

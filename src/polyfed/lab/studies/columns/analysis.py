@@ -33,11 +33,9 @@ class Analysis(ColumnSettings):
 
     @property
     def needs_models(self) -> bool:
-        """See ``ColumnSettings``."""
         return self.analysis not in ("weights", "traffic")
 
     def measure(self, run: Run) -> float:
-        """See ``ColumnSettings``."""
         value = _content(run, self.analysis, json.dumps(self.options, sort_keys=True))
         for key in self.figure.split("."):
             value = _within(value, key, self.figure)

@@ -26,11 +26,9 @@ class Downstream(ColumnSettings):
 
     @property
     def needs_models(self) -> bool:
-        """See ``ColumnSettings``."""
         return True
 
     def measure(self, run: Run) -> float:
-        """See ``ColumnSettings``."""
         places = (run.data_dir, run.weights_dir, run.device, run.allow_code)
         outcome = _task(run.folder, self.suite, self.task, self.client, self.seed, self.draws, places)
         rows = {row["on"]: row["metrics"] for row in outcome["rows"]}

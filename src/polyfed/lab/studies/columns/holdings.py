@@ -32,7 +32,6 @@ class Holdings(ColumnSettings):
         return self
 
     def measure(self, run: Run) -> float:
-        """See ``ColumnSettings``."""
         holdings = run.records.holdings
         matching = [holding for client, holding in holdings.items() if self.of in (client, holding.group)]
         if not matching:

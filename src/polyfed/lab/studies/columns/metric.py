@@ -37,7 +37,6 @@ class Metric(ColumnSettings):
     )
 
     def require(self, experiment: Experiment) -> None:
-        """See ``ColumnSettings``: by the server's task, and the groups that there are."""
         if self.of not in (valid := [SERVER, CLIENTS, *experiment.clients]):
             raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
         names = experiment.server.task.metric_names if self.of == SERVER and experiment.server else ()
@@ -45,7 +44,6 @@ class Metric(ColumnSettings):
             raise ConfigError(f"metric: the server's task has no '{self.metric}'; {nearest(self.metric, names)}")
 
     def measure(self, run: Run) -> float:
-        """See ``ColumnSettings``."""
         records = run.records
         if self.of == SERVER:
             return self._of_server(records)

@@ -1,0 +1,105 @@
+"""What a run takes: bytes, operations, memory and wall time; such columns are shown and not judged."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.lab.analysis.traffic import WAYS, Traffic
+from polyfed.lab.studies.column import ColumnSettings
+from polyfed.reporting.tables import MIB
+from polyfed.runs.opened import Run
+from polyfed.runs.records import SERVER
+
+Direction = Literal["up", "down", "both"]
+_UNITS = {"flops": 1e6, "memory": 1e9}
+
+
+class TrafficColumn(ColumnSettings):
+    """MiB that the method moved, evaluation of the clients left out; 0 where clients are not asked."""
+
+    short_name: ClassVar[str] = "traffic"
+    is_cost: ClassVar[bool] = True
+
+    direction: Direction = "both"
+    per: Literal["run", "round", "client"] = Field(
+        default="run", description="client: of one client in a round in which it took part, mean"
+    )
+    lower: bool = True
+
+    def measure(self, run: Run) -> float:
+        if not run.records.transfers:
+            return 0.0
+        traffic = Traffic.of(run.records)
+        of_way = traffic.a_round if self.per == "client" else traffic.total
+        moved = sum(of_way(way) for way in _ways(self.direction))
+        return moved / MIB / (traffic.rounds if self.per == "round" else 1)
+
+
+class ClientTraffic(ColumnSettings):
+    """MiB of one client in a round in which it took part, mean over a group's; added up over groups."""
+
+    short_name: ClassVar[str] = "client_traffic"
+    is_cost: ClassVar[bool] = True
+
+    groups: list[str] = Field(min_length=1, description="groups, one client of each")
+    direction: Direction = "both"
+    lower: bool = True
+
+    def measure(self, run: Run) -> float:
+        groups, traffic = run.records.groups, Traffic.of(run.records)
+        if unknown := [group for group in self.groups if group not in groups]:
+            raise ConfigError(f"groups: no group '{unknown[0]}' in run '{run.name}'; {nearest(unknown[0], groups)}")
+        return sum(self._of(traffic, groups[group]) for group in self.groups) / MIB
+
+    def _of(self, traffic: Traffic, members: tuple[str, ...]) -> float:
+        asked = [client for client in members if client in traffic.turns]
+        moved = sum(traffic.by_client[client][way] for client in asked for way in _ways(self.direction))
+        return moved / max(1, sum(traffic.turns[client] for client in asked))
+
+
+def _ways(direction: Direction) -> tuple[str, ...]:
+    return WAYS if direction == "both" else (direction,)
+
+
+class RoundCost(ColumnSettings):
+    """Operations in millions, or peak memory in GB, of the server or of one client of a group in the first round."""
+
+    short_name: ClassVar[str] = "cost"
+    is_cost: ClassVar[bool] = True
+
+    figure: Literal["flops", "memory"]
+    of: str = Field(default=SERVER, description="server, or a group of clients")
+    lower: bool = True
+
+    def measure(self, run: Run) -> float:
+        costs = {cost.kind: cost for cost in _costs(run).costs}
+        if self.of not in costs:
+            raise ConfigError(f"of: nobody in '{self.of}' took part; {nearest(self.of, costs)}")
+        value = getattr(costs[self.of], self.figure)
+        return float("nan") if value is None else value / _UNITS[self.figure]
+
+
+@lru_cache(maxsize=8)  # a round is run twice for them
+def _costs(run: Run) -> Any:
+    from polyfed.lab.analysis.cost import round_costs
+
+    return round_costs(run.experiment)
+
+
+class Seconds(ColumnSettings):
+    """Wall time of the rounds; cells run side by side, so that only those of one invocation compare, and roughly."""
+
+    short_name: ClassVar[str] = "seconds"
+    is_cost: ClassVar[bool] = True
+
+    per: Literal["run", "round"] = "run"
+    lower: bool = True
+    digits: int = Field(default=1, ge=0, le=9)
+
+    def measure(self, run: Run) -> float:
+        seconds = run.records.seconds
+        return sum(seconds.values()) / (max(1, len(seconds)) if self.per == "round" else 1)
