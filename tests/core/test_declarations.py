@@ -31,13 +31,16 @@ sys.meta_path.insert(0, Absent())
 def imported(family: type[Component]) -> dict[str, str]:
     """The slow way: import every module of the family's homes and look."""
     names: dict[str, str] = {}
-    for package in homes_of(family.family().home):
-        for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            module = importlib.import_module(f"{package}.{info.name}")
+    for place in map(importlib.import_module, homes_of(family.family().home)):
+        paths = getattr(place, "__path__", None)
+        inner = [f"{place.__name__}.{info.name}" for info in pkgutil.iter_modules(paths)] if paths else [place.__name__]
+        for module in map(importlib.import_module, inner):
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, family)]
             own = [kind for kind in kinds if kind.__module__ == module.__name__ and not kind.__name__.startswith("_")]
             concrete = [kind for kind in own if not inspect.isabstract(kind)]
-            names.update((vars(kind).get("short_name", info.name), kind.__name__) for kind in concrete)
+            names.update(
+                (vars(kind).get("short_name", module.__name__.rpartition(".")[2]), kind.__name__) for kind in concrete
+            )
     return names
 
 

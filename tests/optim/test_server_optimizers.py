@@ -14,7 +14,7 @@ from torch import Tensor
 from by_hand import copies
 from misbehaving import contents, cut_short
 from polyfed.core.errors import ConfigError
-from polyfed.optim.server import ServerOptimizer
+from polyfed.optim.servers import ServerOptimizer
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session

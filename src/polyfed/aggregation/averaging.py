@@ -11,8 +11,7 @@ from torch import Tensor
 from polyfed.aggregation.collaboration import Holder, Scope, require_exchangeable
 from polyfed.aggregation.exchange import ExactExchange, SequentialExchange, WeightExchange
 from polyfed.core.settings import Component
-from polyfed.optim.server import Models, ServerOptimizer, State
-from polyfed.optim.servers.replace import Replace
+from polyfed.optim.servers import Models, Replace, ServerOptimizer, State
 
 
 class Averaging(Component):

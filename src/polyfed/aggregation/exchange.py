@@ -11,7 +11,7 @@ from torch import Tensor
 from polyfed.aggregation.collaboration import Contribution, Holder, Rule, Scope, collaborate
 from polyfed.aggregation.mean import WeightedMean, accumulator
 from polyfed.models.slots import Slot, TensorPlace
-from polyfed.optim.server import Models
+from polyfed.optim.servers import Models
 
 
 class WeightExchange(Protocol):

@@ -35,7 +35,7 @@ _FAMILIES = {
     "rules": ("polyfed.aggregation.robust_rule", "RobustRule", "what a minority of false clients cannot move far"),
     "sums": ("polyfed.aggregation.secure_sum", "SecureSum", "how replies are added up unseen"),
     "attacks": ("polyfed.federation.attack", "Attack", "what simulated attackers do"),
-    "server-optimizers": ("polyfed.optim.server", "ServerOptimizer", "how global models follow the averages"),
+    "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "how global models follow the averages"),
     "probes": ("polyfed.lab.downstream.probe", "Probe", "tests of frozen encoders"),
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
     "sinks": ("polyfed.runs.sink", "Sink", "trackers that follow a run"),

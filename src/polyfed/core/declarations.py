@@ -37,30 +37,34 @@ class ClassDeclaration:
 
 
 def homes_of(home: str) -> list[str]:
-    """Packages that hold components of a family: its home, and the home's namesake in the zone of deployment, where
-    there is one (``polyfed.engines`` and ``polyfed.deploy.engines``)."""
+    """Packages or modules that hold components of a family: its home, and the home's namesake in the zone of
+    deployment, where there is one (``polyfed.engines`` and ``polyfed.deploy.engines``)."""
     top, *parts = home.split(".")
-    zones = [home, ".".join((top, "deploy", *parts))]
-    return [package for package in zones if resources.files(top).joinpath(*package.split(".")[1:]).is_dir()]
+    return [place for place in (home, ".".join((top, "deploy", *parts))) if _modules(place)]
 
 
 def components(home: str, family: ClassPlace) -> dict[str, ClassDeclaration]:
     """The components of a family by short name, in alphabetical order, that the modules of its homes hold."""
-    modules = [f"{package}.{name}" for package in homes_of(home) for name in _modules(package)]
+    modules = [module for place in homes_of(home) for module in _modules(place)]
     return dict(sorted((short, declared) for module in modules for short, declared in _components_in(module, family)))
 
 
-def _modules(package: str) -> list[str]:
-    top, *parts = package.split(".")
-    files = (entry.name for entry in resources.files(top).joinpath(*parts).iterdir())
-    return [file.removesuffix(".py") for file in files if file.endswith(".py") and file != "__init__.py"]
+@cache
+def _modules(place: str) -> list[str]:
+    """Modules of a package; of a module itself; none where there is neither."""
+    top, *parts = place.split(".")
+    folder = resources.files(top).joinpath(*parts)
+    if not folder.is_dir():
+        return [place] if _source(place) is not None else []
+    files = (entry.name for entry in folder.iterdir())
+    return [f"{place}.{file[:-3]}" for file in files if file.endswith(".py") and file != "__init__.py"]
 
 
 @cache  # asked for every component of every experiment that is read
 def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclaration | None:
     """The component of that short name, or None if there is none."""
-    for package in homes_of(home):  # most are alone in a module of their name, and no other need be read
-        if declared := dict(_components_in(f"{package}.{name}", family)).get(name):
+    for place in homes_of(home):  # most are alone in a module of their name, and no other need be read
+        if declared := dict(_components_in(f"{place}.{name}", family)).get(name):
             return declared
     return components(home, family).get(name)
 

@@ -83,11 +83,11 @@ class Settings(BaseModel):
 class Component(Settings):
     """Settings with behaviour, chosen by name in a configuration.
 
-    A family of components is a direct subclass that sets ``home``, the package whose modules are its short names;
-    where a module holds several public components of the family, ``short_name`` names each. A family is itself usable
-    as a field type: the field then accepts a name, a mapping with a ``name``, or an instance. A component whose
-    packages do not come with polyfed says in ``pip_extra`` which extra brings them; its module imports them only where
-    it uses them.
+    A family of components is a direct subclass that sets ``home``: the package whose modules are its short names, or
+    the module that holds all. Where a module holds several public components, ``short_name`` names each. A family is
+    itself usable as a field type: the field then accepts a name, a mapping with a ``name``, or an instance. A component
+    whose packages do not come with polyfed says in ``pip_extra`` which extra brings them; its module imports them only
+    where it uses them.
     """
 
     home: ClassVar[str] = ""
@@ -102,7 +102,7 @@ class Component(Settings):
     def component_name(cls) -> str:
         """The name that stands for this class in a configuration: short at home, dotted elsewhere."""
         package, _, module = cls.__module__.rpartition(".")
-        if package not in homes_of(cls.family().home):
+        if not {package, cls.__module__} & {*homes_of(cls.family().home)}:
             return f"{cls.__module__}.{cls.__qualname__}"
         return str(vars(cls).get(SHORT_NAME, module))
 

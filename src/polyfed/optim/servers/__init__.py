@@ -1,1 +1,0 @@
-"""Server optimisers, one a module."""
