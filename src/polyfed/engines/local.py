@@ -52,15 +52,12 @@ class LocalEngine:
         for request in requests:
             started = time.monotonic()
             client_started(request.client, request.step)
-            answer = self._answer(request)
+            try:
+                answer = self._crossed(self.site.answer(self._crossed(request)))
+            except PayloadError as error:
+                answer = Answer(request.client, error=str(error))
             late = deadline is not None and time.monotonic() - started > deadline
             yield Answer(answer.client, error=f"no answer within {deadline:g} s") if late else answer
-
-    def _answer(self, request: Request) -> Answer:
-        try:
-            return self._crossed(self.site.answer(self._crossed(request)))
-        except PayloadError as error:
-            return Answer(request.client, error=str(error))
 
     def _crossed(self, message: _M) -> _M:
         """The message as its receiver gets it: the same object, or read anew from the bytes that it is laid out as."""

@@ -103,7 +103,9 @@ class Trainer:
 
     def step(self, loss: Tensor, correct: Correction | None = None) -> None:
         """One optimiser step on a scalar loss; ``correct`` changes the gradients before they are clipped."""
-        step_together(loss, self, correct=correct)
+        self.forget()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.apply(correct)
 
     def forget(self) -> None:
         for _, value in self._named:  # what the optimiser's own way does, without its records for profilers
@@ -147,10 +149,10 @@ def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[s
     return [group for group in groups if group["params"]]  # an optimiser refuses an empty group
 
 
-def step_together(loss: Tensor, *trainers: Trainer, correct: Correction | None = None) -> None:
+def step_together(loss: Tensor, *trainers: Trainer) -> None:
     """One step of several optimisers, of different parameters, on one scalar loss."""
     for trainer in trainers:
         trainer.forget()  # all at first: the loss may reach parameters of each
     loss.backward()  # type: ignore[no-untyped-call]
     for trainer in trainers:
-        trainer.apply(correct)
+        trainer.apply()

@@ -22,7 +22,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Probe(Component):
-    """A way to test a frozen encoder. Subclasses live in ``polyfed.lab.downstream.probes``, one a module."""
+    """A way to test a frozen encoder. Subclasses live in ``polyfed.lab.downstream.probes``."""
 
     home: ClassVar[str] = "polyfed.lab.downstream.probes"
 

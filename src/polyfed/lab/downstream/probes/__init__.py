@@ -1,1 +1,1 @@
-"""Downstream probes that come with polyfed, one a module."""
+"""Downstream probes that come with polyfed."""
