@@ -76,8 +76,8 @@ def _planned(plan: RunSpec, population: Population, demands: ProtectionDemands) 
 def _announced(path: Path, plan: RunSpec | None, delta: float) -> Finding:
     spec = RunSpec.model_validate_json(path.read_bytes())
     other = [] if plan is None else unlike(spec, plan)
-    said = "" if plan is None else f"; unlike plan.yaml in {', '.join(other)}" if other else "; as planned"
-    return Finding("warning" if other else "ok", f"protection in {spec.run}", _protection(spec, delta) + said)
+    comparison = "" if plan is None else f"; unlike plan.yaml in {', '.join(other)}" if other else "; as planned"
+    return Finding("warning" if other else "ok", f"protection in {spec.run}", _protection(spec, delta) + comparison)
 
 
 def _protection(spec: RunSpec, delta: float) -> str:

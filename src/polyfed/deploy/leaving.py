@@ -108,13 +108,11 @@ class _Leaving:
 
     def _field(self, sent: SentField, member: Member) -> str:
         size = " or ".join(self._size(sent, kind, member) for kind in sent.kinds)
-        said = size if self.plan is None else f"{size}; {how_it_leaves(sent, self.plan.privacy)}"
+        description = size if self.plan is None else f"{size}; {how_it_leaves(sent, self.plan.privacy)}"
         if sent.field:
-            return f"{sent.field} ({said})"
+            return f"{sent.field} ({description})"
         examples = "metrics of its test" if sent.step_kind == "query" else "losses"
-        return (
-            f"numbers such as {examples} ({said} each)" if self.plan is None else f"numbers such as {examples} ({said})"
-        )
+        return f"numbers such as {examples} ({description}{' each' if self.plan is None else ''})"
 
     def _size(self, sent: SentField, kind: Sendable, member: Member) -> str:
         """What a field of a reply holds, and how large it is."""

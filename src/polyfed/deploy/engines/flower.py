@@ -32,7 +32,7 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 
 if TYPE_CHECKING:
-    from polyfed.deploy.engines.flower_grid import Roster
+    from polyfed.deploy.engines.flower_grid import NodeDirectory
 
 _T = TypeVar("_T")
 
@@ -99,23 +99,23 @@ class Flower(EngineSettings):
         Raises:
             ExchangeError: not all sites joined in time, or one cannot take part.
         """
-        from polyfed.deploy.engines.flower_grid import Roster
+        from polyfed.deploy.engines.flower_grid import NodeDirectory
         from polyfed.deploy.engines.flower_sites import RegisteredSites, Sites
 
         spec = hosting.spec.model_dump_json()
         if infos := hosting.federation.infos:  # a simulation: the server knows who there is
-            roster = Roster(grid, Sites(grid), spec, self.poll, self.absence)
-            roster.require([info.id for info in infos], self.join)
-            return FlowerEngine(infos, roster, self, hosting.limits)
+            directory = NodeDirectory(grid, Sites(grid), spec, self.poll, self.absence)
+            directory.require([info.id for info in infos], self.join)
+            return FlowerEngine(infos, directory, self, hosting.limits)
         sites = RegisteredSites(grid, self.sites, hosting.noticed, self.clients)
-        roster = Roster(grid, sites, spec, self.poll, self.absence)
+        directory = NodeDirectory(grid, sites, spec, self.poll, self.absence)
         if hosting.has_begun:
             infos = sites.recall(hosting.folder)
-            roster.find([info.id for info in infos], self.absence)  # who is away now may come back later
+            directory.find([info.id for info in infos], self.absence)  # who is away now may come back later
         else:
-            infos = roster.gather(self.sites, self.join)
+            infos = directory.gather(self.sites, self.join)
             sites.remember(hosting.folder)
-        return FlowerEngine(infos, roster, self, hosting.limits)
+        return FlowerEngine(infos, directory, self, hosting.limits)
 
 
 @contextlib.contextmanager
@@ -131,8 +131,10 @@ def within(grid: Any) -> Iterator[None]:
 class FlowerEngine:
     """Executes steps on the nodes of a grid; see ``Engine``."""
 
-    def __init__(self, infos: tuple[ClientInfo, ...], roster: Roster, settings: Flower, limits: Limits) -> None:
-        self._infos, self._roster, self._settings, self._limits = infos, roster, settings, limits
+    def __init__(
+        self, infos: tuple[ClientInfo, ...], directory: NodeDirectory, settings: Flower, limits: Limits
+    ) -> None:
+        self._infos, self._directory, self._settings, self._limits = infos, directory, settings, limits
         self.stopped = threading.Event()
 
     def clients(self) -> tuple[ClientInfo, ...]:
@@ -142,7 +144,7 @@ class FlowerEngine:
         """Send a message or a few to every node, and yield their clients' answers; see ``Engine.exchange``."""
         from polyfed.deploy.engines.flower_grid import GridExchange
 
-        carried = GridExchange(self._roster, requests, deadline, self._settings, self._limits, self.stopped)
+        carried = GridExchange(self._directory, requests, deadline, self._settings, self._limits, self.stopped)
         for request in requests:
             yield carried.answer(request.client)
 

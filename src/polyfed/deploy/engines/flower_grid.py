@@ -35,7 +35,7 @@ _AHEAD = 2  # messages a node is given before the reply to the first is taken
 
 
 @dataclass
-class Roster:
+class NodeDirectory:
     """Which client lives on which node; nodes say so themselves, and may come, go and return.
 
     Attributes:
@@ -177,7 +177,7 @@ class GridExchange:
     """One exchange: bundles of requests by node, sent a few ahead, and their answers.
 
     Args:
-        roster: who is where.
+        directory: who is where.
         requests: to carry.
         deadline: seconds a client has, or None; a message with several clients has as many times that.
         settings: of the engine.
@@ -187,23 +187,23 @@ class GridExchange:
 
     def __init__(
         self,
-        roster: Roster,
+        directory: NodeDirectory,
         requests: Sequence[Request],
         deadline: float | None,
         settings: Flower,
         limits: Limits,
         stopped: threading.Event,
     ) -> None:
-        self._roster, self._deadline, self._settings = roster, deadline, settings
+        self._directory, self._deadline, self._settings = directory, deadline, settings
         self._limits, self._stopped = limits, stopped
         envelopes, self._frames = envelope_requests(requests, checksums=settings.is_deployed)
         self._records = SharedRecords()
         self._answers: dict[str, Answer] = {}
         self._queues: dict[int | None, deque[_Bundle]] = {}
         self._bundle_of: dict[str, _Bundle] = {}
-        self._online = set(roster.sites.online())
+        self._online = set(directory.sites.online())
         for bundle in self._bundles(requests, envelopes):
-            self._queues.setdefault(roster.node_of.get(bundle.first), deque()).append(bundle)
+            self._queues.setdefault(directory.node_of.get(bundle.first), deque()).append(bundle)
             self._bundle_of |= dict.fromkeys((request.client for request in bundle.requests), bundle)
         self._top_up(*self._queues)
 
@@ -225,7 +225,7 @@ class GridExchange:
         bundles: list[_Bundle] = []
         latest: dict[int | None, _Bundle] = {}
         for request, envelope in zip(requests, envelopes, strict=True):
-            node = self._roster.node_of.get(request.client)
+            node = self._directory.node_of.get(request.client)
             places = [*envelope.places]
             for other in latest[node].envelopes if node in latest else ():
                 places += other.places
@@ -252,7 +252,7 @@ class GridExchange:
 
     def _send(self, ready: Sequence[tuple[_Bundle, int]]) -> None:
         messages = [self._message(bundle, node) for bundle, node in ready]
-        for (bundle, _), name in zip(ready, push(self._roster.grid, messages), strict=True):
+        for (bundle, _), name in zip(ready, push(self._directory.grid, messages), strict=True):
             bundle.message = name
             bundle.pushed = time.monotonic()
             bundle.sent += bool(name)
@@ -264,7 +264,7 @@ class GridExchange:
             for request, envelope in zip(bundle.requests, bundle.envelopes, strict=True)
         ]
         checked = self._settings.is_deployed  # what does not leave this machine needs no checksums
-        fields = {"spec": self._roster.spec, "checked": checked, "requests": entries}
+        fields = {"spec": self._directory.spec, "checked": checked, "requests": entries}
         content = to_records(fields, [self._frames[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0
@@ -294,9 +294,9 @@ class GridExchange:
 
     def _resent(self, bundle: _Bundle) -> str:
         """Give the message to the node where its clients are now; what is in the way, if it cannot be."""
-        node = self._roster.node(bundle.first)
+        node = self._directory.node(bundle.first)
         if node is None:
-            refusals = "".join(f"; {site} cannot take part: {why}" for site, why in self._roster.problems.items())
+            refusals = "".join(f"; {site} cannot take part: {why}" for site, why in self._directory.problems.items())
             return f"its node is away for more than {self._settings.absence:g} s{refusals}"
         self._send([(bundle, node)])
         return "" if bundle.message else f"Flower refused a message to node {node}"
@@ -306,7 +306,7 @@ class GridExchange:
         while True:
             # pulled one by one: ``Grid.send_and_receive`` sleeps for seconds, and holds all replies at once
             most = largest_reply(self._limits, len(bundle.requests))
-            for _, message in pulled(self._roster.grid, [bundle.message], most):
+            for _, message in pulled(self._directory.grid, [bundle.message], most):
                 return message
             if self._stopped.is_set():
                 raise ExchangeError("the run was stopped")

@@ -152,17 +152,17 @@ def record_text(record: StudyRecord) -> str:
     return _rendered("study.md.j2", record=record)
 
 
-def index_text(found: Sequence[StudyRecord], folder: str) -> str:
+def index_text(recorded: Sequence[StudyRecord], folder: str) -> str:
     """Studies that were run, and the claims that they decided, as Markdown.
 
     Args:
-        found: of ``records``.
+        recorded: of ``records``.
         folder: of their pages, as links have it.
     """
-    claims = [row for record in found for row in _decided(record)]
+    claims = [row for record in recorded for row in _decided(record)]
     heads = ("claim", "study", "verdict", "seeds", "mean difference", "95 % interval", "adjusted p")
     decided = _markdown([TextTable("What they decide", heads, claims)], 3)
-    return _rendered("results.md.j2", records=found, folder=folder, decided=decided if claims else [])
+    return _rendered("results.md.j2", records=recorded, folder=folder, decided=decided if claims else [])
 
 
 def _decided(record: StudyRecord) -> Iterator[list[str]]:

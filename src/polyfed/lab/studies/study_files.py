@@ -78,13 +78,13 @@ def study_files() -> dict[str, Traversable]:
     """Name -> file of the studies that come with polyfed; those of papers begin with ``papers/``."""
     home = resources.files("polyfed.lab.studies")
     folders = {"": home, "papers/": home / "papers"}
-    found = {
+    files = {
         f"{prefix}{file.name.removesuffix(SUFFIX)}": file
         for prefix, folder in folders.items()
         for file in folder.iterdir()
         if file.name.endswith(SUFFIX)
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def folder_name(name: str, scale: str) -> str:

@@ -74,10 +74,10 @@ def canary_findings(situation: Situation) -> Found:
     }
     samples = {client: one.samples for client, one in held.items()}
     with seen_round(situation.opened, samples) if held else nullcontext() as again:
-        found = {(seen.clients, seen.request.step): seen for seen in again.replies} if again else {}
+        replies = {(seen.clients, seen.request.step): seen for seen in again.replies} if again else {}
         for crossed in situation.crossed():
             seen = crossed.seen
-            yield _of_bundle(situation, crossed, found.get((seen.clients, seen.request.step)), held)
+            yield _of_bundle(situation, crossed, replies.get((seen.clients, seen.request.step)), held)
 
 
 def _held(situation: Situation, member: Member, task: Classification) -> Canaries:

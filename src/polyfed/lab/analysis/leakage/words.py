@@ -76,11 +76,11 @@ def word_recovery(
         order: entries by how likely a guess takes them to be.
     """
     candidates = set(range(len(moved))) - spared
-    found = candidates & set(touched_rows(moved).nonzero().flatten().tolist())
-    guessed = set([entry for entry in order if entry in candidates][: len(found)])
+    recovered = candidates & set(touched_rows(moved).nonzero().flatten().tolist())
+    guessed = set([entry for entry in order if entry in candidates][: len(recovered)])
     values = moved.numpy()
     return WordRecovery(
-        *_quality(found, private),
+        *_quality(recovered, private),
         *_quality(guessed, private),
         private=len(private),
         vocabulary=len(candidates),
@@ -89,9 +89,9 @@ def word_recovery(
     )
 
 
-def _quality(found: set[int], private: set[int]) -> tuple[float, float]:
-    right = len(found & private)
-    return right / max(1, len(found)), right / max(1, len(private))
+def _quality(recovered: set[int], private: set[int]) -> tuple[float, float]:
+    right = len(recovered & private)
+    return right / max(1, len(recovered)), right / max(1, len(private))
 
 
 def vocabularies(samples: Samples) -> dict[str, Vocabulary]:
