@@ -31,9 +31,9 @@ from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.fitting import Regulariser
 from polyfed.federation.public_outputs import PublicOutputs, Stored, of_part
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Regulariser
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings

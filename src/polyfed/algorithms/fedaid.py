@@ -23,7 +23,7 @@ from polyfed.algorithms.shared.robust_alignment import (
 )
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.fitting import Regulariser
+from polyfed.federation.trainer import Regulariser
 from polyfed.losses.distillation import squared_distance
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner

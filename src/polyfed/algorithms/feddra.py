@@ -20,7 +20,7 @@ from polyfed.algorithms.shared.robust_alignment import (
 )
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.fitting import Regulariser
+from polyfed.federation.trainer import Regulariser
 from polyfed.losses.distillation import GuidanceReduction
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder

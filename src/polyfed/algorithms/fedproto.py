@@ -38,7 +38,7 @@ from polyfed.algorithms.algorithm import (
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.fitting import Regulariser
+from polyfed.federation.trainer import Regulariser
 from polyfed.federation.types import class_space
 from polyfed.losses.classification import distances, prototype_distance
 from polyfed.losses.distillation import Distillation

@@ -14,7 +14,7 @@ from polyfed.algorithms.algorithm import Client, Lifetime
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.fitting import Regulariser
+from polyfed.federation.trainer import Regulariser
 from polyfed.losses.contrast import model_contrast
 from polyfed.models.model import CachedModel, Model
 

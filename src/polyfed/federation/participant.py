@@ -19,10 +19,9 @@ from polyfed.core.activity import passed
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.fitting import Regulariser, training_loss
 from polyfed.federation.settings import TrainingSettings
-from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Trainer
-from polyfed.models.model import Embedder, Model
+from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Regulariser, Trainer
+from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.tasks.task import Task
 
 _T = TypeVar("_T")
@@ -190,6 +189,17 @@ class Participant:
         with self.autocast():
             return self.task.loss(model or self.model, self.head, batch)
 
+    def training_loss(self, batch: Batch, task_weight: float = 1.0, regulariser: Regulariser | None = None) -> Tensor:
+        """The scalar ``task_weight`` * task loss + regulariser of a batch; a weight of 0 leaves the task out."""
+        shared, losses = CachedModel(self.model), []
+        with self.autocast():
+            if task_weight:
+                loss = self.task.loss(shared, self.head, batch)
+                losses.append(loss if task_weight == 1 else task_weight * loss)
+            if regulariser is not None:
+                losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
+        return sum(losses[1:], losses[0])
+
     def fit(
         self,
         samples: Samples,
@@ -229,7 +239,7 @@ class Participant:
             before = done
             wanted = None if steps is None else steps - done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
-                trainer.step(training_loss(self, batch, task_weight, regulariser), correct)
+                trainer.step(self.training_loss(batch, task_weight, regulariser), correct)
                 after_step()
                 done += 1
             if done in (steps, before) or until():  # no more wanted, or there is no batch

@@ -23,7 +23,6 @@ from polyfed.core.extras import how_to_install
 from polyfed.core.secret import keyed_digest, uniform_draws
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.accounting import EXTRA, PrivacyCost
-from polyfed.federation.fitting import training_loss
 from polyfed.federation.privacy import SampleProtection
 from polyfed.federation.release import noisy
 from polyfed.tasks.task import Task
@@ -215,7 +214,7 @@ class _LossModule(nn.Module):
         self.participant, self.model = participant, participant.model
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        return training_loss(self.participant, Batch(**batch))
+        return self.participant.training_loss(Batch(**batch))
 
 
 def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:

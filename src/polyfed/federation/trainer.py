@@ -9,10 +9,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.gates import undecayed
+from polyfed.models.model import CachedModel
 from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
+
+Regulariser = Callable[[CachedModel, Batch], Tensor]
+"""A loss that a method adds to the task's: from the model and a batch."""
 
 Correction = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
 """Changes gradients in place: of parameter name -> gradient, and -> parameter."""

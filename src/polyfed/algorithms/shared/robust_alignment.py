@@ -17,7 +17,7 @@ from polyfed.algorithms.shared.global_models import GlobalModels
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.fitting import Regulariser
+from polyfed.federation.trainer import Regulariser
 from polyfed.losses.distillation import GuidanceReduction, squared_distance
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner
