@@ -109,7 +109,7 @@ def test_a_command_needs_no_extra(polyfed: Run, arguments: str, shown: str) -> N
         ("deploy key .", "deploy"),
         ("analyse centres runs/tiny", "lab"),
         (
-            'run tiny.yaml --set privacy={"reply":{"weights":1,"noise_multiplier":1},"metrics":"clear"} --out runs/noisy',
+            'run tiny.yaml --set privacy={"reply":{"weights":1,"noise_multiplier":1},"metrics":"clear"} --out noisy',
             "privacy",
         ),
     ],
