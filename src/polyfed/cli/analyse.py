@@ -78,9 +78,9 @@ def _command(question: Question) -> Callable[..., None]:
 def _typer_type(option: inspect.Parameter) -> Any:
     """The option as typer takes it; lists are texts with commas."""
     kind, field = get_args(option.annotation)
-    listed = _list_type(kind)
+    listed, kind = _list_type(kind), str | None if str in get_args(kind) else kind
     least = next((rule.ge for rule in field.metadata if hasattr(rule, "ge")), None)
-    name = f"--{field.alias or option.name}"
+    name = f"--{field.title or option.name}"
     how = {"metavar": "A,B,..." if listed == list[str] else "N,N,..."} if listed else {"min": least}
     return Annotated[str | None if listed else kind, typer.Option(name, help=field.description, **how)]
 

@@ -255,6 +255,7 @@ REFUSALS = [
     ("cost nothing", "no preset or file 'nothing'"),
     (f"retrain {LAYERS} --depth two", "--depth two: 'two' says not how many layers"),
     (f"retrain {LAYERS} --depth image=x", "--depth image=x: 'image=x' says not how many layers"),
+    (f"retrain {LAYERS} --lr 0", "lr: Input should be greater than 0 (got 0.0)"),
     (f"retrain {LAYERS} --layers top", "--layers top; "),
     (f"retrain {LAYERS} --of paired-0", "has no model of that name"),
     (f"distortion {LAYERS} --of image", "encodes 'image' only"),

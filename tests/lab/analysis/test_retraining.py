@@ -223,8 +223,6 @@ def test_more_steps_at_a_learning_rate(fedavg_run: Path) -> None:
         ("server", "paired-2", Plan(), r"--on paired-2: .* did you mean 'paired-[01]'\? valid: each, paired-0"),
         ("server", "image", Plan(), "--on image: no client of the task of 'server'"),
         ("each", "each", Plan(), "--of each: clients of .* keep no models; give --of server"),
-        ("server", "each", Plan(steps=-1), "--steps -1: give 0 or more"),
-        ("server", "each", Plan(lr=0.0), "--lr 0: give a number above 0"),
         ("server", "each", Plan("sallow"), "--layers sallow; did you mean 'shallow'"),
         ("server", "each", Plan("deep", 3), "--depth 3: the encoder of 'image' has 2 layers"),
     ],

@@ -146,13 +146,6 @@ def run_distortion(
     representations. Training is that of the round after the model's last, with a new optimiser and without what a
     method adds to the task.
 
-    Args:
-        opened: the run.
-        of: ``server``, or a type of clients.
-        steps: optimiser steps; by default as many as the run's local training does.
-        lr: constant learning rate; by default the clients' own, by their schedule.
-        seed: of batches and dropout; by default the run's.
-
     Raises:
         ConfigError: the model has one modality, or the run's method does not say how long clients train.
         RunError: a model is missing or damaged.

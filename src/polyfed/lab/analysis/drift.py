@@ -194,12 +194,6 @@ def run_drift(
 ) -> Drift:
     """Represent the same public samples with every client's kept model and with the server's, and compare.
 
-    Args:
-        clients: the clients of a run that keep models.
-        which: ``last`` or ``best`` server model.
-        samples: public items at most, drawn at random, one sample of each.
-        method: of the maps, ``tsne`` or ``pca``.
-
     Raises:
         ConfigError: no public set, too few samples, no such method, or no modality that two participants encode.
         RunError: a kept model is missing or damaged.

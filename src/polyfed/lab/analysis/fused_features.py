@@ -148,12 +148,6 @@ def run_features(
 ) -> ComparedFeatures:
     """What a classification client, the server's encoders that it keeps, and their fusion see in its test samples.
 
-    Args:
-        clients: the clients of a run that keep models.
-        client: id; None: the first that classifies and took part.
-        samples: at most so many, drawn at random; None: all.
-        method: of the maps, ``tsne`` or ``pca``.
-
     Raises:
         ConfigError: the method fuses nothing; no such client, or one that does not classify, has no test samples, has
             received no encoders, or shares no modality with them; no such projection.

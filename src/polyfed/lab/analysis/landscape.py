@@ -172,13 +172,6 @@ def run_landscape(
     The model is in evaluation mode (no dropout, fixed batch statistics) and sees the evaluation view, so the loss
     is a function of the weights alone. Only trainable weights are moved.
 
-    Args:
-        server: the model.
-        samples: number of samples, drawn at random; they come in batches of the server's training batch size.
-        grid: points along each direction, odd.
-        extent: farthest move, in units of the weights' L2 norm.
-        steps: Hessian-vector products at most.
-
     Raises:
         ConfigError: an option is out of range, or the loss cannot be differentiated twice.
     """

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.runs.opened import Run
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 Which = Annotated[str, Field(description="the server's final model (last), its best, or that of a round")]
 MapMethod = Annotated[str, Field(description="of the map: tsne or pca")]
-LearningRate = Annotated[float | None, Field(description="constant learning rate; by default the clients', scheduled")]
+LearningRate = Annotated[
+    float | None, Field(gt=0, le=100, description="constant learning rate; by default the clients', scheduled")
+]
 Seed = Annotated[int | None, Field(ge=0, description="of batches and dropout; by default the run's")]
 
 
@@ -86,7 +89,7 @@ def features(
 def weights(
     run: Run,
     *,
-    number: Annotated[int | None, Field(alias="round", description="which round; by default the last")] = None,
+    number: Annotated[int | None, Field(title="round", description="which round; by default the last")] = None,
     samples: Annotated[int, Field(ge=1, description="samples in the picture, at random")] = 7,
     at: Annotated[list[int] | None, Field(description="these samples instead, of the recorded ones, from 0")] = None,
 ) -> AnalysisResult:
@@ -109,7 +112,8 @@ def retrain(
     of: Annotated[str, Field(description="server, a client that keeps a model, each of those, or a group")] = "server",
     layers: Annotated[str, Field(description="what is trained: all, shallow or deep layers")] = "all",
     depth: Annotated[
-        str | None, Field(description="number of shallow layers, K or NAME=K,... by modality; by default half of them")
+        str | int | None,
+        Field(description="number of shallow layers, K or NAME=K,...; by default half"),
     ] = None,
     on: Annotated[str, Field(description="data: of a client, of each in turn, or the union of all")] = "each",
     steps: Annotated[int, Field(ge=0, description="optimiser steps")] = 500,
@@ -216,12 +220,24 @@ class Question:
         every = signature(self.ask, eval_str=True).parameters
         return {name: option for name, option in every.items() if option.kind is Parameter.KEYWORD_ONLY}
 
+    def require(self, options: Mapping[str, Any]) -> None:
+        """Raise ConfigError if there is no such option, or its value cannot be."""
+        known = self.options
+        for name, value in options.items():
+            if name not in known:
+                raise ConfigError(f"analysis '{self.name}' has no '{name}'; {nearest(name, known)}")
+            try:
+                TypeAdapter(known[name].annotation).validate_python(value)
+            except ValidationError as error:
+                raise ConfigError(f"{name}: {error.errors()[0]['msg']} (got {value!r})") from error
+
     def of(self, runs: Sequence[Run], options: Mapping[str, Any]) -> AnalysisResult:
         """The answer about one run, or about several where the question takes them.
 
         Raises:
             PolyfedError: an option cannot be, or a run has not what the question is about.
         """
+        self.require(options)
         return self.ask(runs if self.takes_several else runs[0], **options)
 
     def stem(self, options: Mapping[str, Any]) -> str:

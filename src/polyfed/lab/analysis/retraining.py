@@ -53,13 +53,6 @@ class Plan:
     lr: float | None = None
     seed: int | None = None
 
-    def require_range(self) -> None:
-        """Raise ConfigError if a number cannot be."""
-        if self.steps is not None and self.steps < 0:
-            raise ConfigError(f"--steps {self.steps}: give 0 or more")
-        if self.lr is not None and not 0 < self.lr <= 100:
-            raise ConfigError(f"--lr {self.lr:g}: give a number above 0 and at most 100")
-
     def training(self, settings: TrainingSettings) -> TrainingSettings:
         if self.lr is None:
             return settings
@@ -175,11 +168,10 @@ class Retrainer:
         plan: which layers, and how long.
 
     Raises:
-        ConfigError: nothing would be trained, or a number of the plan is out of range.
+        ConfigError: nothing would be trained.
     """
 
     def __init__(self, opened: Simulated, trained: TrainedModel, plan: Plan) -> None:
-        plan.require_range()
         model = trained.model
         self._opened, self._trained, self._plan = opened, trained, plan
         self.names = chosen_tensors(model, plan.layers, plan.depth)
@@ -233,15 +225,8 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None
 
     Batches are drawn, and learning rates are, as in the round after the model's last. The optimiser is new.
 
-    Args:
-        opened: the run.
-        of: ``server``, a client that keeps a model, a type of clients, or ``each`` for all kept models.
-        on: a client, ``each`` client in turn, or the ``union`` of their training samples, with the settings of the
-            first.
-        plan: which layers, and how long.
-
     Raises:
-        ConfigError: no such model, client or layers, a number is out of range, or there is nothing to train.
+        ConfigError: no such model, client or layers, or there is nothing to train.
         RunError: a model is missing or damaged.
     """
     plan = plan or Plan()

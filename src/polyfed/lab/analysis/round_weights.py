@@ -152,12 +152,6 @@ def run_weights(
 ) -> RunWeights:
     """The weights that a run recorded of a round, in all channels.
 
-    Args:
-        run: opened.
-        number: round; None: the last that was recorded.
-        samples: so many of the recorded samples are chosen at random ...
-        at: ... or these, by their position among the recorded ones, from 0.
-
     Raises:
         RunError: its method records no weights.
         ConfigError: no such round or sample.

@@ -26,9 +26,10 @@ class Analysis(ColumnSettings):
     def _known(self) -> Self:
         if self.analysis not in QUESTIONS:
             raise ValueError(f"no analysis '{self.analysis}'; {nearest(self.analysis, QUESTIONS)}")
-        taken = list(QUESTIONS[self.analysis].options)
-        if wrong := [name for name in self.options if name not in taken]:
-            raise ValueError(f"options: analysis '{self.analysis}' has no '{wrong[0]}'; {nearest(wrong[0], taken)}")
+        try:
+            QUESTIONS[self.analysis].require(self.options)
+        except ConfigError as error:
+            raise ValueError(f"options: {error}") from error
         return self
 
     @property
