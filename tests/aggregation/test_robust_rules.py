@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from polyfed.aggregation.robust_rule import BufferingRule, RobustRule, squared_distances
-from polyfed.aggregation.rules.geometric_median import GeometricMedian
-from polyfed.aggregation.rules.krum import scores
+from polyfed.aggregation.rules import GeometricMedian, scores
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack, Conspiracy, FalseUpdate, attacks_by_client
-from polyfed.federation.attacks.little_is_enough import largest_z
+from polyfed.federation.attacks import largest_z
 from polyfed.federation.client import ClientInfo
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import Payload, Representations, Weights

@@ -17,7 +17,7 @@ from polyfed.optim.servers import Models, Replace, ServerOptimizer, State
 class Averaging(Component):
     """Averages what clients have trained: each type of clients (one architecture, task and classes) has a global model.
 
-    Subclasses live in ``polyfed.aggregation.averagings``, one a module; they say in ``scope`` what types average with
+    Subclasses live in ``polyfed.aggregation.averagings``; they say in ``scope`` what types average with
     each other.
     """
 

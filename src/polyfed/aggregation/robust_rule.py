@@ -28,7 +28,7 @@ class RobustRule(Component):
     """What becomes of the replies of clients of one type (one architecture, task and classes) in a round.
 
     Every rule counts clients alike, whatever number of samples they claim: its guarantee is about numbers of clients.
-    Subclasses live in ``polyfed.aggregation.rules``, one a module; they combine buffered replies (``BufferingRule``) or
+    Subclasses live in ``polyfed.aggregation.rules``; they combine buffered replies (``BufferingRule``) or
     change each as it comes.
     """
 

@@ -132,7 +132,7 @@ class Evidence:
 class Weighting(Component):
     """A weight of each client on each public sample, before they are made to sum to 1 by ``Ensemble``.
 
-    Subclasses live in ``polyfed.aggregation.weightings``, one a module.
+    Subclasses live in ``polyfed.aggregation.weightings``.
     """
 
     home: ClassVar[str] = "polyfed.aggregation.weightings"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
-from polyfed.aggregation.weightings.sed import SED
+from polyfed.aggregation.weightings.by_evidence import SED
 from polyfed.algorithms.algorithm import (
     Client,
     Cohort,

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field, SerializeAsAny
 
 from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings.by_type import ByType
+from polyfed.aggregation.averagings import ByType
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import GlobalModels, average, holders_of, shapes_of
 

@@ -10,7 +10,7 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
 from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings.fedcola import CollaborativeAveraging
+from polyfed.aggregation.averagings import CollaborativeAveraging
 from polyfed.aggregation.collaboration import require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each

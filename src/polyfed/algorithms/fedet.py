@@ -17,7 +17,7 @@ from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
-from polyfed.aggregation.weightings.variance import Variance
+from polyfed.aggregation.weightings.by_evidence import Variance
 from polyfed.algorithms.algorithm import (
     Client,
     Cohort,

@@ -15,7 +15,7 @@ from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
-from polyfed.aggregation.weightings.entropy import Entropy
+from polyfed.aggregation.weightings.by_evidence import Entropy
 from polyfed.algorithms.algorithm import Client, Cohort, Logits, Reply, Representations, Server, client_step, each
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensembles import MEASURES, EnsembleTeacher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SerializeAsAny
 
 from polyfed.aggregation.weighting import Weighting
-from polyfed.aggregation.weightings.margin import Margin
+from polyfed.aggregation.weightings.by_evidence import Margin
 from polyfed.algorithms.fedmd import FedMD
 
 

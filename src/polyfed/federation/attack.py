@@ -36,7 +36,7 @@ class Attack(Component):
     """What some clients of a simulation do to a run; a deployment refuses it.
 
     Attackers do it in every round in which they take part, to what they send in steps of the method; evaluations are
-    honest. Subclasses live in ``polyfed.federation.attacks``, one a module: they train on false data (``poisoned``),
+    honest. Subclasses live in ``polyfed.federation.attacks``: they train on false data (``poisoned``),
     falsify what they learnt (``FalseUpdate``), or agree on what they send (``Conspiracy``).
     """
 

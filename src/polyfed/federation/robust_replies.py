@@ -18,7 +18,7 @@ from torch import Tensor
 from polyfed.aggregation.mean import accumulator
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.aggregation.robust_rule import BufferingRule, RobustRule
-from polyfed.aggregation.rules.clip import Clip
+from polyfed.aggregation.rules import Clip
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.wire.payload import Payload, Prototypes, TensorBundle, Weights

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, align
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
-from polyfed.aggregation.weightings.count import Count
-from polyfed.aggregation.weightings.mean import Mean
+from polyfed.aggregation.weightings.by_client import Count, Mean
 from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.instruments import Judge, mean_norms
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample

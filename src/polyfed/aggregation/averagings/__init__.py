@@ -1,1 +1,0 @@
-"""Averagings of trained weights, one a module."""

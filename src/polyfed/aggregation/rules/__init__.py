@@ -1,1 +1,0 @@
-"""Robust rules, one a module."""

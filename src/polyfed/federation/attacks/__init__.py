@@ -1,1 +1,0 @@
-"""Attacks on simulated federations, one a module."""
