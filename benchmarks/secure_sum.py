@@ -21,7 +21,7 @@ from polyfed.aggregation.masking.fixed_point import FixedPoint, total
 from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.aggregation.masking.unmasking import Unmasking
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
+from polyfed.aggregation.secure_sum import PairwiseMasks
 from polyfed.runs.runner import run_experiment
 
 LIMIT = 1.3

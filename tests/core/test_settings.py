@@ -10,8 +10,8 @@ from pydantic import SerializeAsAny, ValidationError
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.settings import Settings
-from polyfed.partitions.dirichlet import Dirichlet
 from polyfed.partitions.partition import Partition
+from polyfed.partitions.rules import Dirichlet
 
 
 class Holder(Settings):

@@ -12,7 +12,7 @@ from item_tables import context_of, opened, table, written
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble, of_items
 from polyfed.data.backbones import quiet
-from polyfed.data.tokenizers.words import Words
+from polyfed.data.tokenizers import Words
 from polyfed.data.view import DataContext
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels

@@ -16,7 +16,7 @@ from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
 from polyfed.data.source import Split
 from polyfed.data.sources.mimic_cxr import FINDINGS, MimicCxr, section_text
-from polyfed.data.tokenizers.hashing import Hashing
+from polyfed.data.tokenizers import Hashing
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens

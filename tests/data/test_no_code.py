@@ -13,7 +13,7 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import NO_CODE, frozen_backbone, outline
-from polyfed.data.tokenizers.pretrained import Pretrained
+from polyfed.data.tokenizers import Pretrained
 from polyfed.data.view import DataContext
 
 SOURCES = Path(polyfed.__file__).parent

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.tokenization import Tokenizer, words_of
-from polyfed.data.tokenizers.glove import Glove
-from polyfed.data.tokenizers.hashing import Hashing
-from polyfed.data.tokenizers.pretrained import Pretrained
-from polyfed.data.tokenizers.wordpiece import Wordpiece
-from polyfed.data.tokenizers.words import Words
+from polyfed.data.tokenizers import Glove, Hashing, Pretrained, Wordpiece, Words
 from polyfed.data.view import DataContext
 
 CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]

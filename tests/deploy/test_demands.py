@@ -16,8 +16,7 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 from federations import experiment_settings
 
-from polyfed.aggregation.secure_sum import SecureSum
-from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
+from polyfed.aggregation.secure_sum import PairwiseMasks, SecureSum
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import BudgetError, PayloadError, RefusedError
 from polyfed.deploy import host

@@ -15,11 +15,7 @@ from polyfed.data.cache import decode
 from polyfed.data.images import normalised
 from polyfed.data.source import Column
 from polyfed.data.tokenization import Tokenizer
-from polyfed.data.tokenizers.glove import Glove
-from polyfed.data.tokenizers.hashing import Hashing
-from polyfed.data.tokenizers.pretrained import Pretrained
-from polyfed.data.tokenizers.wordpiece import Wordpiece
-from polyfed.data.tokenizers.words import Words
+from polyfed.data.tokenizers import Glove, Hashing, Pretrained, Wordpiece, Words
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels

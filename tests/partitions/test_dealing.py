@@ -13,7 +13,7 @@ from item_tables import opened, written
 from polyfed.core.errors import ConfigError
 from polyfed.federation.assignment import Assignment
 from polyfed.lab.analysis.partitions import HeldItems
-from polyfed.partitions.iid import Iid
+from polyfed.partitions.rules import Iid
 from polyfed.partitions.units import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.runs.experiment import Experiment
 

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError
-from polyfed.partitions.dirichlet import Dirichlet
-from polyfed.partitions.natural import Natural
 from polyfed.partitions.partition import Partition
-from polyfed.partitions.quantity import Quantity
+from polyfed.partitions.rules import Dirichlet, Natural, Quantity
 from polyfed.partitions.units import Units, grouped
 
 WITH_MINIMUM = {"quantity", "dirichlet"}

@@ -11,13 +11,8 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.partitions.by_label import ByLabel
-from polyfed.partitions.dirichlet import Dirichlet
-from polyfed.partitions.drop import Drop
-from polyfed.partitions.iid import Iid
 from polyfed.partitions.partition import Partition
-from polyfed.partitions.quantity import Quantity
-from polyfed.partitions.shards import Shards
+from polyfed.partitions.rules import ByLabel, Dirichlet, Drop, Iid, Quantity, Shards
 
 COMPLETE = ["iid", "quantity", "shards", "by_label", "dirichlet"]
 every = pytest.mark.parametrize("name", [*COMPLETE, "drop"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from math import floor
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from polyfed.aggregation.masking.fixed_point import FixedPoint
+from polyfed.core.errors import ConfigError
+from polyfed.core.extras import how_to_install
 from polyfed.core.settings import Component
 
 FEWEST = 3
@@ -23,12 +26,9 @@ def _threshold(value: int | float) -> int | float:
 
 
 class SecureSum(Component):
-    """How clients of a type (one architecture, task and classes) add up their replies as whole numbers modulo 2^bits.
+    """How clients of a type (one architecture, task and classes) add up replies as whole numbers modulo 2^bits."""
 
-    Subclasses live in ``polyfed.aggregation.secure_sums``, one a module.
-    """
-
-    home: ClassVar[str] = "polyfed.aggregation.secure_sums"
+    home: ClassVar[str] = "polyfed.aggregation.secure_sum"
     masks: ClassVar[bool] = True
     """Whether what a client sends is masked."""
 
@@ -63,3 +63,33 @@ class SecureSum(Component):
         Raises:
             ConfigError: it is not.
         """
+
+
+class PairwiseMasks(SecureSum):
+    """Masks that cancel in the sum, and one of each client's own (Bonawitz et al., CCS 2017, section 4 and figure 4).
+
+    Client u sends x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv) modulo 2^k. The s_uv come of keys that
+    the two agree on each round; of b_u and of u's key every client holds a share. t clients give the b of those who
+    replied and the keys of those who did not, never both of one.
+    """
+
+    short_name: ClassVar[str] = "pairwise_masks"
+
+    def require(self) -> None:
+        """Check that the package with the ciphers is there.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if find_spec("cryptography") is None:
+            raise ConfigError(
+                "aggregation.secure 'pairwise_masks' needs the package 'cryptography', which is not installed; "
+                f"{how_to_install('deploy')}"
+            )
+
+
+class Unmasked(SecureSum):
+    """The same whole numbers without masks or keys: the server sees every reply. To compare with, bit for bit."""
+
+    short_name: ClassVar[str] = "unmasked"
+    masks: ClassVar[bool] = False

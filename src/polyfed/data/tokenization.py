@@ -51,7 +51,7 @@ class Vocabulary:
 
 
 class Tokenizer(Component):
-    """How texts become token ids. Subclasses live in ``polyfed.data.tokenizers``, one a module."""
+    """How texts become token ids. Subclasses live in ``polyfed.data.tokenizers``."""
 
     home: ClassVar[str] = "polyfed.data.tokenizers"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from polyfed.data.images import MEAN_STD
 from polyfed.data.tokenization import Vocabulary
-from polyfed.data.tokenizers.hashing import Hashing
-from polyfed.data.tokenizers.pretrained import Pretrained
+from polyfed.data.tokenizers import Hashing, Pretrained
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels

@@ -13,8 +13,8 @@ from polyfed.data.pictures import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
-from polyfed.partitions.iid import Iid
 from polyfed.partitions.partition import Partition
+from polyfed.partitions.rules import Iid
 from polyfed.tasks.task import Task
 
 

@@ -18,13 +18,13 @@ from polyfed.partitions.units import Units, grouped
 
 
 class Partition(Component):
-    """A rule that hands items to clients. Subclasses live in ``polyfed.partitions``, one a module.
+    """A rule that hands items to clients. Subclasses live in ``polyfed.partitions.rules``.
 
     What is divided are items (pictures, documents), so the captions of one picture always stay together, or groups of
     items (those of a patient) that stay together.
     """
 
-    home: ClassVar[str] = "polyfed.partitions"
+    home: ClassVar[str] = "polyfed.partitions.rules"
 
     of: tuple[str, ...] = Field(
         default=(),

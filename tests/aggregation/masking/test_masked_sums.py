@@ -13,7 +13,7 @@ from polyfed.aggregation.masking import keys, shamir
 from polyfed.aggregation.masking.fixed_point import FixedPoint, Residues, total
 from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.aggregation.masking.unmasking import Unmasking
-from polyfed.aggregation.secure_sums.pairwise_masks import PairwiseMasks
+from polyfed.aggregation.secure_sum import PairwiseMasks
 from polyfed.core.errors import ConfigError, PayloadError
 
 CONTEXT = context_of("run", 1, 0, "fit")

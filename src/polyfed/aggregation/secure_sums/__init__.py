@@ -1,1 +1,0 @@
-"""How sums are kept from the server, one a module."""

@@ -1,0 +1,210 @@
+"""Tokenizers: words, hashes, word pieces, and those of word vectors and pretrained models."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from polyfed.core.errors import ConfigError
+from polyfed.data.backbones import NO_CODE
+from polyfed.data.tokenization import (
+    NO_WORD,
+    PAD,
+    UNKNOWN,
+    LearntTokenizer,
+    Tokenizer,
+    Vocabulary,
+    encoder,
+    vocabulary_of_words,
+    words_of,
+)
+from polyfed.data.view import DataContext
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Words(LearntTokenizer):
+    """The most frequent words of the public texts, lower-cased; all others are ``<unk>``."""
+
+    short_name: ClassVar[str] = "words"
+
+    size: int = Field(default=10_000, ge=3, description="greatest number of tokens, <pad> and <unk> included")
+    min_count: int = Field(default=2, ge=1, description="words that occur less often are left out")
+
+    def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
+        counts = Counter(word for text in texts for word in words_of(text))
+        # the same texts give the same ids, whatever the order of the texts
+        frequent = [(-count, word) for word, count in counts.items() if count >= self.min_count]
+        return PAD, UNKNOWN, *(word for _, word in sorted(frequent)[: self.size - 2])
+
+    def build(self, tokens: tuple[str, ...]) -> Vocabulary:
+        return vocabulary_of_words(tokens)
+
+
+class Hashing(Tokenizer):
+    """Each lower-cased word goes into a bucket, the same one on every machine; words may share a bucket."""
+
+    short_name: ClassVar[str] = "hashing"
+
+    size: int = Field(default=8192, ge=3, le=2**20, description="number of ids, <pad> and <unk> included")
+
+    def load(self, modality: str, context: DataContext) -> Vocabulary:
+        """Buckets are called ``#2``, ``#3``, ...: like their ids."""
+
+        @functools.cache
+        def bucket(word: str) -> int:
+            # Python's own hash of a text differs from process to process
+            digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+            return 2 + int.from_bytes(digest, "big") % (self.size - 2)
+
+        def encode(texts: Sequence[str], length: int) -> list[list[int]]:
+            return [[bucket(word) for word in words_of(text)[:length]] for text in texts]
+
+        return Vocabulary((PAD, UNKNOWN, *(f"#{number}" for number in range(2, self.size))), encode)
+
+
+class Wordpiece(LearntTokenizer):
+    """Frequent pieces of words, lower-cased, without accents; words of other domains split into known pieces.
+
+    Wu et al., "Google's Neural Machine Translation System", 2016; the pieces are learnt as in BERT.
+    """
+
+    short_name: ClassVar[str] = "wordpiece"
+
+    size: int = Field(default=8000, ge=100, description="greatest number of tokens, <pad> and <unk> included")
+    min_count: int = Field(default=2, ge=1, description="pairs of pieces that occur less often are not joined")
+
+    def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Pieces in the order in which they were learnt."""
+        import tokenizers
+
+        pipeline = _pipeline({UNKNOWN: 0})
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(pipeline.normalizer.normalize_str(text))
+        frequent = sorted((-count, letter) for letter, count in counts.items() if not letter.isspace())
+        letters = [letter for _, letter in frequent[: self.size // 4]]
+        trainer = tokenizers.trainers.WordPieceTrainer(
+            vocab_size=self.size,
+            min_frequency=self.min_count,
+            # The trainer numbers continuations in the order of a hash table, which differs from run to run,
+            # and breaks ties between pairs by these numbers; so all letters get their numbers from here.
+            special_tokens=[PAD, UNKNOWN, *letters, *(f"##{letter}" for letter in letters)],
+            initial_alphabet=letters,
+            limit_alphabet=len(letters),
+            show_progress=False,
+        )
+        pipeline.train_from_iterator(texts, trainer)
+        ids = pipeline.get_vocab()
+        return tuple(sorted(ids, key=ids.__getitem__))
+
+    def build(self, tokens: tuple[str, ...]) -> Vocabulary:
+        import tokenizers
+
+        pipeline = _pipeline({token: number for number, token in enumerate(tokens)})
+        blank = tokenizers.normalizers.Replace(tokenizers.Regex(r"\A[\s\p{C}\x{fffd}]+\z"), " ")
+        wordless = tokenizers.normalizers.Replace(tokenizers.Regex(r"\A\s*\z"), NO_WORD)
+        # BERT's rules drop control characters, and nothing can be put in place of a text that has become empty
+        pipeline.normalizer = tokenizers.normalizers.Sequence([blank, pipeline.normalizer, wordless])
+        return Vocabulary(tokens, encoder(pipeline), pipeline=pipeline)
+
+
+def _pipeline(ids: dict[str, int]) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    pipeline = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token=UNKNOWN))
+    pipeline.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return pipeline
+
+
+class Glove(Tokenizer):
+    """Vocabulary of one or more folders with a ``words.txt`` (one word a line), first folder first.
+
+    Pennington, Socher, Manning, "GloVe: Global Vectors for Word Representation", 2014.
+    """
+
+    short_name: ClassVar[str] = "glove"
+
+    folders: tuple[str, ...] = Field(
+        min_length=1, description="folders with words.txt: absolute, or relative to the weights folder"
+    )
+
+    def load(self, modality: str, context: DataContext) -> Vocabulary:
+        """Read the words; a word in several folders counts once."""
+        words: list[str] = []
+        for folder in self.folders:
+            file = (context.weights or Path()) / folder / "words.txt"
+            try:
+                words += file.read_text(encoding="utf-8").split("\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"glove folder '{folder}': '{file}' cannot be read ({error}); "
+                    "correct the folder, or set data.weights_dir or POLYFED_WEIGHTS"
+                ) from error
+        return vocabulary_of_words(tuple(dict.fromkeys((PAD, UNKNOWN, *filter(None, words)))))
+
+
+class Pretrained(Tokenizer):
+    """A Hugging Face tokenizer, from a local folder, a WordPiece ``vocab.txt``, or the hub.
+
+    Its own marks of begin and end ([CLS], [SEP]) are put around each text and count towards the length.
+    """
+
+    short_name: ClassVar[str] = "pretrained"
+
+    path: str = Field(
+        description="folder or vocab.txt, absolute or relative to the weights folder; else a name on the hub"
+    )
+    lowercase: bool = Field(default=True, description="lower-case texts; only for a bare vocab.txt")
+
+    def load(self, modality: str, context: DataContext) -> Vocabulary:
+        tokenizer = self.opened(context)
+        missing = [kind for kind in ("pad", "unk") if getattr(tokenizer, f"{kind}_token_id") is None]
+        if missing:
+            raise ConfigError(f"tokenizer '{self.path}' has no {missing[0]} token; choose one that has")
+
+        def encode(texts: Sequence[str], length: int) -> list[list[int]]:
+            rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
+            return rows
+
+        ids: dict[str, int] = tokenizer.get_vocab()
+        tokens = [""] * (max(ids.values()) + 1)  # some tokenizers leave ids out
+        for token, number in ids.items():
+            tokens[number] = token
+        fixed = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+        return Vocabulary(
+            tokens=tuple(tokens),
+            encode=encode,
+            pad=tokenizer.pad_token_id,
+            unknown=tokenizer.unk_token_id,
+            fixed=tuple(sorted(fixed)),
+            pipeline=getattr(tokenizer, "backend_tokenizer", None),
+        )
+
+    def opened(self, context: DataContext) -> Any:
+        """The tokenizer as ``transformers`` gives it."""
+        import transformers  # takes seconds, and most runs do not need it
+        from huggingface_hub import constants
+
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        local = (context.weights or Path()) / self.path
+        words = local / "vocab.txt" if local.is_dir() else local
+        try:
+            # a bare vocab.txt is all that BERT's tokenizer needs, and AutoTokenizer does not open it
+            if words.is_file() and not (words.parent / "tokenizer.json").exists():
+                return transformers.BertTokenizer(vocab=str(words), do_lower_case=self.lowercase)
+            place = str(local) if local.exists() else self.path
+            return transformers.AutoTokenizer.from_pretrained(place, **NO_CODE)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"tokenizer '{self.path}' can be loaded neither from '{local}' nor the hub "
+                f"({str(error).splitlines()[0]}); correct it, or set data.weights_dir or POLYFED_WEIGHTS"
+            ) from error

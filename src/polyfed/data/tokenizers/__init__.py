@@ -1,1 +1,0 @@
-"""How texts become numbers; one tokenizer a module."""
