@@ -183,21 +183,27 @@ class Study(Settings):
             raise ValueError(f"seeds: {self.seeds} has a seed twice")
         if self.tuning and (both := {*self.seeds} & {*self.tuning.seeds}):
             raise ValueError(f"tuning.seeds: {min(both)} is a seed of the study too; choose seeds of its own")
-        if self.against is not None:
-            require_known("against", [self.against], self.rows)
+        require_known("against", [self.against] if self.against is not None else [], self.rows)
         for name, row in self.rows.items():
             self._check_row(name, row)
-        if self.players and (left := [who for who in coalitions(self.players) if who not in self.coalition_rows]):
-            raise ValueError(f"players: no row has only '{coalition_label(left[0])}' of them; give one with 'groups'")
         self._check_printed()
+        self._check_players()
         for number, drawing in enumerate(self.figures):
-            require_known(f"figures.{number}.column", [drawing.column], self.columns)
-            is_metric = isinstance(self.columns[drawing.column], Metric)
-            others = [] if drawing.minus else [*(["round"] if is_metric else []), *self.columns]
-            require_known(f"figures.{number}.over", [drawing.over], ["rows", *self.axes, *others])
+            self._check_drawing(f"figures.{number}", drawing)
         for text in self.claims:
             self._check_claim(text)
         return self
+
+    def _check_players(self) -> None:
+        rows = self.coalition_rows
+        if self.players and (left := [who for who in coalitions(self.players) if who not in rows]):
+            raise ValueError(f"players: no row has only '{coalition_label(left[0])}' of them; give one with 'groups'")
+
+    def _check_drawing(self, where: str, drawing: Drawing) -> None:
+        require_known(f"{where}.column", [drawing.column], self.columns)
+        is_metric = isinstance(self.columns[drawing.column], Metric)
+        others = [] if drawing.minus else [*(["round"] if is_metric else []), *self.columns]
+        require_known(f"{where}.over", [drawing.over], ["rows", *self.axes, *others])
 
     def _check_row(self, name: str, row: Row) -> None:
         if row.like is not None:

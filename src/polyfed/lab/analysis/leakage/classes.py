@@ -16,7 +16,7 @@ from polyfed.lab.analysis.leakage.situation import Situation
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Prototypes, TensorBundle, Weights
 
-CLASSES = "classes"
+_CLASSES = "classes"
 CLASS_COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "more than others", "less", "gave away")
 ClassEvidence = Float[Tensor, " classes"]
 
@@ -80,11 +80,11 @@ def class_findings(situation: Situation) -> Found:
         task = situation.member(first.clients[0]).settings.task
         on = f"{kind} of {first.who if first.is_sum or len(sent) == 1 else f'{len(sent)} clients'}"
         if not isinstance(task, Classification):
-            yield NoAttack(on, CLASSES, "their task has no classes")
+            yield NoAttack(on, _CLASSES, "their task has no classes")
         elif any(seen.is_sum for seen, _, _ in sent):
-            yield NoAttack(on, CLASSES, "a sum says nothing of one client")
+            yield NoAttack(on, _CLASSES, "a sum says nothing of one client")
         elif len(sent) < 2:
-            yield NoAttack(on, CLASSES, "one client has nobody to be told from")
+            yield NoAttack(on, _CLASSES, "one client has nobody to be told from")
         else:
             yield _classes(situation, on, task, head, sent)
 
@@ -101,12 +101,12 @@ def _classes(
         start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
         sign = evidence(bundle, start, head, task.target)
         if isinstance(sign, str):
-            return NoAttack(on, CLASSES, sign)
+            return NoAttack(on, _CLASSES, sign)
         labels = situation.opened.federation.train(situation.member(seen.clients[0])).targets[task.target]
         signs.append(sign)
         shares.append(class_shares(labels, len(sign)))
     values, more = told_apart(torch.stack(signs), torch.stack(shares))
     if not bool(more.any()) or bool(more.all()):
-        return NoAttack(on, CLASSES, "all clients have equal shares of all classes")
+        return NoAttack(on, _CLASSES, "all clients have equal shares of all classes")
     told = Discrimination.of(values[more].numpy(), values[~more].numpy(), situation.plan.seed)
     return told.result(on, "evidence by class", is_protected=situation.is_protected)

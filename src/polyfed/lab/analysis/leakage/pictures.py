@@ -28,7 +28,7 @@ from polyfed.tasks import evaluating
 from polyfed.tasks.pairing import PairTask
 from polyfed.wire.payload import Weights
 
-PICTURES = "pictures"
+_PICTURES = "pictures"
 PICTURE_COLUMNS = ("attacked", "by", "PSNR", "lowest", "highest", "guess", "noise", "pictures", "gave away")
 Gradient = Sequence[Tensor]
 Pictures = Float[Tensor, "b 3 h w"]
@@ -128,13 +128,13 @@ def picture_findings(situation: Situation) -> Found:
         start: Mapping[str, Tensor] = seen.received.bundles.get(name, {})
         model = situation.fresh(member)
         if not isinstance(bundle, Weights):
-            yield NoAttack(on, PICTURES, "no gradient crosses, nor weights from which one follows")
+            yield NoAttack(on, _PICTURES, "no gradient crosses, nor weights from which one follows")
         elif name != UPDATE:
-            yield NoAttack(on, PICTURES, NO_MODEL)
+            yield NoAttack(on, _PICTURES, NO_MODEL)
         elif modality is None:
-            yield NoAttack(on, PICTURES, "the client has no pictures")
+            yield NoAttack(on, _PICTURES, "the client has no pictures")
         elif not model.state_dict().keys() <= start.keys():
-            yield NoAttack(on, PICTURES, "the server does not know all weights that the gradient is of")
+            yield NoAttack(on, _PICTURES, "the server does not know all weights that the gradient is of")
         else:
             model.load_state_dict(dict(start))
             yield from _pictures(situation, on, seen, model, modality)
@@ -144,11 +144,11 @@ def _pictures(situation: Situation, on: str, seen: SeenReply, model: Model, moda
     member, plan = situation.member(seen.clients[0]), situation.plan
     for size in plan.batches:
         if isinstance(member.settings.task, PairTask) and size * len(seen.clients) < 2:
-            yield NoAttack(f"{on}, batch 1", PICTURES, "one pair has nothing to be compared with, so its gradient is 0")
+            yield NoAttack(f"{on}, batch 1", _PICTURES, "one pair has nothing to be compared with: its gradient is 0")
             continue
         reached, guesses, noises = list[float](), list[float](), list[float]()
         for trial in range(plan.trials):
-            draws = generator(plan.seed, PICTURES, seen.clients[0], size, trial)
+            draws = generator(plan.seed, _PICTURES, seen.clients[0], size, trial)
             got = _reconstructed(situation, seen, model, modality, size, draws)
             for values, more in zip((reached, guesses, noises), got, strict=True):
                 values += more

@@ -25,7 +25,7 @@ from polyfed.lab.analysis.leakage.situation import Situation
 from polyfed.models.model import Model
 from polyfed.wire.payload import Weights
 
-WORDS = "words"
+_WORDS = "words"
 WORD_COLUMNS = ("attacked", "by", "AUC", "precision", "recall", "guess: precision", "recall ", "words", "gave away")
 _TOUCHED = 1e-3  # of the largest move; the optimiser makes moves of words that occur about equally long
 
@@ -129,11 +129,11 @@ def word_findings(situation: Situation) -> Found:
     for on, member, seen, name, bundle in situation.crossed():
         known = vocabularies(situation.opened.federation.train(member))
         if not isinstance(bundle, Weights):
-            yield NoAttack(on, WORDS, "no rows of word embeddings cross")
+            yield NoAttack(on, _WORDS, "no rows of word embeddings cross")
         elif name != UPDATE:
-            yield NoAttack(on, WORDS, NO_MODEL)
+            yield NoAttack(on, _WORDS, NO_MODEL)
         elif not known:
-            yield NoAttack(on, WORDS, "the client has no texts")
+            yield NoAttack(on, _WORDS, "the client has no texts")
         else:
             for modality, vocabulary in known.items():
                 yield _words_of(situation, on, seen, name, modality, vocabulary)
@@ -147,10 +147,10 @@ def _words_of(
     model = situation.fresh(situation.member(seen.clients[0]))
     table = word_table(model, modality, len(vocabulary.tokens), sent)
     if table is None or table not in start:
-        return NoAttack(on, WORDS, f"word embeddings of '{modality}' do not cross, or nobody sent what they were")
+        return NoAttack(on, _WORDS, f"word embeddings of '{modality}' do not cross, or nobody sent what they were")
     quality = _word_quality(situation, seen.clients, moves(start[table], sent[table]), modality, vocabulary)
     if not len(quality.held) or not len(quality.others):
-        return NoAttack(on, WORDS, "the client's texts have all words of the vocabulary, or none")
+        return NoAttack(on, _WORDS, "the client's texts have all words of the vocabulary, or none")
     told = Discrimination.of(quality.held, quality.others, situation.plan.seed)
     figures = {key: value for key, value in vars(quality).items() if isinstance(value, int | float)}
     says = leak_verdict(told.auc, is_protected=situation.is_protected)

@@ -14,7 +14,7 @@ from polyfed.reporting.tables import MIB
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 
-Direction = Literal["up", "down", "both"]
+_Direction = Literal["up", "down", "both"]
 _UNITS = {"flops": 1e6, "memory": 1e9}
 
 
@@ -24,7 +24,7 @@ class TrafficColumn(ColumnSettings):
     short_name: ClassVar[str] = "traffic"
     is_cost: ClassVar[bool] = True
 
-    direction: Direction = "both"
+    direction: _Direction = "both"
     per: Literal["run", "round", "client"] = Field(
         default="run", description="client: of one client in a round in which it took part, mean"
     )
@@ -46,7 +46,7 @@ class ClientTraffic(ColumnSettings):
     is_cost: ClassVar[bool] = True
 
     groups: list[str] = Field(min_length=1, description="groups, one client of each")
-    direction: Direction = "both"
+    direction: _Direction = "both"
     lower: bool = True
 
     def measure(self, run: Run) -> float:
@@ -61,7 +61,7 @@ class ClientTraffic(ColumnSettings):
         return moved / max(1, sum(traffic.turns[client] for client in asked))
 
 
-def _ways(direction: Direction) -> tuple[str, ...]:
+def _ways(direction: _Direction) -> tuple[str, ...]:
     return WAYS if direction == "both" else (direction,)
 
 
