@@ -95,7 +95,7 @@ class Results:
 
     def shapley(self, point: Point, column: str) -> dict[str, dict[int, float]]:
         """Player -> seed -> Shapley value, of the seeds that all coalitions have."""
-        utilities = {who: self.at(row, point, column) for who, row in self.study.coalition_rows.items()}
+        utilities = {who: self.at(row, point, column) for who, row in self.study.coalitions.items()}
         values: dict[str, dict[int, float]] = {}
         for seed in self.study.seeds:
             if all(seed in by_seed for by_seed in utilities.values()):

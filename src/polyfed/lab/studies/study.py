@@ -15,7 +15,6 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.columns.metric import Metric
-from polyfed.lab.studies.shapley import coalition_label, coalitions
 from polyfed.lab.studies.study_files import merged_study, setting_label, study_content
 from polyfed.runs.tuning import with_beyond
 from polyfed.runs.twins import TwinSettings
@@ -157,9 +156,6 @@ class Study(Settings):
     axes: dict[str, Axis] = Field(default_factory=dict)
     tuning: Tuning | None = None
     against: str | None = Field(default=None, description="row that differences are against; null: the first")
-    players: list[str] = Field(
-        default_factory=list, description="client groups among which gains are divided (Shapley); rows: all coalitions"
-    )
     printed: dict[str, dict[str, float | dict[str, float]]] = Field(
         default_factory=dict, description="what the paper prints: row -> column -> value, or label -> value"
     )
@@ -187,17 +183,11 @@ class Study(Settings):
         for name, row in self.rows.items():
             self._check_row(name, row)
         self._check_printed()
-        self._check_players()
         for number, drawing in enumerate(self.figures):
             self._check_drawing(f"figures.{number}", drawing)
         for text in self.claims:
             self._check_claim(text)
         return self
-
-    def _check_players(self) -> None:
-        rows = self.coalition_rows
-        if self.players and (left := [who for who in coalitions(self.players) if who not in rows]):
-            raise ValueError(f"players: no row has only '{coalition_label(left[0])}' of them; give one with 'groups'")
 
     def _check_drawing(self, where: str, drawing: Drawing) -> None:
         require_known(f"{where}.column", [drawing.column], self.columns)
@@ -262,12 +252,15 @@ class Study(Settings):
         return row if row.like is None else self.resolved(row.like).beneath(row)
 
     @property
-    def coalition_rows(self) -> dict[frozenset[str], str]:
-        """Which of the players take part -> the row, of those that differ in their groups alone."""
+    def coalitions(self) -> dict[frozenset[str], str]:
+        """Which of some client groups take part -> row, if rows that differ in their ``groups`` alone are all
+        coalitions of two groups or more; else nothing."""
         rows = {name: self.resolved(name) for name in self.rows}
-        plain = {name: row.groups for name, row in rows.items() if not (row.set or row.twin or row.base)}
-        players = frozenset(self.players)
-        return {players if own is None else players & {*own}: name for name, own in reversed(plain.items())}
+        named = {name: row.groups for name, row in rows.items() if not (row.set or row.twin or row.base)}
+        held = [set(groups) for groups in named.values() if groups is not None]
+        players = frozenset[str]().union(*held).difference(set.intersection(*held) if held else ())
+        found = {players if own is None else players & {*own}: name for name, own in reversed(named.items())}
+        return found if len(found) == 2 ** len(players) >= 4 else {}
 
     def columns_of(self, row: str) -> dict[str, ColumnSettings]:
         """What is measured in a row.

@@ -20,7 +20,7 @@ _PRINTED = "[...]: what the paper prints."
 def study_tables(results: Results) -> list[TextTable]:
     """All of them, in the order in which they are read."""
     tables = [*figure_tables(results), *difference_tables(results)]
-    tables += shapley_tables(results) if results.study.players else []
+    tables += shapley_tables(results) if results.study.coalitions else []
     tables += [claims_table(results.judgements())] if results.study.claims else []
     tables += [tuning_table(results)] if results.chosen else []
     tables += [causes_table(results)] if results.causes else []
@@ -131,14 +131,14 @@ def difference_texts(sample: PairedSample, digits: int) -> list[str]:
 
 def shapley_tables(results: Results) -> list[TextTable]:
     """What each player adds to a column, by the runs of all coalitions, seed by seed."""
-    study = results.study
+    study, rows = results.study, results.study.coalitions
     columns = {name: settings for name, settings in study.columns.items() if not settings.is_cost}
     return [
         TextTable(
             f"{name}: Shapley values{_at(point)}",
             ("", name),
             [[player, _spread_text(values, columns[name].digits)] for player, values in by_player.items()],
-            (f"They sum to {study.coalition_rows[frozenset(study.players)]} - {study.coalition_rows[frozenset()]}.",),
+            (f"They sum to {rows[max(rows, key=len)]} - {rows[frozenset()]}.",),
         )
         for name, point in product(columns, study.points)
         if (by_player := results.shapley(point, name))
