@@ -258,7 +258,7 @@ class Study(Settings):
         rows = {name: self.resolved(name) for name in self.rows}
         named = {name: row.groups for name, row in rows.items() if not (row.set or row.twin or row.base)}
         held = [set(groups) for groups in named.values() if groups is not None]
-        players = frozenset[str]().union(*held).difference(set.intersection(*held) if held else ())
+        players = frozenset(name for own in held for name in own if not all(name in other for other in held))
         found = {players if own is None else players & {*own}: name for name, own in reversed(named.items())}
         return found if len(found) == 2 ** len(players) >= 4 else {}
 
