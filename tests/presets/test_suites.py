@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.suite import Suite
 
 LINEAR = "MGCA, ssl_finetuner.py and mgca_finetuner.py, whose protocol FedAID's appendix B.2 follows"
@@ -14,21 +15,21 @@ MASKS = "MGCA, ssl_segmenter.py and mgca_segmenter.py, whose masks FedAID's appe
 SOURCED: dict[str, dict[str, tuple[Any, str]]] = {
     "few_shot": {
         "standardise": (False, f"{LINEAR}: a linear layer on features as they are"),
-        "lr": (5e-4, LINEAR),
-        "weight_decay": (1e-6, LINEAR),
-        "epochs": (50, LINEAR),
-        "patience": (10, LINEAR),
-        "batch_size": (48, LINEAR),
+        "fit.lr": (5e-4, LINEAR),
+        "fit.weight_decay": (1e-6, LINEAR),
+        "fit.epochs": (50, LINEAR),
+        "fit.patience": (10, LINEAR),
+        "fit.batch_size": (48, LINEAR),
     },
     "segmentation": {
         "focal_weight": (10.0, MASKS),
         "dice_weight": (1.0, MASKS),
         "gamma": (2.0, MASKS),
-        "lr": (2e-4, MASKS),
-        "weight_decay": (0.05, MASKS),
-        "epochs": (50, MASKS),
-        "patience": (10, MASKS),
-        "batch_size": (8, MASKS),
+        "fit.lr": (2e-4, MASKS),
+        "fit.weight_decay": (0.05, MASKS),
+        "fit.epochs": (50, MASKS),
+        "fit.patience": (10, MASKS),
+        "fit.batch_size": (8, MASKS),
     },
 }
 CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
@@ -52,10 +53,16 @@ def medical() -> Suite:
     return Suite.load("medical")
 
 
+def flat(task: Probe) -> dict[str, Any]:
+    """Settings by dotted path."""
+    settings = task.model_dump(mode="json")
+    return settings | {f"fit.{key}": value for key, value in settings.get("fit", {}).items()}
+
+
 def test_every_value_is_the_sources_or_declared(medical: Suite) -> None:
     words, probes = " ".join(medical.description.split()), set()
     for name, task in medical.tasks.items():
-        settings = task.model_dump(mode="json")
+        settings = flat(task)
         probe = str(settings["name"])
         probes.add(probe)
         due = SOURCED.get(probe, {}) | CHOSEN.get(probe, {})
@@ -66,7 +73,7 @@ def test_every_value_is_the_sources_or_declared(medical: Suite) -> None:
 
 def test_at_the_papers_size_shares_decoder_and_the_rest_are_the_papers() -> None:
     suite = Suite.load("medical-paper-scale")
-    settings = {name: task.model_dump(mode="json") for name, task in suite.tasks.items()}
+    settings = {name: flat(task) for name, task in suite.tasks.items()}
     for task in settings.values():
         due = SOURCED.get(task["name"], {})
         assert {key: task[key] for key in due} == {key: value for key, (value, _) in due.items()}

@@ -23,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 SMALL = {
     "sources": {"more": {"name": "scenes", "train": 30, "validation": 8, "test": 12, "size": 16, "seed": 9}},
     "tasks": {
-        "shapes": {"name": "few_shot", "source": "more", "shares": [1.0], "draws": 2, "epochs": 2},
+        "shapes": {"name": "few_shot", "source": "more", "shares": [1.0], "draws": 2, "fit": {"epochs": 2}},
         "clients": {"name": "retrieval", "batch": 16, "draws": 2},
     },
 }
@@ -113,7 +113,9 @@ def test_results_of_other_options_stay(cli: Cli, tiny_run: Path, monkeypatch: py
     made_up = Outcome("data", [ProbeRow("all", {"accuracy": [50.0]})])
     monkeypatch.setattr("polyfed.lab.downstream.probes.few_shot.FewShot.run", lambda *_: made_up)
     monkeypatch.setattr("polyfed.reporting.figures.save", lambda drawing, path: path.touch())
-    tasks = {name: SMALL["tasks"]["shapes"] | {"draws": 1, "epochs": 1} for name in ("one", "two/halves", "x" * 90)}
+    tasks = {
+        name: SMALL["tasks"]["shapes"] | {"draws": 1, "fit": {"epochs": 1}} for name in ("one", "two/halves", "x" * 90)
+    }
     for suite in ("a", "b"):
         written(f"{suite}.yaml", {**SMALL, "tasks": tasks})
     options = [[], ["--tasks", "one"], ["--tasks", "one,two/halves"], ["--tasks", "x" * 90], ["--model", "last"]]

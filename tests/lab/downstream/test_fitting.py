@@ -73,7 +73,7 @@ def plain_fit(train: Labelled, validation: Labelled, classes: int, fit: Fit, gen
 
 @pytest.mark.parametrize("epochs", [2, 30])
 def test_training_is_the_protocol(epochs: int) -> None:
-    train, validation, fit = blobs(40), blobs(20, 1), Fit(0.05, 0.01, epochs, 4, 8)
+    train, validation, fit = blobs(40), blobs(20, 1), FIT.model_copy(update={"epochs": epochs})
     found = fit_linear(train, validation, 3, fit, stream(2))
     expected = plain_fit(train, validation, 3, fit, stream(2))
     torch.testing.assert_close(found.weight, expected.weight)
@@ -104,7 +104,12 @@ def test_stopping_keeps_the_lowest_and_waits_its_patience(values: list[float], e
         return iter(())
 
     told = iter(values + [9.0] * 9)
-    fit_module(layer, losses, lambda: next(told), Fit(0.1, 0.0, max(epochs, len(values)), 2, 1))
+    fit_module(
+        layer,
+        losses,
+        lambda: next(told),
+        Fit(lr=0.1, weight_decay=0.0, epochs=max(epochs, len(values)), patience=2, batch_size=1),
+    )
     assert (seen[0], layer.weight.item()) == (epochs, kept)
-    fit_module(layer, losses, None, Fit(0.1, 0.0, 3, 1, 1))
+    fit_module(layer, losses, None, Fit(lr=0.1, weight_decay=0.0, epochs=3, patience=1, batch_size=1))
     assert layer.weight.item() == epochs + 3  # without validation the last state stays

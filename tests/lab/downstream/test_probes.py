@@ -25,8 +25,8 @@ from polyfed.lab.downstream.probes.zero_shot import ZeroShot
 from polyfed.tasks.accuracy import label_ranks, top
 
 VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
-FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3, "epochs": 3}
-CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "epochs": 2, "draws": 2, "shares": [0.2, 1.0]}
+FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3, "fit": {"epochs": 3}}
+CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "fit": {"epochs": 2}, "draws": 2, "shares": [0.2, 1.0]}
 
 
 # ---- few-shot
@@ -94,7 +94,14 @@ def test_few_shot_beats_chance_on_easy_texts(make_bench: Any) -> None:
     )
     words = {"name": "tokens", "length": 64, "tokenizer": {"name": "hashing", "size": 2048}}
     bench = make_bench({"text": {"name": "bag", "width": 128, "view": words}}, texts=texts)
-    settings = {"source": "texts", "target": "topic", "modality": "text", "lr": 0.02, "draws": 1, "shares": [0.05, 1.0]}
+    settings = {
+        "source": "texts",
+        "target": "topic",
+        "modality": "text",
+        "fit": {"lr": 0.02},
+        "draws": 1,
+        "shares": [0.05, 1.0],
+    }
     few, every = values(outcome(FewShot(**settings), bench))
     assert every["accuracy"][0] > 40 > 100 / 6
     assert every["accuracy"][0] > few["accuracy"][0]
@@ -249,7 +256,9 @@ def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None
 
 def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
     bench = make_bench(many=Scenes(train=100, validation=10, test=20, size=16, difficulty=0.0))
-    probe = Segmentation(source="many", mask="mask", decoder=(16, 8), epochs=6, draws=1, shares=(1.0,), lr=0.01)
+    probe = Segmentation(
+        source="many", mask="mask", decoder=(16, 8), draws=1, shares=(1.0,), fit={"epochs": 6, "lr": 0.01}
+    )
     (row,) = values(outcome(probe, bench))
     assert row["dice"][0] > row["mean_mask"][0] + 10
 

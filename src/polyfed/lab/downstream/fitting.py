@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.device import cpu_threads
+from polyfed.core.settings import Settings
 from polyfed.lab.downstream.maps import MappedPictures
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How a module is trained: AdamW, mini-batches, stopped early where there are validation data."""
+class Fit(Settings):
+    """How a linear layer is trained: AdamW, mini-batches, stopped early where there are validation data."""
 
-    lr: float
-    weight_decay: float
-    epochs: int
-    patience: int
-    batch_size: int
+    lr: float = Field(default=5e-4, gt=0, description="of AdamW")
+    weight_decay: float = Field(default=1e-6, ge=0, description="of AdamW")
+    epochs: int = Field(default=50, ge=1, description="at most")
+    patience: int = Field(default=10, ge=1, description="epochs without a lower validation loss")
+    batch_size: int = Field(default=48, ge=1, description="samples a step")
+
+
+class DecoderFit(Fit):
+    """How a decoder is trained."""
+
+    lr: float = Field(default=2e-4, gt=0, description="of AdamW")
+    weight_decay: float = Field(default=0.05, ge=0, description="of AdamW")
+    batch_size: int = Field(default=8, ge=2, description="pictures a step")
 
 
 class Labelled(NamedTuple):

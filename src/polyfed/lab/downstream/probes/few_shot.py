@@ -19,7 +19,7 @@ class FewShot(Probe):
     """Linear probe on shares of the training data (FedAID, arXiv 2404.03854, appendix B.2).
 
     Features are computed once. For each share and draw, that share of every class (one sample at least) is drawn, and
-    a linear layer trained on it by AdamW, until the validation loss has not fallen for ``patience`` epochs.
+    a linear layer trained on it by AdamW, until the validation loss has not fallen for ``fit.patience`` epochs.
 
     Metrics on the test split, in percent: ``accuracy``, ``balanced_accuracy``, ``auroc`` (two classes: of the second;
     more: mean over classes against the rest). Beside them the numbers of samples, ``n`` being those trained on.
@@ -44,11 +44,7 @@ class FewShot(Probe):
         default=False,
         description="features by mean and deviation of the samples trained on; the paper trains on them as they are",
     )
-    lr: float = Field(default=5e-4, gt=0, description="of AdamW")
-    weight_decay: float = Field(default=1e-6, ge=0, description="of AdamW")
-    epochs: int = Field(default=50, ge=1, description="at most")
-    patience: int = Field(default=10, ge=1, description="epochs without a lower validation loss")
-    batch_size: int = Field(default=48, ge=1, description="samples a step")
+    fit: Fit = Field(default=Fit(), description="of the linear layer")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -134,7 +130,6 @@ class FewShot(Probe):
             x = standardised(*(each.x for each in sets))
             few, *middle, test = (Labelled(values, each.y) for values, each in zip(x, sets, strict=True))
             validation = middle[0] if middle else None
-        fit = Fit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
-        scores = fit_linear(few, validation, classes, fit, stream)(test.x).detach()
+        scores = fit_linear(few, validation, classes, self.fit, stream)(test.x).detach()
         # of two classes AUROC goes by the difference of the logits, of more by the chances
         return class_metrics(scores.softmax(1) if classes > 2 else scores, test.y)

@@ -17,7 +17,7 @@ from polyfed.data.pictures import ImageFit
 from polyfed.data.samples import Inputs
 from polyfed.data.views.masks import Masks
 from polyfed.lab.downstream.bench import Bench
-from polyfed.lab.downstream.fitting import Fit, fit_decoder, logits_of
+from polyfed.lab.downstream.fitting import DecoderFit, fit_decoder, logits_of
 from polyfed.lab.downstream.maps import MappedPictures, MapReader
 from polyfed.lab.downstream.probe import Probe, Share, require_apart
 from polyfed.lab.downstream.results import Outcome, ProbeRow
@@ -56,11 +56,7 @@ class Segmentation(Probe):
     focal_weight: float = Field(default=10.0, ge=0, description="weight of the focal loss")
     dice_weight: float = Field(default=1.0, ge=0, description="weight of -log(soft Dice)")
     gamma: float = Field(default=2.0, ge=0, description="of the focal loss")
-    lr: float = Field(default=2e-4, gt=0, description="of AdamW")
-    weight_decay: float = Field(default=0.05, ge=0, description="of AdamW")
-    epochs: int = Field(default=50, ge=1, description="at most")
-    patience: int = Field(default=10, ge=1, description="epochs without a lower validation loss")
-    batch_size: int = Field(default=8, ge=2, description="pictures a step")
+    fit: DecoderFit = Field(default=DecoderFit(), description="of the decoder")
     memory: int = Field(default=1 << 30, ge=0, description="bytes of feature maps held; more are computed every epoch")
 
     @model_validator(mode="after")
@@ -152,7 +148,6 @@ class Segmentation(Probe):
         count = min(round(self.validation * len(few)), len(few) - 2) if isinstance(self.validation, float) else 0
         held, few = few[:count], few[count:]
         watched, rows = (sets.train, held) if sets.validation is None else (sets.validation, sets.validation.all)
-        fit = Fit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
         # a decoder's initial weights depend on the draw and the share alone, not on which tasks came before
         with isolated(bench.seed + draw, "downstream", task, f"decoder {share:g}"):
             decoder = reader.decoder(self.decoder, sets.test.masks.shape[-1]).to(bench.subject.device)
@@ -161,7 +156,7 @@ class Segmentation(Probe):
                 return float(self._loss(logits_of(decoder, watched, rows), watched.masks[rows]))
 
             stream = bench.stream(task, draw, f"order {share:g}")
-            fit_decoder(decoder, sets.train, few, validation if len(rows) else None, self._loss, fit, stream)
+            fit_decoder(decoder, sets.train, few, validation if len(rows) else None, self._loss, self.fit, stream)
         logits, truth = logits_of(decoder, sets.test, sets.test.all), sets.test.masks.bool()
         guess = (sets.train.masks[few].double().mean(0) > 0.5).expand_as(truth)
         return _Score(float(mean_dice(logits > 0, truth)), float(mean_dice(guess, truth)), len(few), len(held))
