@@ -16,7 +16,7 @@ from torch import Tensor
 import reference
 from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.core.settings import Component, Settings
+from polyfed.core.settings import Settings, is_component
 from polyfed.deploy.engines.flower import Flower
 from polyfed.engines.local import InProcess
 from polyfed.engines.ray import Ray
@@ -211,7 +211,7 @@ def test_switches_of_creamfl_stand_with_their_defaults() -> None:
     assert {"gamma", "tau_inter", "aggregation", "kd_weight"} <= set(rows)
     for name, shown in rows.items():
         default = CreamFL.model_fields[name].default
-        assert yaml.safe_load(shown) == (default.component_name() if isinstance(default, Component) else default), name
+        assert yaml.safe_load(shown) == (default.component_name() if is_component(type(default)) else default), name
 
 
 def test_tests_links_and_presets_that_pages_name_exist(generated: dict[str, str]) -> None:

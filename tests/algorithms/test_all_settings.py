@@ -20,7 +20,7 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Never, conditions_of
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
-from polyfed.core.settings import Component
+from polyfed.core.settings import is_component
 from polyfed.federation.settings import TrainingSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -202,7 +202,7 @@ def _flipped(annotation: Any, default: Any) -> Any:
         return next(value for value in get_args(kind) if value != default)
     if kind is bool:
         return not default
-    if isinstance(kind, type) and issubclass(kind, Component):
+    if is_component(kind):
         return next(name for name in kind.available() if name != default.component_name())
     if kind is TrainingSettings:
         return _faster(default)

@@ -13,7 +13,7 @@ import pytest
 from polyfed.cli import catalogue
 from polyfed.core.declarations import components, homes_of
 from polyfed.core.extras import extra_with, how_to_install, is_installed
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 
 FAMILIES = {kind: place[:2] for kind, place in catalogue._FAMILIES.items()}
 WITHOUT_EXTRAS = """
@@ -28,7 +28,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def imported(family: type[Component]) -> dict[str, str]:
+def imported(family: type[Settings]) -> dict[str, str]:
     """The slow way: import every module of the family's homes and look."""
     names: dict[str, str] = {}
     for place in map(importlib.import_module, homes_of(family.family().home)):
@@ -48,7 +48,7 @@ def imported(family: type[Component]) -> dict[str, str]:
 def test_source_tells_the_same_components_as_import(kind: str) -> None:
     pytest.importorskip("flwr")  # modules of its engine import it
     module, name = FAMILIES[kind]
-    family: type[Component] = getattr(importlib.import_module(module), name)
+    family: type[Settings] = getattr(importlib.import_module(module), name)
     declared = {short: item.name for short, item in components(family.family().home, (module, name)).items()}
     assert declared == imported(family)
     assert {short: kind.__name__ for short, kind in family.available().items()} == declared

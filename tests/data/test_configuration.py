@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.data.images import Augment, Flip, Shift
 from polyfed.data.source import Source
 from polyfed.data.sources.mimic_cxr import MimicCxr
@@ -50,7 +50,7 @@ FOLDER = Parquet(path="set", columns={"text": "questions"})
     ],
 )  # fmt: skip
 def test_components_are_named_and_survive_being_written(
-    family: type[Component], settings: Any, expected: Component
+    family: type[Settings], settings: Any, expected: Settings
 ) -> None:
     component = family.model_validate(settings)
     assert type(component) is type(expected)
@@ -71,6 +71,6 @@ def test_values_keep_their_types() -> None:
         (Pixels, {"normalise": "mnist"}),
     ],
 )  # fmt: skip
-def test_settings_that_mean_nothing_are_refused(kind: type[Component], settings: dict[str, Any]) -> None:
+def test_settings_that_mean_nothing_are_refused(kind: type[Settings], settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(reversed(settings))):
         kind.model_validate(settings)

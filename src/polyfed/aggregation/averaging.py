@@ -10,11 +10,11 @@ from torch import Tensor
 
 from polyfed.aggregation.collaboration import Holder, Scope, require_exchangeable
 from polyfed.aggregation.exchange import ExactExchange, SequentialExchange, WeightExchange
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.optim.servers import Models, Replace, ServerOptimizer, State
 
 
-class Averaging(Component):
+class Averaging(Settings):
     """Averages what clients have trained: each type of clients (one architecture, task and classes) has a global model.
 
     Subclasses live in ``polyfed.aggregation.averagings``; they say in ``scope`` what types average with

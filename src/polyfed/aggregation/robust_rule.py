@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny
 from torch import Tensor
 
 from polyfed.aggregation.secure_sum import SecureSum
-from polyfed.core.settings import Component, Settings
+from polyfed.core.settings import Settings
 
 
 def _share(value: int | float) -> int | float:
@@ -24,7 +24,7 @@ def _share(value: int | float) -> int | float:
     return value
 
 
-class RobustRule(Component):
+class RobustRule(Settings):
     """What becomes of the replies of clients of one type (one architecture, task and classes) in a round.
 
     Every rule counts clients alike, whatever number of samples they claim: its guarantee is about numbers of clients.

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from polyfed.aggregation.masking.fixed_point import FixedPoint
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 
 FEWEST = 3
 """Clients of a type below which a sum tells one client the value of another."""
@@ -25,7 +25,7 @@ def _threshold(value: int | float) -> int | float:
     return value
 
 
-class SecureSum(Component):
+class SecureSum(Settings):
     """How clients of a type (one architecture, task and classes) add up replies as whole numbers modulo 2^bits."""
 
     home: ClassVar[str] = "polyfed.aggregation.secure_sum"

@@ -17,7 +17,7 @@ from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics
 from polyfed.aggregation.tiles import working_dtype
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 
 OF_REPRESENTATIONS = "representations to weigh, not class scores"
 """Fact on which settings of weightings may depend."""
@@ -129,7 +129,7 @@ class Evidence:
         return self.labels.to(self.values.device)
 
 
-class Weighting(Component):
+class Weighting(Settings):
     """A weight of each client on each public sample, before they are made to sum to 1 by ``Ensemble``.
 
     Subclasses live in ``polyfed.aggregation.weightings``.

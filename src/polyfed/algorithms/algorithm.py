@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from polyfed.core.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort, Reply, each
 from polyfed.federation.server import Server
@@ -49,7 +49,7 @@ class LocalTraining(NamedTuple):
     """Batches of further stages of a round that counts batches."""
 
 
-class Algorithm(Component):
+class Algorithm(Settings):
     """A method of federated learning.
 
     Its fields are its hyperparameters. It holds no state: what lasts is the server's (model, weights, ``state``) or a

@@ -146,7 +146,7 @@ def _allowed_values(info: FieldInfo) -> str:
 
 
 def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
-    from polyfed.core.settings import Component, Settings  # pydantic, which names alone do not need
+    from polyfed.core.settings import Settings, is_component  # pydantic, which names alone do not need
 
     if get_origin(kind) is Annotated:
         kind, *more = get_args(kind)
@@ -155,7 +155,7 @@ def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
         return "null"
     if kind in _PLAIN:
         return _PLAIN[kind] + _bounds(metadata)
-    if isinstance(kind, type) and issubclass(kind, Component):
+    if is_component(kind):
         names = kind.declared()
         is_choice = kind.family() is kind or names
         return " | ".join([*names, "import path of a class"]) if is_choice else kind.component_name()

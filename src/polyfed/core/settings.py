@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -39,6 +39,12 @@ class Settings(BaseModel):
     """Immutable, validated settings; an unknown key is an error that names the nearest valid one, and so is a value
     that is not the default and has no effect (``polyfed.core.effects``).
 
+    **Components** are settings with behaviour, chosen by name in a configuration. A family of components is a direct
+    subclass that sets ``home``: the package whose modules are its short names, or the module that holds all. Where a
+    module holds several public components, ``short_name`` names each. A family is itself usable as a field type: the
+    field then accepts a name, a mapping with a ``name``, or an instance. A component whose packages do not come with
+    polyfed says in ``pip_extra`` which extra brings them; its module imports them only where it uses them.
+
     Raises:
         ConfigError: naming the first wrong key, its value and what would be valid.
     """
@@ -47,6 +53,8 @@ class Settings(BaseModel):
 
     only_if: ClassVar[Mapping[str, Condition]] = {}
     """Conditions of inherited settings in this class; those of its own settings stand beside them."""
+    home: ClassVar[str] = ""
+    pip_extra: ClassVar[str] = ""
 
     if not TYPE_CHECKING:  # type checkers know the fields
 
@@ -79,24 +87,12 @@ class Settings(BaseModel):
                 require_effects_beneath(getattr(self, key), facts, key)
         return self
 
-
-class Component(Settings):
-    """Settings with behaviour, chosen by name in a configuration.
-
-    A family of components is a direct subclass that sets ``home``: the package whose modules are its short names, or
-    the module that holds all. Where a module holds several public components, ``short_name`` names each. A family is
-    itself usable as a field type: the field then accepts a name, a mapping with a ``name``, or an instance. A component
-    whose packages do not come with polyfed says in ``pip_extra`` which extra brings them; its module imports them only
-    where it uses them.
-    """
-
-    home: ClassVar[str] = ""
-    pip_extra: ClassVar[str] = ""
+    # ---- components
 
     @classmethod
-    def family(cls) -> type[Component]:
-        """The ancestor (or self) that sets ``home`` in its own body."""
-        return next(base for base in cls.__mro__ if "home" in vars(base))
+    def family(cls) -> type[Settings]:
+        """The ancestor (or self) that sets ``home`` in its own body; only components have one."""
+        return next(base for base in cls.__mro__ if vars(base).get("home"))
 
     @classmethod
     def component_name(cls) -> str:
@@ -111,11 +107,11 @@ class Component(Settings):
         return components(cls.family().home, (cls.__module__, cls.__qualname__))
 
     @classmethod
-    def available(cls) -> dict[str, type[Component]]:
+    def available(cls) -> dict[str, type[Settings]]:
         return {name: cls.named(name) for name in cls.declared()}
 
     @classmethod
-    def named(cls, name: str) -> type[Component]:
+    def named(cls, name: str) -> type[Settings]:
         """The component class called ``name``; only its own module is imported.
 
         Raises:
@@ -129,7 +125,7 @@ class Component(Settings):
         if declared is None:
             raise ValueError(f"unknown {family} '{name}'; {nearest(name, cls.declared())}")
         try:
-            kind: type[Component] = getattr(importlib.import_module(declared.module), declared.name)
+            kind: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
         except ModuleNotFoundError as error:
             hint = f"; {how_to_install(declared.texts['pip_extra'])}" if declared.texts.get("pip_extra") else ""
             raise ValueError(f"{family} '{name}' needs a package: {error}{hint}") from error
@@ -138,6 +134,8 @@ class Component(Settings):
     @model_validator(mode="wrap")
     @classmethod
     def _by_name(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not cls.home:
+            return handler(data)
         if isinstance(data, str):
             data = {"name": data}
         if not isinstance(data, Mapping) or "name" not in data:
@@ -150,6 +148,8 @@ class Component(Settings):
 
     @model_serializer(mode="wrap")
     def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        if not self.home:
+            return handler(self)  # type: ignore[no-any-return]
         # the declared type of a field is the family: its fields are dumped from the instance's own class
         fields = {key: getattr(self, key) for key in type(self).model_fields}
         return {"name": self.component_name(), **{key: _plain(value) for key, value in fields.items()}}
@@ -165,12 +165,17 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
 
 
+def is_component(kind: Any) -> TypeGuard[type[Settings]]:
+    """Whether a type is a component or a family of components."""
+    return isinstance(kind, type) and issubclass(kind, Settings) and bool(kind.home)
+
+
 def is_import_path(text: str) -> bool:
     """Whether a text is the import path of a component, package.module.Class; nothing else is ever imported."""
     return "." in text and all(part.isidentifier() for part in text.split("."))
 
 
-def _imported(name: str, family: type[Component]) -> type[Component]:
+def _imported(name: str, family: type[Settings]) -> type[Settings]:
     if not is_import_path(name):
         raise ValueError(f"'{name}' is no import path; give it as package.module.Class")
     path, _, attribute = name.rpartition(".")

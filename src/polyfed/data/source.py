@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from polyfed.core.errors import DataError
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.data.arrow import is_list, is_text, list_lengths
 
 OTHER_LAYOUTS = (
@@ -133,7 +133,7 @@ class Split:
         return self.read(self.columns[name])
 
 
-class Source(Component):
+class Source(Settings):
     """A data set with splits. Subclasses live in ``polyfed.data.sources``, one a module."""
 
     home: ClassVar[str] = "polyfed.data.sources"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.files import write_atomically
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.core.untrusted import file_json
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.source import Column
@@ -50,7 +50,7 @@ class Vocabulary:
     pipeline: tokenizers.Tokenizer | None = None
 
 
-class Tokenizer(Component):
+class Tokenizer(Settings):
     """How texts become token ids. Subclasses live in ``polyfed.data.tokenizers``."""
 
     home: ClassVar[str] = "polyfed.data.tokenizers"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.data.pictures import PIXELS
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
@@ -53,7 +53,7 @@ class DataContext:
     seed: int = 0
 
 
-class View(Component):
+class View(Settings):
     """How one modality is presented to an encoder. Subclasses live in ``polyfed.data.views``, one a module."""
 
     home: ClassVar[str] = "polyfed.data.views"

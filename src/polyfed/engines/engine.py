@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Engine
@@ -85,7 +85,7 @@ class Hosting:
         )
 
 
-class EngineSettings(Component):
+class EngineSettings(Settings):
     """Where client steps execute."""
 
     home: ClassVar[str] = "polyfed.engines"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
@@ -32,7 +32,7 @@ def _named_or_many(value: Who) -> Who:
     return value
 
 
-class Attack(Component):
+class Attack(Settings):
     """What some clients of a simulation do to a run; a deployment refuses it.
 
     Attackers do it in every round in which they take part, to what they send in steps of the method; evaluations are

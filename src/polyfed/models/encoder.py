@@ -9,12 +9,12 @@ from pydantic import Field, SerializeAsAny
 from torch import nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 
 
-class Encoder(Component):
+class Encoder(Settings):
     """Architecture of one modality. Subclasses live in ``polyfed.models.encoders``, one a module.
 
     Subclasses give ``view`` a default that suits them.

@@ -10,14 +10,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 
 Models = Mapping[str, Mapping[str, Tensor]]
 """Type of clients -> global model, as named tensors."""
 State = dict[str, dict[str, Tensor]]
 
 
-class ServerOptimizer(Component):
+class ServerOptimizer(Settings):
     """A step from the global models towards the aggregated ones; orthogonal to how these came about.
 
     The pseudo-gradient is the old model less the aggregated one. Integer tensors, and global models none of whose

@@ -12,12 +12,12 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.data.item_classes import Indices
 from polyfed.partitions.units import Units, grouped
 
 
-class Partition(Component):
+class Partition(Settings):
     """A rule that hands items to clients. Subclasses live in ``polyfed.partitions.rules``.
 
     What is divided are items (pictures, documents), so the captions of one picture always stay together, or groups of

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings, is_component
 from polyfed.data.images import Augmentation
 from polyfed.federation.settings import GroupSettings
 from polyfed.runs.experiment import Experiment
@@ -48,7 +48,7 @@ class _WithFamilies(GenerateJsonSchema):
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         kind = schema["cls"]
-        if issubclass(kind, Component) and kind.family() is kind:
+        if is_component(kind) and kind.family() is kind:
             return {"$ref": _DEFS.format(model=_key(kind))}
         content = super().model_schema(schema)
         if issubclass(kind, GroupSettings):  # ``model`` is short for a list of one
@@ -56,9 +56,9 @@ class _WithFamilies(GenerateJsonSchema):
         return {"anyOf": [{"type": ["boolean", "number"]}, content]} if issubclass(kind, Augmentation) else content
 
 
-def _members() -> dict[type[Component], dict[str, type[Component]]]:
+def _members() -> dict[type[Settings], dict[str, type[Settings]]]:
     """Family -> name -> component, of all families that experiments choose from and whose packages are there."""
-    families: dict[type[Component], dict[str, type[Component]]] = {}
+    families: dict[type[Settings], dict[str, type[Settings]]] = {}
     pending: list[type[Any]] = [Experiment]
     seen: set[type[Any]] = set()
     while pending:
@@ -66,14 +66,14 @@ def _members() -> dict[type[Component], dict[str, type[Component]]]:
         if kind in seen:
             continue
         seen.add(kind)
-        if issubclass(kind, Component) and kind.family() is kind:
+        if is_component(kind) and kind.family() is kind:
             families[kind] = _installed(kind)
             pending += families[kind].values()
         pending += [below for info in kind.model_fields.values() for below in _models_in(info.annotation)]
     return families
 
 
-def _installed(family: type[Component]) -> dict[str, type[Component]]:
+def _installed(family: type[Settings]) -> dict[str, type[Settings]]:
     members = {}
     for name in family.declared():
         try:
@@ -89,7 +89,7 @@ def _models_in(annotation: Any) -> list[type[Any]]:
     return [kind for part in getattr(annotation, "__args__", ()) for kind in _models_in(part)]
 
 
-def _key(family: type[Component]) -> str:
+def _key(family: type[Settings]) -> str:
     return f"{family.__name__}Choice"
 
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.runs.records import SERVER
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class SinkWriter(ABC):
         """The process leaves the run; ``failed`` if by an error."""
 
 
-class Sink(Component):
+class Sink(Settings):
     """A tracker that a run reports to. Subclasses live in ``polyfed.reporting.sinks``, one a module."""
 
     home: ClassVar[str] = "polyfed.reporting.sinks"

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.models.model import Embedder, Model
 
 
-class Task(Component):
+class Task(Settings):
     """What a participant's model is trained for. Subclasses live in ``polyfed.tasks``, one a module."""
 
     home: ClassVar[str] = "polyfed.tasks"

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.settings import Component
+from polyfed.core.settings import Settings
 from polyfed.lab.downstream.bench import Bench
 from polyfed.lab.downstream.results import Outcome
 from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, predictions, top
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 """Of the samples of a split."""
 
 
-class Probe(Component):
+class Probe(Settings):
     """A way to test a frozen encoder. Subclasses live in ``polyfed.lab.downstream.probes``."""
 
     home: ClassVar[str] = "polyfed.lab.downstream.probes"

@@ -12,12 +12,12 @@ from pydantic import Field
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.own_code import own_code
-from polyfed.core.settings import Component, parse_settings
+from polyfed.core.settings import Settings, parse_settings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 
 
-class ColumnSettings(Component):
+class ColumnSettings(Settings):
     """One figure of a run. A new kind is a class in ``polyfed.lab.studies.columns``, or any importable one."""
 
     home: ClassVar[str] = "polyfed.lab.studies.columns"
