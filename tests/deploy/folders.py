@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
 from federations import Started, experiment_settings, ports
 
 from polyfed.deploy.files import ServerFolder, SiteFolder
@@ -47,3 +48,9 @@ def make(path: Path, *, keys: bool = True) -> Folders:
     experiment = Experiment.load(experiment_settings())
     create_federation(path, experiment, ["localhost"], port=port, superlink_port=superlink, keys=keys)
     return Folders(path)
+
+
+def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Names and addresses that a certificate is valid for."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return tuple(str(name.value) for name in names)

@@ -9,10 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from folders import hosts_of
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy.files import write_new
-from polyfed.deploy.keys import Identity, create_authority, days_left, hosts_of, issue_server, read_certificate
+from polyfed.deploy.keys import Identity, create_authority, days_left, issue_server, read_certificate
 
 AUTHORITY = create_authority("test")
 

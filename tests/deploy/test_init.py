@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from federations import experiment_settings
-from folders import Folders
+from folders import Folders, hosts_of
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower_programs
@@ -18,7 +18,7 @@ from polyfed.deploy.files import ServerFolder, write_new
 from polyfed.deploy.flower_programs import program
 from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
-from polyfed.deploy.keys import create_keys, hosts_of, public_half, read_certificate, read_public
+from polyfed.deploy.keys import create_keys, public_half, read_certificate, read_public
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings, to_yaml
 from polyfed.runs.experiment import Experiment
 

@@ -170,15 +170,6 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise RunError(f"'{path}' is not a PEM certificate: {error}") from error
 
 
-def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Names and addresses that the certificate is valid for."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return ()
-    return tuple(str(name.value) for name in names)
-
-
 def days_left(certificate: x509.Certificate) -> float:
     """Days until the certificate expires; negative once it has."""
     return (certificate.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
