@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from polyfed import Experiment
-from polyfed.aggregation.masking.fixed_point import FixedPoint, total
-from polyfed.aggregation.masking.party import Party, context_of
-from polyfed.aggregation.masking.unmasking import Unmasking
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.aggregation.secure_sum import PairwiseMasks
+from polyfed.privacy.masking.fixed_point import FixedPoint, total
+from polyfed.privacy.masking.party import Party, context_of
+from polyfed.privacy.masking.unmasking import Unmasking
+from polyfed.privacy.secure_sum import PairwiseMasks
 from polyfed.runs.runner import run_experiment
 
 LIMIT = 1.3

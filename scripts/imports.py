@@ -16,7 +16,7 @@ LAYERS = (
     ("engines",),
     ("algorithms",),
     ("federation",),
-    ("wire", "tasks", "aggregation"),
+    ("wire", "tasks", "aggregation", "privacy"),
     ("models", "partitions", "optim"),
     ("data",),
     ("losses", "core"),

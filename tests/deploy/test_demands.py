@@ -16,7 +16,6 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 from federations import experiment_settings
 
-from polyfed.aggregation.secure_sum import PairwiseMasks, SecureSum
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import BudgetError, PayloadError, RefusedError
 from polyfed.deploy import host
@@ -33,6 +32,7 @@ from polyfed.federation.mask_keeper import KEYS, REQUEST
 from polyfed.federation.privacy_guard import PRIVATE
 from polyfed.federation.private_training import training_cost
 from polyfed.federation.summed import TOTAL
+from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights

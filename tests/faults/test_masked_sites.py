@@ -16,7 +16,6 @@ from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
 from polyfed import Experiment
-from polyfed.aggregation.masking.party import Party, context_of
 from polyfed.core.errors import ExchangeError
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.deploy.roster import SiteRoster
@@ -24,6 +23,7 @@ from polyfed.deploy.settings import load_settings
 from polyfed.federation import secure_ask
 from polyfed.federation.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle
 from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.privacy.masking.party import Party, context_of
 from polyfed.runs.runner import run_experiment
 from small_federations import topics
 

@@ -17,7 +17,6 @@ pytest.importorskip("cryptography", reason="cryptography is not installed")
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.aggregation.masking.identity import SiteIdentity
 from polyfed.core.errors import PolyfedError
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.answered_sums import FILE
@@ -32,6 +31,7 @@ from polyfed.federation.mask_keeper import (
     request_digest,
 )
 from polyfed.federation.summed import TOTAL
+from polyfed.privacy.masking.identity import SiteIdentity
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared

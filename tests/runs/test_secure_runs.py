@@ -343,6 +343,6 @@ def test_noise_goes_under_the_masks(tmp_path: Path) -> None:
 def test_masks_without_the_package_of_ciphers_are_refused_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyfed.aggregation.secure_sum.find_spec", lambda name: None)
+    monkeypatch.setattr("polyfed.privacy.secure_sum.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package 'cryptography'.*pip install \"polyfed\[deploy\]\""):
         run_experiment(Experiment.parse(federation()), tmp_path / "run")

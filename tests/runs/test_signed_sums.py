@@ -15,10 +15,6 @@ pytest.importorskip("cryptography", reason="cryptography is not installed")
 from cryptography.hazmat.primitives.asymmetric import ec
 from test_secure_runs import Faulty, federation
 
-from polyfed.aggregation.masking.fixed_point import Residues, total
-from polyfed.aggregation.masking.identity import SiteIdentity
-from polyfed.aggregation.masking.party import Party, context_of
-from polyfed.aggregation.masking.unmasking import Unmasking
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import (
@@ -32,6 +28,10 @@ from polyfed.federation.mask_keeper import (
     request_digest,
 )
 from polyfed.federation.summed import TOTAL, SummedReply
+from polyfed.privacy.masking.fixed_point import Residues, total
+from polyfed.privacy.masking.identity import SiteIdentity
+from polyfed.privacy.masking.party import Party, context_of
+from polyfed.privacy.masking.unmasking import Unmasking
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from pydantic import AfterValidator, Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.core.settings import Settings
+from polyfed.privacy.secure_sum import SecureSum
 
 
 def _share(value: int | float) -> int | float:

@@ -33,7 +33,7 @@ _FAMILIES = {
     "tasks": ("polyfed.tasks.task", "Task", "what a participant is trained for"),
     "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),
     "rules": ("polyfed.aggregation.robust_rule", "RobustRule", "what a minority of false clients cannot move far"),
-    "sums": ("polyfed.aggregation.secure_sum", "SecureSum", "how replies are added up unseen"),
+    "sums": ("polyfed.privacy.secure_sum", "SecureSum", "how replies are added up unseen"),
     "attacks": ("polyfed.federation.attack", "Attack", "what simulated attackers do"),
     "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "how global models follow the averages"),
     "probes": ("polyfed.lab.downstream.probe", "Probe", "tests of frozen encoders"),

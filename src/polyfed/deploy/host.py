@@ -23,7 +23,7 @@ from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE
 
 if TYPE_CHECKING:  # takes cryptography, which most runs do without
-    from polyfed.aggregation.masking.identity import SiteIdentity
+    from polyfed.privacy.masking.identity import SiteIdentity
 
 _log = logging.getLogger(__name__)
 

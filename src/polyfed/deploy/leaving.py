@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.deploy.findings import Finding
@@ -16,6 +15,7 @@ from polyfed.federation.mask_keeper import masking_replies
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 from polyfed.federation.privacy import KIND_KEYS, PrivacySettings
+from polyfed.privacy.secure_sum import SecureSum
 from polyfed.runs.disclosure import Sendable, SentField, sent_fields
 from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of

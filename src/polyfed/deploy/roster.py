@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import Field, field_validator, model_validator
 
-from polyfed.aggregation.masking.identity import SiteIdentity
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
@@ -22,6 +21,7 @@ from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.settings import SiteConfig, load_settings, to_yaml
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.membership import member_ids
+from polyfed.privacy.masking.identity import SiteIdentity
 
 ROSTER_COMMENT = """\
 Sites whose clients this one adds up masked replies with, and the key that each signs with.

@@ -6,7 +6,6 @@ from hashlib import sha256
 
 from pydantic import Field, SerializeAsAny
 
-from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
@@ -16,6 +15,7 @@ from polyfed.federation.participant import Precision
 from polyfed.federation.privacy import PrivacySettings
 from polyfed.federation.private_training import training_cost
 from polyfed.models.model import ModelSettings
+from polyfed.privacy.secure_sum import SecureSum
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.schema import StepSchema
 from polyfed.wire.transport import Transport

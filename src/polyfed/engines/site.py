@@ -40,7 +40,7 @@ from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema, steps_of
 
 if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
-    from polyfed.aggregation.masking.identity import SiteIdentity
+    from polyfed.privacy.masking.identity import SiteIdentity
 
 _log = logging.getLogger(__name__)
 

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.core.errors import PayloadError
 from polyfed.core.files import private_files, write_atomically
 from polyfed.federation.answered_sums import AnsweredSum, AnsweredSums
 from polyfed.federation.summed import TOTAL, SummedReply
+from polyfed.privacy.secure_sum import SecureSum
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle
 
 if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
-    from polyfed.aggregation.masking.identity import SiteIdentity
-    from polyfed.aggregation.masking.party import Party
+    from polyfed.privacy.masking.identity import SiteIdentity
+    from polyfed.privacy.masking.party import Party
 
 KEYS, SHARES, OPENING = "mask_keys", "mask_shares", "mask_opening"
 """What a server asks beside the method's step: public keys, shares of secrets for others, shares of others' secrets."""
@@ -66,8 +66,8 @@ def _bytes(value: Tensor) -> bytes:
 
 def masking_replies() -> dict[str, str]:
     """Phase that is not the method's -> what a client answers, in words."""
-    from polyfed.aggregation.masking.party import PUBLIC_BYTES
-    from polyfed.aggregation.masking.shamir import SHARE_BYTES
+    from polyfed.privacy.masking.party import PUBLIC_BYTES
+    from polyfed.privacy.masking.shamir import SHARE_BYTES
 
     share = f"({SHARE_BYTES} bytes) for each client of its type"
     return {
@@ -111,7 +111,7 @@ class MaskKeeper:
         return {KEYS: self._keys, SHARES: self._shares, OPENING: self._opening}[request.step](request, received)
 
     def _keys(self, request: Request, received: Payload) -> Payload:
-        from polyfed.aggregation.masking.party import Party
+        from polyfed.privacy.masking.party import Party
 
         asked = received.scalars.get(REQUEST)
         if not isinstance(asked, str) or len(asked) != sha256().digest_size * 2:
@@ -186,7 +186,7 @@ class MaskKeeper:
     # ---- between phases
 
     def _context(self, request: Request, asked: str) -> bytes:
-        from polyfed.aggregation.masking.party import context_of
+        from polyfed.privacy.masking.party import context_of
 
         return context_of(self.run, *_ask(request), asked)
 
@@ -197,7 +197,7 @@ class MaskKeeper:
         return self.folder / client / _FILE
 
     def _party(self, request: Request) -> Party:
-        from polyfed.aggregation.masking.party import Party
+        from polyfed.privacy.masking.party import Party
 
         try:
             party = Party.from_json(self._path(request.client).read_text())

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from polyfed.aggregation.masking.fixed_point import Residues, total
-from polyfed.aggregation.secure_sum import FEWEST, SecureSum
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.mask_keeper import (
@@ -22,6 +20,8 @@ from polyfed.federation.mask_keeper import (
     request_digest,
 )
 from polyfed.federation.summed import TOTAL, SummedReply
+from polyfed.privacy.masking.fixed_point import Residues, total
+from polyfed.privacy.secure_sum import FEWEST, SecureSum
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
 
@@ -245,8 +245,8 @@ class SecureAsk:
             yield client, Payload({**payload.fields, **own})
 
     def _unmasked(self, kind: _Type, words: Residues, shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
-        from polyfed.aggregation.masking.party import context_of
-        from polyfed.aggregation.masking.unmasking import Unmasking
+        from polyfed.privacy.masking.party import context_of
+        from polyfed.privacy.masking.unmasking import Unmasking
 
         survivors = [client.id for client in kind.sent]
         masked = sorted({*next(iter(kind.sealed[name] for name in survivors)), survivors[0]})

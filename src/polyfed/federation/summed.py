@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.aggregation.masking.fixed_point import FixedPoint, Residues
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
+from polyfed.privacy.masking.fixed_point import FixedPoint, Residues
 from polyfed.wire.payload import BUNDLE_KINDS, Payload, Prototypes, TensorBundle
 
 WORDS, LAYOUT = "words", "layout"

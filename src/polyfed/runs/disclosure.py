@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import UnionType
 
-from polyfed.aggregation.secure_sum import SecureSum
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.privacy import PrivacySettings
+from polyfed.privacy.secure_sum import SecureSum
 from polyfed.wire.payload import Scalar, TensorBundle
 from polyfed.wire.schema import StepKind, StepSchema, steps_of
 

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from polyfed.aggregation.masking.fixed_point import FixedPoint
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.core.settings import Settings
+from polyfed.privacy.masking.fixed_point import FixedPoint
 
 FEWEST = 3
 """Clients of a type below which a sum tells one client the value of another."""
@@ -28,7 +28,7 @@ def _threshold(value: int | float) -> int | float:
 class SecureSum(Settings):
     """How clients of a type (one architecture, task and classes) add up replies as whole numbers modulo 2^bits."""
 
-    home: ClassVar[str] = "polyfed.aggregation.secure_sum"
+    home: ClassVar[str] = "polyfed.privacy.secure_sum"
     masks: ClassVar[bool] = True
     """Whether what a client sends is masked."""
 

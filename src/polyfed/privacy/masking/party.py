@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from polyfed.aggregation.masking import keys, shamir
-from polyfed.aggregation.masking.fixed_point import Residues
-from polyfed.aggregation.secure_sum import FEWEST
 from polyfed.core.errors import PayloadError
+from polyfed.privacy.masking import keys, shamir
+from polyfed.privacy.masking.fixed_point import Residues
+from polyfed.privacy.secure_sum import FEWEST
 
 PUBLIC_BYTES = 3 * keys.KEY_BYTES
 """A party's public half: key for shares, key for masks, commitment to its own mask's seed."""

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.aggregation.masking import keys, shamir
-from polyfed.aggregation.masking.fixed_point import FixedPoint, Residues, total
-from polyfed.aggregation.masking.party import Party, context_of
-from polyfed.aggregation.masking.unmasking import Unmasking
-from polyfed.aggregation.secure_sum import PairwiseMasks
 from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.privacy.masking import keys, shamir
+from polyfed.privacy.masking.fixed_point import FixedPoint, Residues, total
+from polyfed.privacy.masking.party import Party, context_of
+from polyfed.privacy.masking.unmasking import Unmasking
+from polyfed.privacy.secure_sum import PairwiseMasks
 
 CONTEXT = context_of("run", 1, 0, "fit")
 REQUIRED = PairwiseMasks(threshold=0.6).required

@@ -9,8 +9,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.hashes import SHA384
 
-from polyfed.aggregation.masking.party import context_of
 from polyfed.core.errors import PayloadError
+from polyfed.privacy.masking.party import context_of
 
 _SCHEME = ECDSA(SHA384())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polyfed.aggregation.masking import keys, shamir
-from polyfed.aggregation.masking.fixed_point import Residues
-from polyfed.aggregation.masking.party import commitment, group_digest, own_mask_seed, pair_mask_seed
 from polyfed.core.errors import PayloadError
+from polyfed.privacy.masking import keys, shamir
+from polyfed.privacy.masking.fixed_point import Residues
+from polyfed.privacy.masking.party import commitment, group_digest, own_mask_seed, pair_mask_seed
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from polyfed.aggregation.masking.fixed_point import Residues
 from polyfed.core.errors import PayloadError
+from polyfed.privacy.masking.fixed_point import Residues
 
 KEY_BYTES = 32
 _PIECE = 1 << 15  # words
