@@ -10,19 +10,22 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
 from pathlib import Path
 
 import harness
 import torch
 from torch import Tensor, nn
 
+from polyfed.aggregation.averaging import Update, exact_average, interpolate, sequential_average
 from polyfed.aggregation.collaboration import Holder, Rule, Scope, collaborate
-from polyfed.aggregation.exchange import ExactExchange, Models, SequentialExchange, WeightExchange
+from polyfed.aggregation.mean import WeightedMean
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.model import Model
 from polyfed.models.slots import places
+from polyfed.optim.servers import Models
 
 Weights = dict[str, Tensor]
 TIME_LIMIT = 1.25
@@ -67,40 +70,40 @@ class Population:
         """The global models."""
         return {kind: self.model(kind, 0.0) for kind in self.holders}
 
-    def exact(self, models: Models, updates: int) -> WeightExchange:
-        """One round's exchange of so many updates."""
-        return ExactExchange(models, self.holders, self.scope)
+    def exact(self, models: Models, updates: int) -> Models:
+        """One round of so many updates."""
+        return exact_average(models, self.holders, self.scope, self.updates(updates))
 
-    def sequential(self, models: Models, updates: int) -> WeightExchange:
+    def sequential(self, models: Models, updates: int) -> Models:
         """The released code's, likewise."""
-        return SequentialExchange(models, self.holders, self.scope, self.samples(updates))
+        return sequential_average(models, self.holders, self.scope, self.updates(updates), self.samples(updates))
+
+    def updates(self, number: int) -> Iterator[Update]:
+        """So many updates of the types in turn, each made when it is asked for."""
+        for index, kind in zip(range(number), cycle(self.holders)):
+            yield kind, self.model(kind, float(index)), SAMPLES
 
     def samples(self, updates: int) -> dict[str, float]:
         """Samples of each type when so many updates are dealt out among the types."""
         kinds = list(self.holders)
         return {kind: float(SAMPLES * len(range(k, updates, len(kinds)))) for k, kind in enumerate(kinds)}
 
-    def stream(self, make: Callable[[Models, int], WeightExchange], updates: int) -> Callable[[], object]:
+    def stream(self, average: Callable[[Models, int], Models], updates: int) -> Callable[[], object]:
         """A round from nothing: models, then updates of the types in turn, of which one is held at a time; results."""
 
         def work() -> object:
             models = self.models()
-            exchange = make(models, updates)
-            kinds = list(self.holders)
-            for number in range(updates):
-                kind = kinds[number % len(kinds)]
-                exchange.add(kind, self.model(kind, float(number)), SAMPLES)
-            return models, exchange.result()
+            return models, average(models, updates)
 
         return work
 
 
 def bench_memory(name: str, federation: Population, updates: int, limit: float) -> None:
     """Peak memory of a round of so many updates, and of a tenth of them."""
-    makes = {"exact": federation.exact, "sequential": federation.sequential}
+    averages = {"exact": federation.exact, "sequential": federation.sequential}
     together = sum(federation.sizes.values())
-    for kind, make in makes.items():
-        peak, few = (harness.peak_extra(federation.stream(make, number)) for number in (updates, updates // 10))
+    for kind, average in averages.items():
+        peak, few = (harness.peak_extra(federation.stream(average, number)) for number in (updates, updates // 10))
         harness.report(
             f"{name}_{kind}_memory",
             ratio=peak / together,
@@ -117,19 +120,19 @@ def bench_memory(name: str, federation: Population, updates: int, limit: float) 
 def bench_speed(name: str, federation: Population, updates: int, repeats: int) -> None:
     """Folding one update in, type by type, against one flat tensor of the same size."""
     models = federation.models()
-    exact, sequential = federation.exact(models, updates), federation.sequential(models, updates)
+    asked = federation.samples(updates)
+    rule = collaborate(federation.holders, asked, federation.scope)
     for kind, size in federation.sizes.items():
-        update, samples = federation.model(kind, 1.0), SAMPLES
+        update, mean = federation.model(kind, 1.0), WeightedMean()
         flat, other = torch.zeros(size // 4), torch.ones(size // 4)
-        exact.add(kind, update, samples)  # the first is only copied
+        mean.add(update, SAMPLES)  # the first is only copied
         works: dict[str, harness.Work] = {
-            "exact": lambda: exact.add(kind, update, samples),  # noqa: B023
-            "sequential": lambda: sequential.add(kind, update, samples),  # noqa: B023
+            "exact": lambda: mean.add(update, SAMPLES),  # noqa: B023
+            "sequential": lambda: interpolate(models, federation.holders, rule, asked, (kind, update, SAMPLES)),  # noqa: B023
             "flat": lambda: flat.lerp_(other, 0.1),  # noqa: B023
             "copy": lambda: flat.copy_(other),  # noqa: B023
         }
         times = harness.interleaved(works, repeats)
-        rule = collaborate(federation.holders, federation.samples(updates), federation.scope)
         moved = {"exact": 3 * size, "sequential": 3 * folded(federation.holders, update, rule, kind)}
         for fold, traffic in moved.items():
             report_speed(f"{name}_{fold}_{kind}", times, fold, traffic, size)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from polyfed.aggregation.averagings import ByType
+from polyfed.aggregation.averaging import ByType
 from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import GlobalModels, average, noted
 from polyfed.core.errors import ConfigError

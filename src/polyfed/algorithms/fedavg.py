@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, SerializeAsAny
 
-from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings import ByType
+from polyfed.aggregation.averaging import Averaging, ByType
+from polyfed.aggregation.collaboration import require_exchangeable
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import GlobalModels, average, holders_of, shapes_of
 
@@ -44,7 +44,7 @@ class FedAvg(GlobalModels):
         Raises:
             ConfigError: types that are to average layers with each other cannot.
         """
-        self.averaging.require(holders_of(server), shapes_of(server))
+        require_exchangeable(holders_of(server), shapes_of(server), self.averaging.scope)
         super().setup(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:

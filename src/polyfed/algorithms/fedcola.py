@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings import CollaborativeAveraging
+from polyfed.aggregation.averaging import Averaging, CollaborativeAveraging
 from polyfed.aggregation.collaboration import require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each

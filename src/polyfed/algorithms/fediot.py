@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from pydantic import Field, SerializeAsAny
 
-from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings import MultimodalAveraging
+from polyfed.aggregation.averaging import Averaging, MultimodalAveraging
 from polyfed.aggregation.collaboration import collaborate
 from polyfed.algorithms.algorithm import Cohort, Reply, Server
 from polyfed.algorithms.fedavg import FedAvg

@@ -109,10 +109,8 @@ def average(server: Server, cohort: Cohort, replies: Iterable[Reply], averaging:
     for client in cohort.clients:
         kind = server.type_of(client)
         asked[kind] = asked.get(kind, 0.0) + server.weight(client)
-    exchange = averaging.start(server.weights, holders_of(server), asked)
-    for reply in replies:
-        exchange.add(server.type_of(reply.sender), reply.weights, reply.num_examples)
-    server.update_weights(averaging.finish(exchange, server.weights, server.state))
+    updates = ((server.type_of(reply.sender), reply.weights, reply.num_examples) for reply in replies)
+    server.update_weights(averaging.average(server.weights, holders_of(server), updates, asked, server.state))
 
 
 def holders_of(server: Server) -> dict[str, Holder]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyfed.aggregation.averaging import exact_average, sequential_average
 from polyfed.aggregation.collaboration import Holder, Scope, collaborate
-from polyfed.aggregation.exchange import ExactExchange, SequentialExchange
 from polyfed.models.slots import Slot, TensorPlace
 
 ROLES = ("attention", "mlp")
@@ -76,10 +76,7 @@ def test_exact_equals_the_naive_sum_in_any_order(scope: Scope) -> None:
     before = {kind: {name: value.clone() for name, value in weights.items()} for kind, weights in start.items()}
     expected = naive(start, clients, scope)
     for order in (clients, clients[::-1]):
-        exchange = ExactExchange(start, HOLDERS, scope)
-        for client in order:
-            exchange.add(*client)
-        found = exchange.result()
+        found = exact_average(start, HOLDERS, scope, order)
         for kind, weights in expected.items():
             for name, value in weights.items():
                 wanted = own_count(clients, kind) if name == "count" else value
@@ -90,10 +87,8 @@ def test_exact_equals_the_naive_sum_in_any_order(scope: Scope) -> None:
 
 def test_absent_types_stay_or_follow_the_others() -> None:
     start, clients = federation()
-    exchange = ExactExchange(start, HOLDERS, Scope("attention", "modality", compensation=True))
-    for client in (client for client in clients if client[0] == "paired"):
-        exchange.add(*client)
-    found = exchange.result()
+    paired = (client for client in clients if client[0] == "paired")
+    found = exact_average(start, HOLDERS, Scope("attention", "modality", compensation=True), paired)
     assert torch.equal(found["image"]["image.mlp"], start["image"]["image.mlp"])
     update = found["paired"]["image.attention"] - start["paired"]["image.attention"]
     assert torch.allclose(found["image"]["image.attention"] - start["image"]["image.attention"], update, atol=1e-6)
@@ -101,7 +96,7 @@ def test_absent_types_stay_or_follow_the_others() -> None:
 
 def test_nobody_at_all_leaves_everything() -> None:
     start, _ = federation()
-    found = ExactExchange(start, HOLDERS, Scope("attention", "modality", compensation=True)).result()
+    found = exact_average(start, HOLDERS, Scope("attention", "modality", compensation=True), ())
     assert all(torch.equal(found[kind][name], start[kind][name]) for kind in start for name in start[kind])
 
 
@@ -110,10 +105,10 @@ def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     start = {"image": {"image.attention": torch.ones(1, dtype=torch.float64), **ones(torch.float64)}}
     shares = []
     for k in range(-1, 3):
-        exchange = SequentialExchange(_only(start, 1.0 if k < 0 else 0.0), ONE, Scope(), {"image": 30.0})
-        for client in range(3):
-            exchange.add("image", _only(start, 1.0 if client == k else 0.0)["image"], 10)
-        shares.append(float(exchange.result()["image"]["image.attention"]))
+        clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
+        old = _only(start, 1.0 if k < 0 else 0.0)
+        found = sequential_average(old, ONE, Scope(), clients, {"image": 30.0})
+        shares.append(float(found["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
 
@@ -146,10 +141,7 @@ def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
         return running
 
     def streamed(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
-        exchange = SequentialExchange(start, HOLDERS, scope, sizes)
-        for client in order:
-            exchange.add(*client)
-        return exchange.result()
+        return sequential_average(start, HOLDERS, scope, order, sizes)
 
     found, expected = streamed(clients), loop(clients)
     for kind, weights in found.items():
