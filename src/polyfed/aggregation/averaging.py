@@ -166,13 +166,14 @@ def exact_average(
 
 
 def _means(kinds: Iterable[str], updates: Iterable[Update]) -> tuple[Models, dict[str, float]]:
-    """Mean of each type that has samples, and samples of each type; its end frees the last update."""
+    """Mean of each type that has samples, and samples of each type."""
     running = {kind: WeightedMean() for kind in kinds}
     sizes = dict.fromkeys(running, 0.0)
     # never under no_grad: clients may train while their updates are iterated
     for kind, tensors, samples in updates:
         running[kind].add(tensors, samples)
         sizes[kind] += samples
+        del tensors  # before the next come
     return {kind: mean.take() for kind, mean in running.items() if sizes[kind] > 0}, sizes
 
 
@@ -218,6 +219,7 @@ def sequential_average(
     moved: set[tuple[str, Slot]] = set()
     for update in updates:
         moved |= interpolate(running, holders, rule, asked, update)
+        del update  # before the next comes
     return {
         kind: {
             name: (running if (kind, place.slot) in moved else weights)[kind][name]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averaging import Averaging, Update
 from polyfed.aggregation.collaboration import Holder
 from polyfed.algorithms.algorithm import (
     Algorithm,
@@ -109,7 +109,12 @@ def average(server: Server, cohort: Cohort, replies: Iterable[Reply], averaging:
     for client in cohort.clients:
         kind = server.type_of(client)
         asked[kind] = asked.get(kind, 0.0) + server.weight(client)
-    updates = ((server.type_of(reply.sender), reply.weights, reply.num_examples) for reply in replies)
+
+    def update(reply: Reply) -> Update:
+        return server.type_of(reply.sender), reply.weights, reply.num_examples
+
+    # unlike a loop, map lets go of a reply before it asks for the next
+    updates = map(update, replies)
     server.update_weights(averaging.average(server.weights, holders_of(server), updates, asked, server.state))
 
 
