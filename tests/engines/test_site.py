@@ -10,7 +10,7 @@ import pytest
 import torch
 from odd_steps import Odd
 
-from polyfed.core.errors import DataError, PayloadError, RunError
+from polyfed.core.errors import ConfigError, DataError, PayloadError, RunError
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.runs.experiment import Experiment
@@ -180,6 +180,13 @@ def test_a_place_with_another_public_set_says_so(tiny: Config, tmp_path: Path) -
     none = Experiment.parse({key: value for key, value in tiny.items() if key != "public"})
     with pytest.raises(DataError, match=rf"\(none, expected {order}\)"):
         Site.open(none.site(), experiment.spec("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
+
+
+def test_a_place_that_does_not_attack_refuses_a_run_with_attackers(tiny: Config, tmp_path: Path) -> None:
+    tiny["run"]["attackers"] = "sign_flip"
+    experiment = Experiment.parse(tiny)
+    with pytest.raises(ConfigError, match="clients of this site do not attack"):
+        Site.open(experiment.site(), experiment.spec("r", ""), tmp_path / "s", vocabulary=tmp_path / "v")
 
 
 def test_a_place_may_host_some_of_the_clients(odd: Config, tmp_path: Path) -> None:

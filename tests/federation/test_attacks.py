@@ -12,9 +12,10 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
-from polyfed.federation.attack import Attack, Conspiracy, FalseUpdate, attacks_by_client
+from polyfed.federation.attack import Attack, attacks_by_client
 from polyfed.federation.attacks import largest_z
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.false_replies import Conspiracy, FalseUpdate
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import prepared, site_of

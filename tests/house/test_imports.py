@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imports import Module, cycles, modules, upward
+from imports import Module, cycles, imports, modules, upward
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,21 @@ def test_imports_run_downwards(parts: list[Module]) -> None:
 
 def test_no_modules_or_packages_import_each_other(parts: list[Module]) -> None:
     assert cycles(parts) == []
+
+
+def test_an_institutions_site_imports_no_code_that_attacks(parts: list[Module]) -> None:
+    known = {module.name: module for module in parts}
+    needed, found = {"polyfed.deploy.host"}, set[str]()
+    while needed:
+        found |= needed
+        needed = {other for name in needed for other in imports(known[name], known, at_once=True)} - found
+    assert "polyfed.engines.site" in found
+    assert not found & {
+        "polyfed.engines.attacking",
+        "polyfed.engines.colluding",
+        "polyfed.federation.attacks",
+        "polyfed.federation.false_replies",
+    }
 
 
 def tree(root: Path, **sources: str) -> Path:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polyfed.federation.attack import Conspiracy, by_type
+from polyfed.federation.attack import by_type
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
+from polyfed.federation.false_replies import Conspiracy
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload

@@ -40,7 +40,7 @@ class PortableSite:
         settings = SiteSettings.model_validate_json(self.settings)
         torch.set_num_threads(settings.run.threads)
         limits = Limits.model_validate_json(self.limits)
-        return Site.open(settings, spec, Path(self.states), vocabulary=Path(self.vocabulary), limits=limits)
+        return _kind_of(spec).open(settings, spec, Path(self.states), vocabulary=Path(self.vocabulary), limits=limits)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Hosting:
         return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"))
 
     def here(self) -> Site:
-        return Site.open(
+        return _kind_of(self.spec).open(
             self.settings,
             self.spec,
             self.states,
@@ -83,6 +83,15 @@ class Hosting:
             federation=self.federation,
             limits=self.limits,
         )
+
+
+def _kind_of(spec: RunSpec) -> type[Site]:
+    """A simulated site, of attackers where the run has some; institutions, which open theirs, import none of them."""
+    if not spec.attackers:
+        return Site
+    from polyfed.engines.attacking import AttackingSite
+
+    return AttackingSite
 
 
 class EngineSettings(Settings):

@@ -8,21 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from polyfed.core.device import resolve_device
-from polyfed.core.errors import DataError, PayloadError
-from polyfed.core.randomness import generator, isolated
+from polyfed.core.errors import ConfigError, DataError, PayloadError
+from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
 from polyfed.engines.failures import told
 from polyfed.engines.handover import detached
 from polyfed.engines.protected_steps import ProtectedSteps, left_by
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.accounting import Neighbours
-from polyfed.federation.attack import Attack, FalseUpdate, attacks_by_client
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.mask_keeper import MASKING, MaskKeeper
 from polyfed.federation.membership import Member
@@ -110,6 +109,8 @@ class Site:
     identity: SiteIdentity | None = None
     sums: Path | None = None
     is_bounded: bool = False
+    may_attack: ClassVar[bool] = False
+    """Whether clients here attack if the run says so; no institution's do."""
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -147,8 +148,10 @@ class Site:
             identity: signs keys of masked sums, where sites have keys.
 
         Raises:
-            PolyfedError: data or device are not there, or the public set is another one.
+            PolyfedError: data or device are not there, the public set is another one, or the run has attackers.
         """
+        if spec.attackers and not cls.may_attack:
+            raise ConfigError("run.attackers is for simulations; clients of this site do not attack: leave it out")
         opened = federation or Population(
             settings.data, settings.public, None, settings.clients, spec.seed, vocabulary, spec.algorithm.add_modules
         )
@@ -233,7 +236,7 @@ class Site:
         def performed() -> Payload:
             self._data_of(member)  # a place that cannot open its data says so before anything is charged
             content = perform(request, received, schema, member)
-            return finished(self._falsified(request, content, received) if schema.kind == "step" else content)
+            return finished(self.leaving(request, content, received) if schema.kind == "step" else content)
 
         return performed
 
@@ -301,17 +304,13 @@ class Site:
             return None
         return MaskKeeper(secure, self.spec.fingerprint, self.spec.terms, self.store.folder, self.sums, self.identity)
 
-    @cached_property
-    def _attacks(self) -> dict[str, Attack]:
-        return attacks_by_client(self.spec.attackers, self.infos, self.spec.seed)
+    def leaving(self, request: Request, content: Payload, received: Payload) -> Payload:
+        """A step's reply as it leaves, before it is encoded."""
+        return content
 
-    def _falsified(self, request: Request, content: Payload, received: Payload) -> Payload:
-        """A reply as it leaves: an attacker's is falsified after training, and before it is encoded."""
-        attack = self._attacks.get(request.client)
-        if not isinstance(attack, FalseUpdate):
-            return content
-        stream = generator(self.spec.seed, "attack", request.client, request.step, request.round, request.phase)
-        return attack.falsified(content, received, stream)
+    def train_of(self, member: Member) -> Samples:
+        """What a client trains on."""
+        return self.federation.train(member)
 
     def _wake(
         self, member: Member, version: StateVersion, after: StateVersion | None = None, *, blank: bool = False
@@ -387,9 +386,6 @@ class Site:
             if key not in self._public:
                 views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
                 self._public[key] = self.federation.public_samples(views), self.federation.public_parts(views)
-            train = self.federation.train(member)
-            if (attack := self._attacks.get(member.id)) is not None:
-                split = self.federation.data.split(member.settings.source, member.settings.split)
-                train = attack.poisoned(train, member, split, self.spec.seed)
-            self._data[member.id] = _Data(train, self.federation.test(member), *self._public[key])
+            train, test = self.train_of(member), self.federation.test(member)
+            self._data[member.id] = _Data(train, test, *self._public[key])
         return self._data[member.id]

@@ -16,8 +16,9 @@ from polyfed.core.randomness import generator
 from polyfed.data.mentions import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
-from polyfed.federation.attack import Attack, Conspiracy, FalseUpdate, by_type, require_fellows
+from polyfed.federation.attack import Attack, by_type
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.false_replies import Conspiracy, FalseUpdate, require_fellows
 from polyfed.federation.membership import Member
 from polyfed.tasks.classification import Classification
 

@@ -9,7 +9,7 @@ from types import UnionType
 from polyfed.aggregation.weighting import Weighting
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
-from polyfed.federation.attack import Conspiracy
+from polyfed.federation.false_replies import Conspiracy
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import TensorBundle
 from polyfed.wire.schema import Declared, StepSchema, steps_of

@@ -21,6 +21,7 @@ from polyfed.algorithms.algorithm import Reply
 from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
+from polyfed.engines.attacking import AttackingSite
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort
@@ -91,7 +92,7 @@ class SeenRound:
 
 
 @dataclass
-class StagedSite(Site):
+class StagedSite(AttackingSite):
     """A place where some clients have other training samples than their own.
 
     Attributes:

@@ -1,0 +1,44 @@
+"""A site some of whose clients attack; for simulations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from polyfed.core.randomness import generator
+from polyfed.data.samples import Samples
+from polyfed.engines.site import Site
+from polyfed.federation.attack import Attack, attacks_by_client
+from polyfed.federation.false_replies import FalseUpdate
+from polyfed.federation.membership import Member
+from polyfed.wire.messages import Request
+from polyfed.wire.payload import Payload
+
+
+@dataclass
+class AttackingSite(Site):
+    """Hosts clients as a site does; attackers train on false data, or falsify what they send."""
+
+    may_attack: ClassVar[bool] = True
+
+    @cached_property
+    def _attacks(self) -> dict[str, Attack]:
+        return attacks_by_client(self.spec.attackers, self.infos, self.spec.seed)
+
+    def leaving(self, request: Request, content: Payload, received: Payload) -> Payload:
+        """A reply as it leaves: an attacker's is falsified after training, and before it is encoded."""
+        attack = self._attacks.get(request.client)
+        if not isinstance(attack, FalseUpdate):
+            return content
+        stream = generator(self.spec.seed, "attack", request.client, request.step, request.round, request.phase)
+        return attack.falsified(content, received, stream)
+
+    def train_of(self, member: Member) -> Samples:
+        """What a client trains on; an attacker's is poisoned."""
+        train = super().train_of(member)
+        attack = self._attacks.get(member.id)
+        if attack is None:
+            return train
+        split = self.federation.data.split(member.settings.source, member.settings.split)
+        return attack.poisoned(train, member, split, self.spec.seed)
