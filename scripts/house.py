@@ -21,6 +21,7 @@ from statistics import median, quantiles
 
 from classes import ancestors, classes, fields
 from imports import Module, cycles, modules, upward
+from privates import reached_privates
 
 SOURCE = Path("src/polyfed")
 BESIDE = ("yaml", "j2", "css", "js")
@@ -167,6 +168,8 @@ def figures() -> Iterator[Figure]:
     beside = [path for ending in BESIDE for path in SOURCE.rglob(f"*.{ending}")]
     yield Figure("lines of YAML, templates, styles, scripts", _lines(beside), 9_500)
     yield Figure("lines of tests", _lines(Path("tests").rglob("*.py")), 48_000)
+    reached = reached_privates(modules(Path("tests")), parts)
+    yield Figure("private names in tests", len(reached), 72, worst=reached)
     yield Figure("words of docs", sum(len(path.read_text().split()) for path in Path("docs").rglob("*.md")), 60_000)
 
 

@@ -77,7 +77,7 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._send, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next()
+            answer = self.next_event()
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer
                 return answer["result"]
@@ -87,7 +87,7 @@ class Browser:
         self.events.clear()
         assert "errorText" not in self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not self.named("Page.loadEventFired"):
-            self.events.append(self._next())
+            self.events.append(self.next_event())
 
     def named(self, method: str) -> list[dict[str, Any]]:
         return [event["params"] for event in self.events if event.get("method") == method]
@@ -118,7 +118,7 @@ class Browser:
         printed = [entry for entry in self.named("Runtime.consoleAPICalled") if entry["type"] in ("error", "warning")]
         return self.named("Runtime.exceptionThrown") + logged + printed
 
-    def _next(self) -> dict[str, Any]:
+    def next_event(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._receive], [], [], max(0.0, until - time.monotonic()))

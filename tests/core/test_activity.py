@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_unheard_nothing_happens() -> None:
 
 
 def test_a_pass_is_told_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_EVERY", 0.0)
+    monkeypatch.setattr(activity.time, "monotonic", count().__next__)
     heard = Heard()
     with activity.heard_by(heard):
         assert list(activity.passed("a", "task", "xy", 6, before=2)) == ["x", "y"]
@@ -70,7 +71,7 @@ def test_a_pass_is_told_seldom_however_short_its_parts() -> None:
 
 
 def test_a_pass_within_a_pass_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_EVERY", 0.0)
+    monkeypatch.setattr(activity.time, "monotonic", count().__next__)
     heard = Heard()
     with activity.heard_by(heard):
         for _ in activity.passed("a", "task", "x", 1):

@@ -175,16 +175,17 @@ def test_a_key_that_is_not_its_public_half_is_found_out(fresh: Folders, tmp_path
 
 
 def test_a_full_disk_is_a_warning_and_then_an_error(fresh: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SiteConfig.load(fresh.site("archive").config)
+    site = fresh.site("archive")
     usage = type(shutil.disk_usage("/"))
     for free, level in ((2**20, "error"), (2**28, "warning"), (2**40, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage(2**41, 0, free))
-        assert [finding.level for finding in check._check_state_folder(config.state_dir)] == [level]
+        assert the(offline(site), "state folder").level == level
 
 
-def test_another_version_of_flower_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_flower_is_a_warning(fresh: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "version", lambda name: "1.99.0")
-    assert [finding.level for finding in check._check_versions()] == ["ok", "warning"]
+    found = offline(fresh.site("archive"))
+    assert [the(found, what).level for what in ("versions", "flower")] == ["ok", "warning"]
 
 
 def test_a_certificate_is_renewed_before_it_ends(fresh: Folders) -> None:
@@ -237,7 +238,7 @@ class FakeServer:
 
 def faked(site: SiteFolder, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> list[Finding]:
     monkeypatch.setattr(check_network, "ask", server)
-    monkeypatch.setattr(check_network, "_certificate", lambda *a: Finding("ok", "server certificate", ""))
+    monkeypatch.setattr(check_network.ssl, "get_server_certificate", lambda *a, **more: site.authority.read_text())
     return [finding for finding in check_site(site.path) if finding.what in _NETWORK]
 
 

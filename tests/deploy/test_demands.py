@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,6 @@ from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 
 NOISE = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}}  # epsilon 1.99 at delta 1e-5 a reply, 2.94 in two
-
-
-@pytest.fixture(autouse=True)
-def _new_processes() -> Iterator[None]:
-    host._opened.cache_clear()
-    yield
-    host._opened.cache_clear()
 
 
 def experiment(privacy: Any = None, **run: Any) -> Experiment:
@@ -180,7 +172,7 @@ def test_what_meets_the_demands_is_let_in(demands: Any, method: Any, secure: str
 def test_a_server_that_announces_masks_gets_no_reply_without(tmp_path: Path) -> None:
     place = opened(site(tmp_path / "f", sums="only"), masked()).site
     client = place.infos[0].id
-    model = place._wake(place.federation.members[client], (1, 0)).model.state_dict()
+    model = place.federation.client_model(place.federation.members[client]).state_dict()
     refusals = {"no reply goes out in the clear": {}, "there are no keys of this sum here": {TOTAL: 24}}
     for reason, fields in refusals.items():
         sent = Payload({"weights": Weights(model), **fields})
@@ -207,7 +199,7 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
         place = opened(made, experiment(NOISE), f"run-{number}").site
         assert place.guard is not None
         client = place.infos[0].id
-        model = place._wake(place.federation.members[client], (1, 0)).model.state_dict()
+        model = place.federation.client_model(place.federation.members[client]).state_dict()
         sent = Payload({"weights": Weights({name: value + number for name, value in model.items()})})
         place.handle(Request(client, "fit", 1, 0, None, sent))
     assert len(place.guard.ledger(client).costs()) == 2
@@ -348,7 +340,6 @@ def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None
     """Whatever a server calls the plan, an ask of it is answered for one request and one group of clients."""
     made = site(tmp_path / "f", masked())
     one = opened(made, masked(), "a-run").site
-    host._opened.cache_clear()
     other = opened(made, masked(rounds=1), "another-name").site
     client = one.infos[0].id
     assert one.sums is not None

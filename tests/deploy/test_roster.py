@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 
 from polyfed.cli.deploy import deploy_app
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
-from polyfed.deploy import host
 from polyfed.deploy.check import check_site
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding
@@ -24,13 +22,6 @@ from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.roster import SiteRoster, identity_of, trust_key
 from polyfed.deploy.settings import SiteConfig, load_settings
 from polyfed.runs.experiment import Experiment
-
-
-@pytest.fixture(autouse=True)
-def _new_processes() -> Iterator[None]:
-    host._opened.cache_clear()
-    yield
-    host._opened.cache_clear()
 
 
 def experiment() -> Experiment:
@@ -135,9 +126,8 @@ def test_a_site_opens_a_masked_run_with_its_key_and_roster(tmp_path: Path) -> No
     assert opened.site.identity is not None
     assert set(opened.site.identity.roster or {}) == {"archive", "hospital-0", "hospital-1"}
     site.key.unlink()
-    host._opened.cache_clear()
     with pytest.raises(RunError, match=r"node\.key' is missing"):
-        open_host(experiment().spec("a-run", "").model_dump_json(), {"config": str(site.config)})
+        open_host(experiment().spec("b-run", "").model_dump_json(), {"config": str(site.config)})
 
 
 def test_another_key_for_a_site_is_not_taken_without_a_persons_hand(tmp_path: Path) -> None:

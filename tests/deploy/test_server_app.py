@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_an_end_is_told_with_what_can_be_done(
     (tmp_path / "run").mkdir()
     Launch(str(tmp_path / "run"), resume=True).write(tmp_path)
     with pytest.raises(type(error)):
-        server_app._serve(None, tmp_path)
+        server_app.server_app()(None, SimpleNamespace(run_config={"launch": tmp_path}))
     outcome = ServedOutcome.read(tmp_path)
     assert outcome is not None
     assert outcome.error.startswith(told)

@@ -143,7 +143,7 @@ def site(tmp_path: Path) -> Site:
 
 def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
     client = next(iter(site.federation.members))
-    weights = site._wake(site.federation.members[client], (1, 0)).model.state_dict()
+    weights = site.federation.client_model(site.federation.members[client]).state_dict()
     payload = Payload({"weights": Weights({name: scale * value for name, value in weights.items()})})
     return replace(Request(client, "fit", 1, 0, None, payload), **more)
 

@@ -9,10 +9,27 @@ import pytest
 import torch
 
 from by_hand import copies
+from polyfed.federation.membership import Member
+from polyfed.federation.population import Population
+from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, request, site_of
+from sessions import prepared, request
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
+    """Client models in the order of their building."""
+    models: list[Model] = []
+    honest = Population.client_model
+
+    def noting(self: Population, member: Member) -> Model:
+        models.append(honest(self, member))
+        return models[-1]
+
+    monkeypatch.setattr(Population, "client_model", noting)
+    return models
 
 
 @pytest.fixture
@@ -26,7 +43,7 @@ def requests(session: Session) -> list[Request]:
     return [request(client.id, Payload({"weights": session.server.weights_for(client)})) for client in clients]
 
 
-def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session) -> None:
+def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session, built: list[Model]) -> None:
     sent = requests(session)
     before = copies(session.server.weights)
     answers, then = [], []
@@ -34,7 +51,7 @@ def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session) -> Non
         assert answer.payload is not None
         answers.append(answer.payload.bundles["weights"])
         then.append({name: value.clone() for name, value in answers[-1].items()})
-    assert len(site_of(session)._models) == 1
+    assert len(built) == 1
     assert not torch.equal(*(reply["encoders.image.project.weight"] for reply in answers[:2]))
     for reply, copy in zip(answers, then, strict=True):
         assert all(torch.equal(reply[name], value) for name, value in copy.items())
@@ -51,9 +68,9 @@ def test_clients_give_the_same_whoever_was_there_before(session: Session) -> Non
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-def test_no_gradients_are_left_for_the_next_client(session: Session) -> None:
+def test_no_gradients_are_left_for_the_next_client(session: Session, built: list[Model]) -> None:
     list(session.engine.exchange(requests(session), None))
-    (model,) = site_of(session)._models.values()
+    (model,) = built
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -287,7 +287,7 @@ def test_a_browser_searches(page: SearchServer, tmp_path: Path) -> None:
         browser.events.clear()
         browser.click("document.querySelector('button[type=submit]')")
         while not browser.named("Page.loadEventFired"):
-            browser.events.append(browser._next())
+            browser.events.append(browser.next_event())
         assert browser.js("location.search") == "?q=a+red+square"
         assert browser.js("[...document.images].every(image => image.naturalWidth > 0) && document.images.length") == 5
         assert browser.js("document.getElementById('q').value") == QUERY

@@ -11,7 +11,7 @@ import pytest
 
 from polyfed import Experiment, open_run, run
 from polyfed.core.errors import RunError
-from polyfed.reporting.gallery import Retrieval, Shelf, _initial, thumbnail, write_gallery
+from polyfed.reporting.gallery import Retrieval, Shelf, Viewer, thumbnail, write_gallery
 from polyfed.runs.loaded import participant_model
 from small_federations import Config
 
@@ -51,11 +51,9 @@ def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
     captions = column.texts()
     items = np.repeat(np.arange(len(pictures)), len(captions) // len(pictures)) if column.nested else np.arange(12)
     shelves = {"image": Shelf("image", pictures, np.arange(12)), "text": Shelf("text", captions, items)}
-    from polyfed.reporting.gallery import Viewer
-
-    before, after = _initial(opened, "server"), participant_model(opened)
-    retrieval = Retrieval(Viewer("server", before, after), shelves, 4)
-    for when, model in (("before", before), ("after", after)):
+    viewer, after = Viewer.of(opened, "server"), participant_model(opened)
+    retrieval = Retrieval(viewer, shelves, 4)
+    for when, model in (("before", viewer.before), ("after", after)):
         found = retrieval.retrieved(when, "text", 5)
         expected = model.search(captions[5], pictures, k=4)
         assert [entry.picture for entry in found] == [thumbnail(pictures[hit.position]) for hit in expected]
@@ -73,7 +71,7 @@ def test_before_is_before_any_training(tiny: Config, tmp_path: Path) -> None:
     opened = run(Experiment.load(tiny), tmp_path / "run")
     texts = ["a red square", "a blue circle"]
     kept = opened.model_of("server", "0").encode(texts=texts)
-    np.testing.assert_array_equal(_initial(opened, "server").encode(texts=texts), kept)
+    np.testing.assert_array_equal(Viewer.of(opened, "server").before.encode(texts=texts), kept)
     assert np.abs(opened.model_of("server", "last").encode(texts=texts) - kept).max() > 1e-4
 
 

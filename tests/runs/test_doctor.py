@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_what_stands_in_the_way_is_named_with_what_to_do(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("POLYFED_DATA", str(tmp_path / "none"))
-    monkeypatch.setattr(doctor, "_LEAST_DISK", 1 << 60)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(torch.version, "cuda", None)
     code, out, _ = cli("doctor")

@@ -24,7 +24,8 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.saved import read_saved_model
-from sessions import prepared, site_of
+from polyfed.wire.payload import Payload, Weights
+from sessions import prepared, request
 from small_federations import Config, bag, participants, three_kinds, tiny_experiment, words
 
 TABLE = "encoders.text.embedding.weight"
@@ -100,11 +101,9 @@ def test_an_export_is_whole(averaged: Path, tmp_path: Path) -> None:
 
 def test_weights_with_a_frozen_table_are_refused(tmp_path: Path) -> None:
     session = prepared(with_frozen_words(tiny_experiment()), tmp_path)
-    site = site_of(session)
-    member = session.federation.members["paired-0"]
     foreign = dict(session.server.weights_for(session.server.clients[0])) | {TABLE: torch.zeros(300, 8)}
-    with pytest.raises(RuntimeError, match=rf'Unexpected key.*"{TABLE}"'):
-        site._model(member, foreign)
+    (answer,) = session.engine.exchange([request("paired-0", Payload({"weights": Weights(foreign)}))], None)
+    assert re.search(rf'Unexpected key.*"{TABLE}"', answer.error or "", re.DOTALL)
 
 
 def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(

@@ -156,7 +156,7 @@ def test_a_kill_between_ledger_and_reply_neither_spends_twice_nor_changes_bits(t
 
 def asked(site: Site, round_number: int = 1) -> tuple[Request, Payload]:
     client = next(iter(site.federation.members))
-    weights = site._wake(site.federation.members[client], (round_number, 0)).model.state_dict()
+    weights = site.federation.client_model(site.federation.members[client]).state_dict()
     payload = Payload({"weights": Weights({name: value.clone() for name, value in weights.items()})})
     return Request(client, "fit", round_number, 0, None, payload), payload
 

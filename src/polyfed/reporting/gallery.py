@@ -66,6 +66,21 @@ class Viewer:
     before: LoadedModel
     after: LoadedModel
 
+    @classmethod
+    def of(cls, run: Run, name: str) -> Viewer:
+        """Initial weights depend on seed and participant alone, so that no run has to keep them."""
+        federation = run.federation
+        settings: ModelSettings
+        if name == SERVER:
+            assert run.experiment.server is not None
+            model, settings = federation.server_model(), run.experiment.server.model
+        else:
+            member = federation.members[name]
+            model, settings = federation.client_model(member), member.model
+        views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
+        before = loaded_model(f"{name} before", model.to(run.place).eval(), views, federation.data.context)
+        return cls(name, before, run.model_of(name))
+
     @cached_property
     def directions(self) -> tuple[tuple[str, str], ...]:
         """Kind of the query and of what is retrieved: across, where the model has both; else within its one kind."""
@@ -226,26 +241,12 @@ def _viewers(run: Run, shelves: Mapping[str, Shelf], per_group: int) -> tuple[li
     viewers, left_out = [], {}
     for name in [*([SERVER] if run.experiment.server is not None else []), *clients]:
         try:
-            viewers.append(Viewer(name, _initial(run, name), run.model_of(name)))
+            viewers.append(Viewer.of(run, name))
         except (ConfigError, RunError) as error:
             left_out[name] = str(error)
     if not viewers:
         raise RunError(f"run '{run.folder}' has no model to show; {next(iter(left_out.values()), 'it has nobody')}")
     return viewers, left_out
-
-
-def _initial(run: Run, name: str) -> LoadedModel:
-    """The model of a participant with its initial weights, which depend on seed and participant alone."""
-    federation = run.federation
-    settings: ModelSettings
-    if name == SERVER:
-        assert run.experiment.server is not None
-        model, settings = federation.server_model(), run.experiment.server.model
-    else:
-        member = federation.members[name]
-        model, settings = federation.client_model(member), member.model
-    views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
-    return loaded_model(f"{name} before", model.to(run.place).eval(), views, federation.data.context)
 
 
 def _queries(

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core import memory
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.memory import PeakMemory
 from polyfed.data.scenery.layout import LABELS
@@ -115,11 +114,11 @@ def test_the_peak_is_that_since_it_was_made() -> None:
     ],
 )
 def test_a_peak_that_the_system_does_not_reset_is_not_told(
-    before: tuple[int, int], after: tuple[int, int], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: tuple[int, int], after: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states = [dict(VmHWM=most << 20, VmRSS=now << 20) for most, now in (before, after, (950, 600))]
-    monkeypatch.setattr(memory, "_SELF", tmp_path / "none")
-    monkeypatch.setattr(memory, "_resident", lambda: states.pop(0))
+    states = [f"VmHWM:\t{most << 10} kB\nVmRSS:\t{now << 10} kB\n" for most, now in (before, after, (950, 600))]
+    monkeypatch.setattr(Path, "write_text", lambda path, text: len(text))
+    monkeypatch.setattr(Path, "read_text", lambda path: states.pop(0))
     assert PeakMemory(torch.device("cpu")).read() == (950 << 20 if told else None)
 
 
