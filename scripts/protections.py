@@ -18,7 +18,7 @@ from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
-from polyfed.federation.privacy import PrivacySettings, require_covered
+from polyfed.privacy.settings import PrivacySettings, require_covered
 from polyfed.runs.disclosure import SentField, sent_fields
 from polyfed.runs.privacy import require_learning_by_fit
 from polyfed.runs.robustness import require_combinable

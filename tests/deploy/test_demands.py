@@ -25,12 +25,12 @@ from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import epsilon_of
-from polyfed.federation.answered_sums import AnsweredSum, AnsweredSums
 from polyfed.federation.mask_keeper import KEYS, REQUEST
 from polyfed.federation.privacy_guard import PRIVATE
 from polyfed.federation.private_training import training_cost
 from polyfed.federation.summed import TOTAL
+from polyfed.privacy.accounting import epsilon_of
+from polyfed.privacy.masking.answered_sums import AnsweredSum, AnsweredSums
 from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Request

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.core.errors import PolyfedError
 from polyfed.engines.local import LocalEngine
-from polyfed.federation.answered_sums import FILE
 from polyfed.federation.mask_keeper import (
     KEYS,
     OPENING,
@@ -31,6 +30,7 @@ from polyfed.federation.mask_keeper import (
     request_digest,
 )
 from polyfed.federation.summed import TOTAL
+from polyfed.privacy.masking.answered_sums import FILE
 from polyfed.privacy.masking.identity import SiteIdentity
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights

@@ -19,10 +19,10 @@ from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
-from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.participant import Participant
-from polyfed.federation.privacy import SampleProtection
 from polyfed.federation.private_training import PrivateTraining, _PerSample, training_cost
+from polyfed.privacy.accounting import PrivacyCost
+from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.opened import Run
 from polyfed.runs.runner import resume_run, run_experiment
 from sessions import prepared, woken

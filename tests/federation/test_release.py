@@ -11,8 +11,8 @@ from torch import Tensor
 
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
-from polyfed.federation.privacy import ReplyProtection
 from polyfed.federation.release import noisy, released, require_updates, rows_within
+from polyfed.privacy.settings import ReplyProtection
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
 
 KEY = b"k" * 32

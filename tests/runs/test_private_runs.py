@@ -21,10 +21,10 @@ from polyfed import Experiment
 from polyfed.core.errors import BudgetError, ConfigError, ExchangeError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.engines.site import Site
-from polyfed.federation.accounting import PrivacyCost, epsilon_of, noise_for
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.privacy import protected_steps
 from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.privacy.accounting import PrivacyCost, epsilon_of, noise_for
+from polyfed.privacy.settings import protected_steps
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.privacy import plan, resolved_privacy
@@ -259,7 +259,7 @@ def test_noise_follows_from_a_budget_and_the_run_spends_just_that(tmp_path: Path
 
 def test_a_budget_of_the_site_counts_over_its_runs(tmp_path: Path) -> None:
     site = site_of(prepared(federation(), tmp_path / "run"))
-    from polyfed.federation.privacy import Budget
+    from polyfed.privacy.settings import Budget
 
     assert site.guard is not None
     site.guard = replace(site.guard, site_budget=Budget(epsilon=2.1))

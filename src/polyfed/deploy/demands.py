@@ -9,9 +9,9 @@ from polyfed.core.settings import is_import_path
 from polyfed.core.untrusted import read_json
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import Neighbours, epsilon_of
 from polyfed.federation.population import Population
-from polyfed.federation.privacy import KIND_KEYS, planned_epsilon, protected_steps
+from polyfed.privacy.accounting import Neighbours, epsilon_of
+from polyfed.privacy.settings import KIND_KEYS, planned_epsilon, protected_steps
 from polyfed.runs.disclosure import SentField, sent_fields
 from polyfed.wire.schema import steps_of
 

@@ -19,8 +19,8 @@ from polyfed.deploy.plan import require_planned
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
-from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.privacy.settings import Budget
 
 if TYPE_CHECKING:  # takes cryptography, which most runs do without
     from polyfed.privacy.masking.identity import SiteIdentity

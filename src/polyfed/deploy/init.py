@@ -25,7 +25,7 @@ from polyfed.deploy.settings import (
     to_yaml,
 )
 from polyfed.federation.membership import member_ids
-from polyfed.federation.privacy import planned_epsilon
+from polyfed.privacy.settings import planned_epsilon
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.privacy import resolved_privacy
 from polyfed.wire.schema import steps_of

@@ -14,8 +14,8 @@ from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.mask_keeper import masking_replies
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
-from polyfed.federation.privacy import KIND_KEYS, PrivacySettings
 from polyfed.privacy.secure_sum import SecureSum
+from polyfed.privacy.settings import KIND_KEYS, PrivacySettings
 from polyfed.runs.disclosure import Sendable, SentField, sent_fields
 from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of

@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings, parse_settings
-from polyfed.federation.accounting import Neighbours
 from polyfed.federation.settings import SiteSettings
+from polyfed.privacy.accounting import Neighbours
 from polyfed.runs.experiment import read_config
 from polyfed.wire.limits import Limits
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
-from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.membership import Member
-from polyfed.federation.privacy import EXAMPLES, UPDATE
 from polyfed.federation.privacy_guard import PrivacyGuard
 from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.release import require_updates
 from polyfed.federation.state import Lifetime
+from polyfed.privacy.accounting import PrivacyCost
+from polyfed.privacy.settings import EXAMPLES, UPDATE
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
 from polyfed.wire.schema import StepSchema

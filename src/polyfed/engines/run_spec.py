@@ -9,13 +9,13 @@ from pydantic import Field, SerializeAsAny
 from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
-from polyfed.federation.accounting import PrivacyCost
 from polyfed.federation.attack import Attack
 from polyfed.federation.participant import Precision
-from polyfed.federation.privacy import PrivacySettings
 from polyfed.federation.private_training import training_cost
 from polyfed.models.model import ModelSettings
+from polyfed.privacy.accounting import PrivacyCost
 from polyfed.privacy.secure_sum import SecureSum
+from polyfed.privacy.settings import PrivacySettings
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.schema import StepSchema
 from polyfed.wire.transport import Transport

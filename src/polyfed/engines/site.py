@@ -21,18 +21,18 @@ from polyfed.engines.failures import told
 from polyfed.engines.handover import detached
 from polyfed.engines.protected_steps import ProtectedSteps, left_by
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.accounting import Neighbours
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.mask_keeper import MASKING, MaskKeeper
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
-from polyfed.federation.privacy import Budget
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model, ModelSettings
+from polyfed.privacy.accounting import Neighbours
+from polyfed.privacy.settings import Budget
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from polyfed.core.errors import BudgetError, PayloadError
 from polyfed.core.secret import kept_secret, keyed_digest, read_secret
-from polyfed.federation.accounting import Neighbours, PrivacyCost, epsilon_of, fits
-from polyfed.federation.privacy import Budget, PrivacySettings, uncovered
 from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.release import released
-from polyfed.federation.spending import LedgerLine, SpendingLedger
+from polyfed.privacy.accounting import Neighbours, PrivacyCost, epsilon_of, fits
+from polyfed.privacy.settings import Budget, PrivacySettings, uncovered
+from polyfed.privacy.spending import LedgerLine, SpendingLedger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema

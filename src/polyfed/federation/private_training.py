@@ -22,9 +22,9 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.core.secret import keyed_digest, uniform_draws
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.accounting import EXTRA, PrivacyCost
-from polyfed.federation.privacy import SampleProtection
 from polyfed.federation.release import noisy
+from polyfed.privacy.accounting import EXTRA, PrivacyCost
+from polyfed.privacy.settings import SampleProtection
 from polyfed.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import UnionType
 
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.federation.privacy import PrivacySettings
 from polyfed.privacy.secure_sum import SecureSum
+from polyfed.privacy.settings import PrivacySettings
 from polyfed.wire.payload import Scalar, TensorBundle
 from polyfed.wire.schema import StepKind, StepSchema, steps_of
 

@@ -24,7 +24,6 @@ from polyfed.federation.attack import Attack
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.participant import Precision
-from polyfed.federation.privacy import PrivacySettings
 from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (
     DataSettings,
@@ -36,6 +35,7 @@ from polyfed.federation.settings import (
     SiteSettings,
 )
 from polyfed.optim.settings import BY_EPOCHS
+from polyfed.privacy.settings import PrivacySettings
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import portable_content, read_layers
 from polyfed.runs.config_files import read_config as read_config

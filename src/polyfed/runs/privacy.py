@@ -8,12 +8,12 @@ from typing import Any
 from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.core.errors import ConfigError
 from polyfed.engines.engine import Hosting
-from polyfed.federation.accounting import PrivacyCost, accounting, epsilon_of, releases_within
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.population import Population
-from polyfed.federation.privacy import PrivacySettings, planned_epsilon, protected_steps, require_covered
 from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.federation.private_training import opacus_optimizers, require_per_sample, training_cost
+from polyfed.privacy.accounting import PrivacyCost, accounting, epsilon_of, releases_within
+from polyfed.privacy.settings import PrivacySettings, planned_epsilon, protected_steps, require_covered
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.schema import StepSchema, steps_of
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.federation.membership import Member
-from polyfed.federation.privacy import UPDATE
 from polyfed.lab.analysis.leakage.candidates import Candidates, candidates_of
 from polyfed.lab.analysis.leakage.figures import NO_MODEL, AttackResult, Discrimination, Found, NoAttack
 from polyfed.lab.analysis.leakage.membership import has_scores, head_of, sample_scores
@@ -27,6 +26,7 @@ from polyfed.lab.analysis.leakage.shadows import (
 from polyfed.lab.analysis.leakage.situation import Situation
 from polyfed.lab.analysis.simulated import TrainedModel
 from polyfed.models.model import Model
+from polyfed.privacy.settings import UPDATE
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 

@@ -18,12 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.membership import Member
-from polyfed.federation.privacy import UPDATE
 from polyfed.lab.analysis.leakage.figures import NO_MODEL, AttackResult, Found, NoAttack
 from polyfed.lab.analysis.leakage.membership import head_of
 from polyfed.lab.analysis.leakage.seen import SeenReply
 from polyfed.lab.analysis.leakage.situation import Situation
 from polyfed.models.model import Model
+from polyfed.privacy.settings import UPDATE
 from polyfed.tasks import evaluating
 from polyfed.tasks.pairing import PairTask
 from polyfed.wire.payload import Weights

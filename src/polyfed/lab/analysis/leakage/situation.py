@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.federation.membership import Member
-from polyfed.federation.privacy import PrivacySettings
 from polyfed.lab.analysis.leakage.candidates import Candidates, candidates_of
 from polyfed.lab.analysis.leakage.seen import SeenReply, SeenRound, shown_kind
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.models.model import Model
+from polyfed.privacy.settings import PrivacySettings
 from polyfed.runs.privacy import resolved_privacy
 from polyfed.wire.payload import TensorBundle
 

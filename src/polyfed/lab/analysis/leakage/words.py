@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from polyfed.data.samples import Samples
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.views.tokens import TokenRows
-from polyfed.federation.privacy import UPDATE
 from polyfed.lab.analysis.leakage.figures import NO_MODEL, AttackResult, Discrimination, Found, NoAttack, leak_verdict
 from polyfed.lab.analysis.leakage.seen import SeenReply
 from polyfed.lab.analysis.leakage.situation import Situation
 from polyfed.models.model import Model
+from polyfed.privacy.settings import UPDATE
 from polyfed.wire.payload import Weights
 
 _WORDS = "words"

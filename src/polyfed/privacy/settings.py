@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.federation.accounting import Neighbours, PrivacyCost, epsilon_of, noise_for
+from polyfed.privacy.accounting import Neighbours, PrivacyCost, epsilon_of, noise_for
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema
 

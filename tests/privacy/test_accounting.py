@@ -14,7 +14,7 @@ from scipy.stats import norm
 dp_accounting = pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 from polyfed.core.errors import ConfigError  # noqa: E402
-from polyfed.federation.accounting import (  # noqa: E402
+from polyfed.privacy.accounting import (  # noqa: E402
     PrivacyCost,
     accounting,
     epsilon_of,

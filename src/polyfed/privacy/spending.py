@@ -15,7 +15,7 @@ from polyfed.core.errors import DataError
 from polyfed.core.files import sync_folder, write_atomically, write_fully
 from polyfed.core.secret import keyed_digest
 from polyfed.core.untrusted import file_json
-from polyfed.federation.accounting import PrivacyCost
+from polyfed.privacy.accounting import PrivacyCost
 
 
 @dataclass(frozen=True)
