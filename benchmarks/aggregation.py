@@ -36,15 +36,15 @@ CLASSES = {"image": 100, "text": 4}
 FEDCOLA = Scope("attention", "modality", compensation=True)
 
 
-def holder(*modalities: str) -> tuple[Holder, dict[str, torch.Size]]:
-    """What aggregation knows of a ViT-S/16 client (methods, 1.1), and the shapes of its tensors; nothing is drawn."""
+def holder(*modalities: str) -> Holder:
+    """What aggregation knows of a ViT-S/16 client (methods, 1.1); nothing is drawn."""
     alone = len(modalities) == 1
     with torch.device("meta"):
         encoder, context = Blocks(size="small", final_norm=alone), DataContext(Path("unused"))
         encoders = {name: encoder.build(WIDTH, INPUTS[name], context) for name in modalities}
         heads = {"label": nn.Linear(WIDTH, CLASSES[modalities[0]])} if alone else {}
         model = Model(encoders, heads, WIDTH, final_norm=None if alone else nn.LayerNorm(WIDTH))
-    return Holder(modalities, places(model)), {name: value.shape for name, value in model.state_dict().items()}
+    return Holder(modalities, places(model), {name: value.shape for name, value in model.state_dict().items()})
 
 
 class Population:
@@ -56,15 +56,13 @@ class Population:
     """
 
     def __init__(self, scope: Scope, *types: tuple[str, ...]) -> None:
-        found = {"+".join(modalities): holder(*modalities) for modalities in types}
         self.scope = scope
-        self.holders = {kind: held for kind, (held, _) in found.items()}
-        self._shapes = {kind: shapes for kind, (_, shapes) in found.items()}
-        self.sizes = {kind: 4 * sum(map(math.prod, shapes.values())) for kind, shapes in self._shapes.items()}
+        self.holders = {"+".join(modalities): holder(*modalities) for modalities in types}
+        self.sizes = {kind: 4 * sum(map(math.prod, held.shapes.values())) for kind, held in self.holders.items()}
 
     def model(self, kind: str, value: float) -> Weights:
         """A model or update in memory of its own; what its numbers are changes no time."""
-        return {name: torch.full(shape, value) for name, shape in self._shapes[kind].items()}
+        return {name: torch.full(shape, value) for name, shape in self.holders[kind].shapes.items()}
 
     def models(self) -> dict[str, Weights]:
         """The global models."""

@@ -15,7 +15,8 @@ ROLES = ("attention", "mlp")
 
 def holder(*modalities: str) -> Holder:
     places = {f"{m}.{role}": TensorPlace(Slot(m, role), role) for m in modalities for role in ROLES}
-    return Holder(modalities, places | {"count": TensorPlace(Slot("+".join(modalities), "head"), "count")})
+    places["count"] = TensorPlace(Slot("+".join(modalities), "head"), "count")
+    return Holder(modalities, places, {name: () if name == "count" else (3,) for name in places})
 
 
 HOLDERS = {"image": holder("image"), "text": holder("text"), "paired": holder("image", "text")}

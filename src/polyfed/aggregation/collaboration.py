@@ -64,11 +64,13 @@ class Holder:
     Attributes:
         modalities: that the type's clients have.
         places: of its tensors.
+        shapes: of its tensors.
         clients: ids of the type's clients, for messages.
     """
 
     modalities: tuple[str, ...]
     places: TensorPlaces
+    shapes: Mapping[str, tuple[int, ...]]
     clients: tuple[str, ...] = ()
     keys: Mapping[Slot, Mapping[str, str]] = field(init=False)
     """Slot -> key -> name of the tensor."""
@@ -151,25 +153,22 @@ def stacks(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope)
     return {name: slots for name, slots in slots_of.items() if slots}
 
 
-def require_exchangeable(
-    holders: Mapping[str, Holder], shapes: Mapping[str, Mapping[str, tuple[int, ...]]], scope: Scope
-) -> None:
+def require_exchangeable(holders: Mapping[str, Holder], scope: Scope) -> None:
     """Check that all slots that are to collaborate have the same tensors.
 
     Args:
         holders: type -> its global model.
-        shapes: type -> name -> shape of a tensor.
         scope: who collaborates.
 
     Raises:
         ConfigError: naming the clients and slots that cannot be averaged; or nobody has a slot of that kind.
     """
     _require_slots(holders, scope)
-    pairs = ((target, slot) for target, holder in holders.items() for slot in holder.keys)
-    for target, slot in pairs:
+    owners = ((target, holder, slot) for target, holder in holders.items() for slot in holder.keys)
+    for target, holder, slot in owners:
         for name, slots in stacks(holders, target, slot, scope).items():
             for other in slots:
-                require_equal(target, slot, name, other, holders, shapes)
+                require_equal(holder, slot, holders[name], other)
 
 
 def _require_slots(holders: Mapping[str, Holder], scope: Scope) -> None:
@@ -185,28 +184,21 @@ def _require_slots(holders: Mapping[str, Holder], scope: Scope) -> None:
         )
 
 
-def require_equal(
-    target: str,
-    slot: Slot,
-    source: str,
-    other: Slot,
-    holders: Mapping[str, Holder],
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
-) -> None:
+def require_equal(target: Holder, slot: Slot, source: Holder, other: Slot) -> None:
     """Check that a slot of one type has the same tensors as a slot of another.
 
     Raises:
         ConfigError: naming clients and slots.
     """
-    here = {key: tuple(shapes[target][name]) for key, name in holders[target].keys.get(slot, {}).items()}
-    there = {key: tuple(shapes[source][name]) for key, name in holders[source].keys.get(other, {}).items()}
+    here = {key: target.shapes[name] for key, name in target.keys.get(slot, {}).items()}
+    there = {key: source.shapes[name] for key, name in source.keys.get(other, {}).items()}
     if here != there:
         # the first difference by name is enough to find the rest
         key = sorted(set(here.items()) ^ set(there.items()))[0][0]
         sizes = ["missing" if shape is None else str(list(shape)) for shape in (here.get(key), there.get(key))]
         raise ConfigError(
-            f"slot '{slot}' of clients {_some(holders[target].clients)} cannot be averaged with slot '{other}' of "
-            f"clients {_some(holders[source].clients)}: '{key}' is {sizes[0]} and "
+            f"slot '{slot}' of clients {_some(target.clients)} cannot be averaged with slot '{other}' of "
+            f"clients {_some(source.clients)}: '{key}' is {sizes[0]} and "
             f"{sizes[1]}; give them equal encoders, or set algorithm.averaging.range=own"
         )
 

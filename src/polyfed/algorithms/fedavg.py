@@ -10,7 +10,7 @@ from pydantic import Field, SerializeAsAny
 from polyfed.aggregation.averaging import Averaging, ByType
 from polyfed.aggregation.collaboration import require_exchangeable
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import GlobalModels, average, holders_of, shapes_of
+from polyfed.algorithms.shared.global_models import GlobalModels, average, holders_of
 
 
 class FedAvg(GlobalModels):
@@ -44,7 +44,7 @@ class FedAvg(GlobalModels):
         Raises:
             ConfigError: types that are to average layers with each other cannot.
         """
-        require_exchangeable(holders_of(server), shapes_of(server), self.averaging.scope)
+        require_exchangeable(holders_of(server), self.averaging.scope)
         super().setup(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:

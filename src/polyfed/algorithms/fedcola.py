@@ -14,7 +14,7 @@ from polyfed.aggregation.collaboration import require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import holders_of, shapes_of
+from polyfed.algorithms.shared.global_models import holders_of
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.models.gates import ROLES, gated, linears
@@ -121,7 +121,7 @@ class FedCola(FedAvg):
         }
 
     def _require_complement(self, server: Server, kind: str, source: str) -> None:
-        holders, shapes = holders_of(server), shapes_of(server)
+        holders = holders_of(server)
         (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
         roles = sorted({slot.role for slot in holders[kind].keys} & ROLES[self.complement])
         if not roles:
@@ -130,7 +130,7 @@ class FedCola(FedAvg):
                 "give them encoders 'blocks', or set algorithm.complement=none"
             )
         for role in roles:
-            require_equal(kind, Slot(own, role), source, Slot(other, role), holders, shapes)
+            require_equal(holders[kind], Slot(own, role), holders[source], Slot(other, role))
 
     # ---- client half
 

@@ -122,11 +122,10 @@ def holders_of(server: Server) -> dict[str, Holder]:
     """The global models, as aggregation sees them."""
     return {
         name: Holder(
-            kind.modalities, server.blueprints[kind.architecture].places, tuple(client.id for client in kind.clients)
+            kind.modalities,
+            server.blueprints[kind.architecture].places,
+            server.shapes(name),
+            tuple(client.id for client in kind.clients),
         )
         for name, kind in server.types.items()
     }
-
-
-def shapes_of(server: Server) -> dict[str, dict[str, tuple[int, ...]]]:
-    return {kind: {name: tuple(shape) for name, shape in server.shapes(kind).items()} for kind in server.types}
