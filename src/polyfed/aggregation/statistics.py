@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyfed.aggregation.families import Family, families_of
-from polyfed.aggregation.tiles import RANGE, TileSize, largest_logit, working_dtype
+from polyfed.aggregation.tiles import RANGE, Family, TileSize, families_of, largest_logit, working_dtype
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningEntropy, RunningLogSumExp
 
