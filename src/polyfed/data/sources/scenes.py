@@ -142,7 +142,6 @@ def _list(feature: object) -> dict[str, object]:
     return {"_type": "List", "feature": feature}
 
 
-_ANSWER = _classes(ANSWERS)
 _STRING = {"_type": "Value", "dtype": "string"}
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 # column -> Arrow type, Hugging Face feature, and how the value of one scene is made

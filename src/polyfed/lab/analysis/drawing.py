@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyfed.reporting.compare import Spread
 from polyfed.reporting.figures import COLOURS, SEQUENTIAL
 from polyfed.reporting.tables import figure
 
@@ -81,8 +79,3 @@ def patches(names: Sequence[str]) -> list[Any]:
     from matplotlib.patches import Patch
 
     return [Patch(color=COLOURS[place % len(COLOURS)], label=name) for place, name in enumerate(names)]
-
-
-def whiskers(spreads: Sequence[Spread]) -> list[float]:
-    """Lengths of error bars: standard deviations, 0 for a single value."""
-    return [0.0 if math.isnan(spread.std) else spread.std for spread in spreads]
