@@ -19,7 +19,7 @@ from misbehaving import Stops, interrupted
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.export.model import export_model
 from polyfed.federation.server import Server
-from polyfed.models.words import frozen_embeddings
+from polyfed.models.frozen import frozen_tensors
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
 from polyfed.runs.runner import resume_run, run_experiment
@@ -81,12 +81,12 @@ def test_a_saved_model_has_its_own_frozen_words(averaged: Path, tmp_path: Path) 
     saved = read_saved_model(alone)
     context = saved.context(tmp_path / "cache")
     first = saved.build(context)
-    assert torch.equal(frozen_embeddings(first)[TABLE].weight, other)
+    assert torch.equal(frozen_tensors(first)[TABLE], other)
     safetensors.torch.save_file({TABLE: other[1:].clone()}, alone / "frozen.safetensors")
-    with pytest.raises(RunError, match=r"do not fit each other \(frozen word embeddings are \[300, 8\].*\[299, 8\]"):
+    with pytest.raises(RunError, match=r"do not fit each other \(frozen 'weight' is \[300, 8\].*\[299, 8\]"):
         read_saved_model(alone).build(context)
     (alone / "frozen.safetensors").unlink()
-    with pytest.raises(RunError, match=r"do not fit each other \(frozen word embeddings"):
+    with pytest.raises(RunError, match=r"do not fit each other \(frozen 'weight'"):
         read_saved_model(alone).build(context)
 
 
@@ -133,7 +133,8 @@ def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(
         ["image"],
     ]
     assert "clients of types 'paired-0' and 'paired-1'" in caplog.text
-    with pytest.raises(ConfigError, match=f"'{TABLE}' of the server is not in clients of type 'paired'"):
+    absent = "'encoders.text.embedding' of the server is not in clients of type 'paired'"
+    with pytest.raises(ConfigError, match=re.escape(absent)):
         _ = elsewhere("paired-0", "paired-1").own_type
 
 

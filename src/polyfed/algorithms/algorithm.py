@@ -153,7 +153,7 @@ class Algorithm(Settings):
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
         """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
-        return Reply(weights=Weights(client.model.state_dict()), slots=encode_places(places(client.model)))
+        return Reply(weights=Weights(client.model.exchanged()), slots=encode_places(places(client.model)))
 
     def require(self, *, has_public: bool, has_server: bool) -> None:
         """Check that the federation suits the method.

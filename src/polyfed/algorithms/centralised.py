@@ -66,7 +66,7 @@ class Centralised(GlobalModels):
             client.load_weights(weights)
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         return Reply(
-            weights=Weights(client.model.state_dict()),
+            weights=Weights(client.model.exchanged()),
             num_examples=client.num_examples,
             steps=steps,
             epochs=steps / max(client.steps_an_epoch, 1),

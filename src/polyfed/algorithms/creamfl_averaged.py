@@ -136,7 +136,7 @@ class CreamFLAveraged(FedAvg):
         self.aggregate(server, cohort, noted(replies, lambda reply: ensembles.add(reply, reply.representations)))
         self.creamfl.distil(server, ensembles.targets())
         # the server's model goes on training in place next round, the broadcast must not follow it
-        distilled = {name: value.clone() for name, value in server.model.state_dict().items()}
+        distilled = {name: value.clone() for name, value in server.model.exchanged().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
@@ -160,7 +160,7 @@ class CreamFLAveraged(FedAvg):
         contrast = self.contrast(client, server_outputs) if server_outputs and self.gamma else None
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)
         return Reply(
-            weights=Weights(client.model.state_dict()),
+            weights=Weights(client.model.exchanged()),
             representations=self.creamfl.client_outputs(client, representations.order, representations),
             num_examples=client.num_examples,
         )

@@ -133,7 +133,7 @@ class FedMAE(FedAvg):
             regulariser=rebuild if able and self.mae_weight else None,
         )
         means = {"reconstruction": float(torch.stack(losses).mean())} if losses else {}
-        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **means)
+        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples, **means)
 
     def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor:
         losses = []

@@ -153,7 +153,7 @@ class FedAID(RobustAlignment):
         client.state["teacher"] = anchors
         loss = self.anchored_loss(client, frozen_aligners(client.model, anchors))
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
-        trained = client.model.state_dict()
+        trained = client.model.exchanged()
         if self.aligner_in_stage_two == "local":
             client.state["aligner"] = dict(selected(trained, parts.without_encoder))
         measured = self.measured(client, task_loss(client)) if self.measured_on == "local" else {}

@@ -63,7 +63,7 @@ class FedAvg(GlobalModels):
         """Train the received model on the client's own task."""
         client.load_weights(weights)
         self.train(client)
-        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples)
+        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)
 
     def train(self, client: Client) -> None:
         """Local training; what most methods replace."""

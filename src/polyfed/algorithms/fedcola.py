@@ -146,4 +146,4 @@ class FedCola(FedAvg):
             layers = linears(encoder, ROLES[self.complement])
             with gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out):
                 self.train(client)
-        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples)
+        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)

@@ -158,7 +158,7 @@ class FedDRA(RobustAlignment):
             task_weight=0,
             regulariser=lambda model, batch: factor * loss(model, batch),
         )
-        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **measured)
+        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples, **measured)
 
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
@@ -195,7 +195,7 @@ class FedDRA(RobustAlignment):
         if self.measure == "task":
             return task_loss(client)
         # layers of the robust aligner, embedding heads of the average, as in the released code
-        weights = {**client.model.state_dict(), **client.state["teacher"]}
+        weights = {**client.model.exchanged(), **client.state["teacher"]}
         return self.anchored_loss(client, frozen_aligners(client.model, weights, training=False))
 
 

@@ -124,7 +124,7 @@ class FedEMA(FedAvg):
             scalars["byol"] = float(torch.stack(losses).mean())
         if self.byol_weight:
             client.state["target"] = views.target.state_dict()
-        trained = Weights(model.state_dict())
+        trained = Weights(model.exchanged())
         return Reply(weights=trained, num_examples=client.num_examples, random_views=len(names), **scalars)
 
     def blend(self, client: Client, weights: Weights) -> float | None:
@@ -145,7 +145,7 @@ class FedEMA(FedAvg):
             client.state["blending"] = {"lambda": torch.tensor(scale, dtype=torch.float64)}
         # beyond 1 a client would move away from the global model
         m = min(scale * gap, 1.0)
-        client.load_weights(blended(client.model.state_dict(), weights, m))
+        client.load_weights(blended(client.model.exchanged(), weights, m))
         return m
 
     @torch.no_grad()

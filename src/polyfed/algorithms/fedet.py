@@ -143,7 +143,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
                 # held, not folded in: who contradicts is known once the consensus is
                 vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
                 votes.setdefault(output, []).append(vote)
-        head, own = means.pop(_HEAD, None), server.model.state_dict()
+        head, own = means.pop(_HEAD, None), server.model.exchanged()
         server.weights |= {kind: mean.take() for kind, mean in means.items()}
         with torch.no_grad():
             for name, value in head.take().items() if head is not None else ():
@@ -221,11 +221,11 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         return torch.stack(losses).sum()
 
     def shared(self, server: Server, kind: str) -> list[str]:
-        own = {name: value.shape for name, value in server.model.state_dict().items() if name.startswith("heads.")}
+        own = {name: value.shape for name, value in server.model.exchanged().items() if name.startswith("heads.")}
         return [name for name, shape in server.shapes(kind).items() if self.share_head and own.get(name) == shape]
 
     def return_head(self, server: Server) -> None:
-        own = server.model.state_dict()
+        own = server.model.exchanged()
         for kind in server.weights:
             head = {name: own[name].detach().clone() for name in self.shared(server, kind)}
             server.weights[kind] = server.weights[kind] | head
@@ -238,7 +238,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(
-            weights=Weights(client.model.state_dict()),
+            weights=Weights(client.model.exchanged()),
             knowledge=self.client_outputs(client, order, read_json(channels)),
             num_examples=client.num_examples,
         )

@@ -28,7 +28,7 @@ class FedProx(FedAvg):
     )
 
     def train(self, client: Client) -> None:
-        received = {name: value.detach().clone() for name, value in client.model.named_parameters()}
+        received = {name: value.detach().clone() for name, value in client.model.trained().items()}
 
         def correct(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
             for name, gradient in gradients.items():

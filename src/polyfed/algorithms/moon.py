@@ -50,7 +50,7 @@ class MOON(FedAvg):
         """Local training with the contrast; then remember the model."""
         regulariser = self.contrast(client) if self.mu else None
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=regulariser)
-        client.state["previous"] = client.model.state_dict()
+        client.state["previous"] = client.model.exchanged()
 
     def contrast(self, client: Client) -> Regulariser | None:
         """mu l_con between the client's model, as it trains, the one that it is now, and its previous one."""
@@ -58,7 +58,7 @@ class MOON(FedAvg):
         if not kept:
             return None
         received, previous = _frozen(client.model), _frozen(client.model)
-        previous.load_state_dict(dict(kept))
+        previous.load(kept)
 
         def loss(model: CachedModel, batch: Batch) -> Tensor:
             losses = []

@@ -107,7 +107,7 @@ class Scaffold(FedAvg):
         new = {name: total / max(steps, 1) for name, total in sums.items()} if full is None else full
         client.state["control"] = new
         return Reply(
-            weights=Weights(client.model.state_dict()),
+            weights=Weights(client.model.exchanged()),
             controls=Weights({name: new[name] - own[name] for name in new}),
             num_examples=client.num_examples,
         )
@@ -122,7 +122,7 @@ class Scaffold(FedAvg):
         for batch in client.batches(client.train, "control"):
             (client.task_loss(batch) * len(batch)).backward()  # type: ignore[no-untyped-call]
             seen += len(batch)
-        sums = {name: value.grad for name, value in client.model.named_parameters() if value.grad is not None}
+        sums = {name: value.grad for name, value in client.model.trained().items() if value.grad is not None}
         client.model.zero_grad(set_to_none=True)
         client.load_weights(weights)
         return _filled(client, {name: value / seen for name, value in sums.items()})
@@ -139,8 +139,7 @@ def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:
     """A value for every trained parameter, on the client's device: 0 for those that are not known."""
     return {
         name: values[name].to(client.device) if name in values else torch.zeros_like(value)
-        for name, value in client.model.named_parameters()
-        if value.requires_grad
+        for name, value in client.model.trained().items()
     }
 
 

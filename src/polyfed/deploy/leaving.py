@@ -121,7 +121,7 @@ class _Leaving:
         if issubclass(kind, Representations):
             return self._rows(sent, member)
         if issubclass(kind, Weights):
-            state = self.population.client_model(member).state_dict()
+            state = self.population.client_model(member).exchanged()
             types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
             size = sum(value.numel() * (self._word(sent) or value.element_size()) for value in state.values())
             return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size / 2**20:,.2f} MiB"

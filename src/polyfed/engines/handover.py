@@ -12,7 +12,7 @@ from polyfed.wire.payload import Payload
 def detached(payload: Payload, model: Model | None) -> Payload:
     """The payload with no tensor that shares memory with the model, which serves the next client next."""
     owners: dict[int, list[Tensor]] = {}
-    for tensor in model.state_dict(keep_vars=True).values() if model is not None else ():
+    for tensor in model.exchanged(live=True).values() if model is not None else ():
         owners.setdefault(_memory(tensor), []).append(tensor)
 
     def own(value: Tensor) -> Tensor:

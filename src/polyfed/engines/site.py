@@ -56,8 +56,7 @@ class _Guide:
 
     def model(self, weights: Mapping[str, Tensor]) -> Model:
         model = self.live()
-        own = set(model.state_dict())
-        model.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
+        model.load(weights, partly=True)
         return model
 
     @property
@@ -358,7 +357,7 @@ class Site:
         keeps = self.spec.algorithm.keeps
         values = {key: dict(value) for key, value in client.state.items()}
         if "model" in keeps or self.spec.keep_models:  # what is not declared is never given back to a client
-            values["model"] = client.model.state_dict()
+            values["model"] = client.model.exchanged()
         if "optimizer" in keeps:
             values["optimizer"] = flatten(client.trainer_states(), ":")
         self.store.save(client.name, version, flatten(values) | left_by(digest), after)
@@ -369,15 +368,8 @@ class Site:
             # built again for a client without weights: it starts from its own initial ones
             self._models[key] = self.federation.client_model(member).to(self.device)
         model = self._models[key]
-        if weights is None:
-            return model
-        live = model.state_dict()
-        if weights.keys() == live.keys() and all(weights[name].shape == value.shape for name, value in live.items()):
-            # what load_state_dict would do, without its walk through all modules
-            with torch.no_grad():
-                torch._foreach_copy_(list(live.values()), [weights[name] for name in live])
-        else:
-            model.load_state_dict(dict(weights))  # raises, and says what does not fit
+        if weights is not None:
+            model.load(weights)
         return model
 
     def _data_of(self, member: Member) -> _Data:

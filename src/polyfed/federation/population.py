@@ -208,7 +208,7 @@ class Population:
         for info in self.infos:
             if info.architecture not in by_architecture:
                 model = self.client_model(self.members[info.id])
-                by_architecture[info.architecture] = Blueprint(dict(model.state_dict()), places(model))
+                by_architecture[info.architecture] = Blueprint(model.exchanged(), places(model))
         return by_architecture
 
     # ---- checks before a run
@@ -236,7 +236,7 @@ class Population:
         # one client of each will do: models differ by group and architecture, and building them takes long
         kinds = {(info.group, info.architecture): self.members[info.id] for info in infos.values()}
         for member in kinds.values():
-            outline = outline_of(self.client_model(member).state_dict())
+            outline = outline_of(self.client_model(member).exchanged())
             other, expected = outlines.setdefault(infos[member.id].architecture, (member.group, outline))
             if outline != expected:
                 raise ConfigError(

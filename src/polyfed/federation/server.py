@@ -15,8 +15,8 @@ from polyfed.data.samples import Samples
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.participant import Participant
 from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, differently_named, outline_of
+from polyfed.models.frozen import frozen_parts
 from polyfed.models.model import Model
-from polyfed.models.words import frozen_embeddings
 from polyfed.wire.payload import Representations, Weights
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Server(Participant):
         # the part before the colon says what the group is; type names may have colons of their own
         groups: dict[str, Mapping[str, Tensor]] = {f"weights:{name}": value for name, value in self.weights.items()}
         if self.has_model:
-            groups["model"] = self.model.state_dict()
+            groups["model"] = self.model.exchanged()
         groups |= {f"optimizer:{name}": state for name, state in self.trainer_states().items()}
         return groups | {f"state:{name}": value for name, value in self.state.items()}
 
@@ -128,7 +128,7 @@ class Server(Participant):
         """
         common: dict[tuple[str, torch.Size], Tensor] = {}
         if self.has_model:
-            common = {(name, value.shape): value for name, value in self.model.state_dict().items()}
+            common = {(name, value.shape): value for name, value in self.model.exchanged().items()}
         self.weights = {}
         for kind, members in self.types.items():
             tensors = self.blueprints[members.architecture].tensors
@@ -151,13 +151,13 @@ class Server(Participant):
         Raises:
             ConfigError: there is none.
         """
-        own = {name: value.shape for name, value in self.model.state_dict().items()}
-        frozen, missing = frozen_embeddings(self.model), ""
+        own = {name: value.shape for name, value in self.model.exchanged().items()}
+        frozen, missing = frozen_parts(self.model), ""
         # first those whose head is the server's: another type may have the same shapes
         for kind in sorted(self.types, key=lambda kind: not self.types[kind].has_head(self.head_name)):
             shapes = self.shapes(kind)
             wrong = [name for name, shape in own.items() if shapes.get(name) != shape]
-            wrong += [name for name, words in frozen.items() if words.digest not in self.types[kind].architecture]
+            wrong += [name for name, part in frozen.items() if part.digest not in self.types[kind].architecture]
             if not wrong:
                 return kind
             missing = missing or f"'{wrong[0]}' of the server is not in clients of type '{kind}'"
@@ -185,7 +185,7 @@ class Server(Participant):
         if self.has_model and self.weights:
             # the type may have tensors that the server has not, such as modules that a method adds
             shown = self.weights[self.own_type]
-            self.model.load_state_dict({name: shown[name] for name in self.model.state_dict()})
+            self.model.load({name: shown[name] for name in self.model.exchanged()})
 
     def record(self, **metrics: float) -> None:
         """Tell of training metrics of this round."""
@@ -201,5 +201,5 @@ def no_model(weights: Mapping[str, Tensor] | None) -> Model:
 def loaded(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
     """The model, with the given weights or else with its own."""
     if weights is not None:
-        model.load_state_dict(dict(weights))
+        model.load(weights)
     return model

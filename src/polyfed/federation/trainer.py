@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.gates import undecayed
-from polyfed.models.model import CachedModel
+from polyfed.models.model import CachedModel, trained_in
 from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 
@@ -101,7 +101,7 @@ class Trainer:
         epochs: Epochs,
         only: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad and only(name)]
+        self._named = [(name, value) for name, value in trained_in(model).items() if only(name)]
         self.training, self._clock, self._epochs = training, clock, epochs
         self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
         self._base = [group["lr"] for group in self.optimizer.param_groups]

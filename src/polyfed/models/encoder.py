@@ -34,7 +34,7 @@ class Encoder(Settings):
         """
 
     def frozen(self, modality: str, context: DataContext) -> str:
-        """Number and digest (``123x0123abcd``) of what its modules share and their state dicts lack; empty: nothing.
+        """Number and digest (``123x0123abcd``) of what is frozen in its modules (``models.frozen``); empty: nothing.
 
         Part of the architecture's name, as models with others cannot be averaged.
         """

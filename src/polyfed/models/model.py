@@ -88,6 +88,10 @@ def require_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) ->
             raise RuntimeError(f"'{name}' has values that are not finite")
 
 
+def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
 class Embedder(Protocol):
     """What a task needs of a model."""
 
@@ -145,6 +149,34 @@ class Model(nn.Module):
     def modalities(self) -> tuple[str, ...]:
         """Names of the modalities that this model encodes."""
         return tuple(self.encoders)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Parameters that an optimiser changes, by name."""
+        return trained_in(self)
+
+    def exchanged(self, *, live: bool = False) -> dict[str, Tensor]:
+        """Tensors that last and that cross between server and clients, in the order in which they are sent.
+
+        They are parameters and running statistics, and share memory with the model; with ``live`` they are its very
+        parameters. What is frozen (``models.frozen``) is not among them.
+        """
+        return self.state_dict(keep_vars=live)
+
+    def load(self, tensors: Mapping[str, Tensor], *, partly: bool = False) -> None:
+        """Take over exchanged tensors: all of the model's, or with ``partly`` those of the given ones that it has.
+
+        Raises:
+            RuntimeError: names or shapes are not the model's.
+        """
+        own = self.exchanged()
+        given = {name: value for name, value in tensors.items() if name in own} if partly else dict(tensors)
+        names_fit = bool(given) and (partly or given.keys() == own.keys())
+        if names_fit and all(own[name].shape == value.shape for name, value in given.items()):
+            # what load_state_dict would do, without its walk through all modules
+            with torch.no_grad():
+                torch._foreach_copy_([own[name] for name in given], list(given.values()))
+        else:
+            self.load_state_dict(given, strict=not partly)  # raises, and says what does not fit
 
     @property
     def device(self) -> torch.device:

@@ -55,21 +55,18 @@ TensorPlaces = Mapping[str, TensorPlace]
 
 
 def places(model: Model) -> dict[str, TensorPlace]:
-    """The place of every tensor of a model's state dict."""
-    tensor_places: dict[str, TensorPlace] = {}
-    for modality, encoder in model.encoders.items():
-        for key in encoder.state_dict():
-            tensor_places[f"encoders.{modality}.{key}"] = TensorPlace(Slot(modality, _role(encoder, key)), key)
-    for part, role, modules in (("heads", HEAD, model.heads), ("extras", EXTRA, model.extras)):
-        for name, module in modules.items():
-            for key in module.state_dict():
-                tensor_places[f"{part}.{name}.{key}"] = TensorPlace(Slot(name, role), key)
-    if model.final_norm is not None:
+    """The place of every tensor that a model exchanges, in the order in which they are sent and averaged."""
+    return {name: _place(model, *name.split(".", 1)) for name in model.exchanged()}
+
+
+def _place(model: Model, part: str, name: str) -> TensorPlace:
+    if part == "final_norm":
         # shared by modalities, so it is exchangeable only among clients that have the same ones
-        slot = Slot("+".join(model.modalities), SHARED)
-        tensor_places |= {f"final_norm.{key}": TensorPlace(slot, key) for key in model.final_norm.state_dict()}
-    # in the order of the state dict, in which tensors are sent and averaged
-    return {name: tensor_places[name] for name in model.state_dict()}
+        return TensorPlace(Slot("+".join(model.modalities), SHARED), name)
+    owner, _, key = name.partition(".")
+    if part == "encoders":
+        return TensorPlace(Slot(owner, _role(model.encoders[owner], key)), key)
+    return TensorPlace(Slot(owner, HEAD if part == "heads" else EXTRA), key)
 
 
 def _role(module: nn.Module, key: str) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -20,6 +20,7 @@ from polyfed.data.backbones import digest, local_folder, missing_folder
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
 from polyfed.models.encoder import Encoder, token_length
+from polyfed.models.frozen import Frozen
 
 _logger = logging.getLogger(__name__)
 
@@ -57,47 +58,22 @@ class WordEncoder(Encoder):
         return table.digest
 
 
-class FrozenEmbedding(nn.Module):
-    """Word embeddings [v, w] that are never trained, shared by all models of a process and by copies of these.
-
-    They are no part of a state dict: what follows from settings, seed and files of vectors is neither exchanged nor
-    kept, but made again. ``digest`` is their number and a digest of what they are made of.
-    """
-
-    weight: Tensor
+class FrozenEmbedding(Frozen):
+    """Word embeddings [v, w] that are never trained."""
 
     def __init__(self, table: Float[Tensor, "v w"], digest: str) -> None:
-        super().__init__()
-        self.register_buffer("weight", table, persistent=False)
-        self.digest = digest
+        super().__init__(nn.Embedding(table.shape[0], table.shape[1], _weight=table), digest)
+
+    @property
+    def weight(self) -> Tensor:
+        return cast("nn.Embedding", self.module).weight
 
     @property
     def embedding_dim(self) -> int:
         return self.weight.shape[1]
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b l w"]:
-        return F.embedding(tokens, self.weight)
-
-    def replace(self, table: Tensor | None) -> None:
-        """Have a table of one's own, as of a saved model.
-
-        Raises:
-            RuntimeError: there is none, or it has another shape.
-        """
-        if table is None or table.shape != self.weight.shape:
-            shape = None if table is None else list(table.shape)
-            raise RuntimeError(f"frozen word embeddings are {list(self.weight.shape)}, saved ones {shape}")
-        self.weight = table.to(self.weight)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenEmbedding:
-        return FrozenEmbedding(self.weight, self.digest)
-
 
 WordTable = nn.Embedding | FrozenEmbedding
-
-
-def frozen_embeddings(model: nn.Module) -> Mapping[str, FrozenEmbedding]:
-    return {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, FrozenEmbedding)}
 
 
 def frozen_embedding(
@@ -116,8 +92,8 @@ def frozen_embedding(
         folders = [folder for name in vectors if (folder := local_folder(name, context.weights))]
         # of what it is made of: random values are not the same to the last bit on all processors
         stamp = fingerprint_of(words, spec.pad, context.seed, *([width] if not folders else map(digest, folders)))
-        context.fitted[key] = table, f"{len(table)}x{stamp[:8]}"
-    return FrozenEmbedding(*context.fitted[key])  # type: ignore[misc]
+        context.fitted[key] = FrozenEmbedding(table, f"{len(table)}x{stamp[:8]}")
+    return copy.deepcopy(cast("FrozenEmbedding", context.fitted[key]))
 
 
 def embedding_table(spec: InputSpec, context: DataContext, *, width: int, vectors: Sequence[str] = ()) -> nn.Embedding:

@@ -241,8 +241,8 @@ class Run:
 
         model = self.federation.client_model(member)
         try:
-            require_weights(weights, model.state_dict())
-            model.load_state_dict(dict(weights))
+            require_weights(weights, model.exchanged())
+            model.load(weights)
         except RuntimeError as error:
             raise RunError(f"{misfit} ({' '.join(str(error).split())})") from error
         return model.to(self.place).eval()

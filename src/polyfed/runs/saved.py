@@ -1,7 +1,7 @@
 """Saved server models: weights as safetensors, and a configuration that says how to rebuild them.
 
 models/<best, last or round-N>/model.safetensors   weights
-                      frozen.safetensors  word embeddings that are not trained, if there are any
+                      frozen.safetensors  what is not trained, if there is anything
                       config.json         round, architecture, task, and what the head was sized by
                       vocabulary/         what was learnt from the public set, so that it is not needed
 """
@@ -29,8 +29,8 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.federation.server import Server
+from polyfed.models.frozen import frozen_tensors, replace_frozen
 from polyfed.models.model import Model, ModelSettings, require_weights
-from polyfed.models.words import frozen_embeddings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.tasks.task import Task
@@ -105,11 +105,10 @@ class SavedModel:
             with isolated("saved"):
                 head = self.task.head(self.settings.dim, _outline(self.facts.samples or SampleFacts()))
                 model = self.settings.build({} if head is None else {self.facts.head: head}, context)
-            frozen = frozen_embeddings(model)
-            require_weights(self.weights, model.state_dict() | {name: words.weight for name, words in frozen.items()})
-            for name, words in frozen.items():
-                words.replace(self.weights.get(name))
-            model.load_state_dict({name: value for name, value in self.weights.items() if name not in frozen})
+            frozen = frozen_tensors(model)
+            require_weights(self.weights, model.exchanged() | frozen)
+            replace_frozen(model, self.weights)
+            model.load({name: value for name, value in self.weights.items() if name not in frozen})
         except (RuntimeError, MemoryError) as error:  # of sizes that are none, torch says so
             reason = " ".join(str(error).split())
             raise RunError(f"'{self.folder}': weights and config.json do not fit each other ({reason})") from error
@@ -137,7 +136,7 @@ def save_model(folder: RunFolder, name: str, server: Server, experiment: Experim
         "public": {modality: column.fingerprint for modality, column in context.public.items()},
     }
     _save_common(folder, name, server.model, context)
-    folder.save_tensors(f"{name}/model.safetensors", server.model.state_dict(), {"format": "pt"})
+    folder.save_tensors(f"{name}/model.safetensors", server.model.exchanged(), {"format": "pt"})
     folder.write(f"{name}/config.json", json.dumps(config, indent=1) + "\n")
 
 
@@ -147,7 +146,7 @@ def _save_common(folder: RunFolder, name: str, model: Model, context: DataContex
         target = folder.path / name / "vocabulary" / file.name
         if not target.exists():  # a vocabulary is named after its content, so what is there is the same
             write_atomically(target, file.read_bytes())
-    frozen = {key: words.weight for key, words in frozen_embeddings(model).items()}
+    frozen = frozen_tensors(model)
     if frozen and not (folder.path / name / _FROZEN).exists():
         folder.save_tensors(f"{name}/{_FROZEN}", frozen, {"format": "pt"})
 

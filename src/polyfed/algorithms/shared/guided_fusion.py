@@ -87,7 +87,7 @@ class GuidedFusion(Algorithm):
         # the last round in which encoders were broadcast, counted from the first
         version = server.clock.round - (server.clock.round - 1) % self.broadcast_every
         if version == server.clock.round:
-            own = server.model.state_dict()
+            own = server.model.exchanged()
             now = {name: value for name, value in own.items() if name.startswith(("encoders.", "final_norm."))}
             if self.broadcast_every == 1:  # nobody will ask for them later: no copy
                 return version, now

@@ -271,7 +271,7 @@ class RobustAlignment(RobustWeights):
             task_weight=0,
             regulariser=lambda model, batch: factor * loss(model, batch),
         )
-        return client.model.state_dict()
+        return client.model.exchanged()
 
 
 def task_loss(client: Client) -> Callable[[Embedder, Batch], Tensor]:

@@ -75,7 +75,7 @@ def depth_of(model: Model) -> Depths:
                 number = 0 if key.startswith(trunk) and not reached else count + 1
             layer[f"encoders.{modality}.{key}"] = number
     behind = max(counts.values(), default=0) + 1
-    return Depths({name: layer.get(name, behind) for name in model.state_dict()}, counts)
+    return Depths({name: layer.get(name, behind) for name in model.exchanged()}, counts)
 
 
 def chosen_tensors(model: Model, part: str, depth: int | Mapping[str, int] | None = None) -> frozenset[str]:
@@ -86,7 +86,7 @@ def chosen_tensors(model: Model, part: str, depth: int | Mapping[str, int] | Non
     """
     if part not in PARTS:
         raise ConfigError(f"--layers {part}; {nearest(part, PARTS)}")
-    every = frozenset(model.state_dict())
+    every = frozenset(model.exchanged())
     if part == "all":
         if depth is not None:
             raise ConfigError("--depth has no effect with --layers all; remove it, or choose shallow or deep")

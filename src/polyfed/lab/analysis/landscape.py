@@ -185,7 +185,7 @@ def run_landscape(
         data, batches = _shuffled_batches(server, samples, size)
         head = dict(model.heads.items()).get(server.head_name)
         losses: list[Loss] = [partial(server.saved.task.loss, model, head, batch) for batch in batches]
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parameters = list(model.trained().values())
         pairs = top_eigenvectors(losses, parameters, 2, steps=steps, generator=generator("landscape"))
         values = loss_surface(losses, parameters, pairs.vectors, grid=grid, extent=extent)
     norm, number = float(flat(parameters).norm()), sum(map(len, batches))

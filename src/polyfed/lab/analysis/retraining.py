@@ -175,11 +175,11 @@ class Retrainer:
         model = trained.model
         self._opened, self._trained, self._plan = opened, trained, plan
         self.names = chosen_tensors(model, plan.layers, plan.depth)
-        own = [value for name, value in model.named_parameters() if name in self.names and value.requires_grad]
+        own = [value for name, value in model.trained().items() if name in self.names]
         if not own:
             raise ConfigError(f"--layers {plan.layers}: '{trained.name}' has no parameters to train in them")
         self.parameters = sum(value.numel() for value in own)
-        self._start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self._start = {name: value.detach().clone() for name, value in model.exchanged().items()}
 
     @contextlib.contextmanager
     def retrained(self, name: str, samples: Samples, training: TrainingSettings) -> Iterator[int]:
@@ -200,7 +200,7 @@ class Retrainer:
             model.eval()
             yield done
         finally:
-            model.load_state_dict(self._start)
+            model.load(self._start)
 
     def rows(
         self, members: Mapping[str, Member], on: str, figures: Callable[[], Figures] | None = None

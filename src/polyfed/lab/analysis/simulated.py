@@ -112,7 +112,7 @@ class Simulated:
             yield server
         for kind, weights in self.run.global_weights.items():
             # a server that is the average of a type is not judged twice
-            if server is None or not _holds(weights, server.model.state_dict()):
+            if server is None or not _holds(weights, server.model.exchanged()):
                 yield self._global(kind)
 
     @cached_property
@@ -130,7 +130,7 @@ class Simulated:
         """Whether the server's model is as it was initialised: nothing in the method trains it."""
         if self.experiment.server is None:
             return False
-        return _holds(self._server().model.state_dict(), self.federation.server_model().state_dict())
+        return _holds(self._server().model.exchanged(), self.federation.server_model().exchanged())
 
     def _server(self) -> TrainedModel:
         if self.experiment.server is not None:
@@ -257,7 +257,7 @@ def only(model: Model, names: frozenset[str]) -> Iterator[None]:
 
     Batch norms outside keep their running statistics, and normalise by them: a frozen layer is a fixed function.
     """
-    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trainable = model.trained()
     norms = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, _BatchNorm)]
     with contextlib.ExitStack() as restore:
         for name in trainable.keys() - names:

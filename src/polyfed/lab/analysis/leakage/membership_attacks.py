@@ -201,7 +201,7 @@ def _lacking(situation: Situation, member: Member, name: str, weights: Weights) 
     """What keeps weights from being the client's model; empty if nothing does."""
     if name != UPDATE:
         return NO_MODEL
-    missing = sorted(situation.fresh(member).state_dict().keys() - weights.keys())
+    missing = sorted(situation.fresh(member).exchanged().keys() - weights.keys())
     return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
 
 
@@ -210,6 +210,6 @@ def sent_model(situation: Situation, seen: SeenReply, bundle: Weights | Represen
     member = situation.member(seen.clients[0])
     if isinstance(bundle, Weights):
         model = situation.fresh(member)
-        model.load_state_dict(dict(bundle))
+        model.load(bundle)
         return model
     return ShadowSite.like(situation.seen.site).surrogate(seen, member.id, bundle, situation.plan.passes)

@@ -133,10 +133,10 @@ def picture_findings(situation: Situation) -> Found:
             yield NoAttack(on, _PICTURES, NO_MODEL)
         elif modality is None:
             yield NoAttack(on, _PICTURES, "the client has no pictures")
-        elif not model.state_dict().keys() <= start.keys():
+        elif not model.exchanged().keys() <= start.keys():
             yield NoAttack(on, _PICTURES, "the server does not know all weights that the gradient is of")
         else:
-            model.load_state_dict(dict(start))
+            model.load(start)
             yield from _pictures(situation, on, seen, model, modality)
 
 
@@ -186,7 +186,7 @@ def _reconstructed(
     # in double precision: gradients of different pictures may differ in the last bits of single precision
     model = model.double()
     batches = [_exact(own.batch(torch.randperm(len(own), generator=draws)[:size]).to(model.device)) for own in samples]
-    weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    weights = model.trained()
     victim = _Victim(model, member, modality, list(weights.values()))
     truth = torch.cat([batch.inputs[modality] for batch in batches])
     others = federation.test(member) or samples[0]

@@ -83,9 +83,9 @@ class ShadowTraining:
         self, fresh: Callable[[], Model], member: Member, head: str, samples: Samples, inside: Bool[Tensor, "k n"]
     ) -> Iterator[Model]:
         initial = fresh()
-        start = {name: value.clone() for name, value in initial.state_dict().items()}
+        start = {name: value.clone() for name, value in initial.exchanged().items()}
         for place, chosen in enumerate(inside):
-            initial.load_state_dict(start)
+            initial.load(start)
             self._train(initial, member, head, samples.subset(chosen.nonzero().flatten()), place)
             yield initial.eval()
 
@@ -130,7 +130,7 @@ class ShadowTraining:
         for chosen, model in zip(inside, self.models(fresh, member, head, candidates.samples, inside), strict=True):
             scores.append(sample_scores(model, member.settings.task, head_of(model, head), candidates.samples))
             if sent is not None:
-                weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+                weights = {name: value.detach().clone() for name, value in model.exchanged().items()}
                 outputs.append(sent(weights, candidates.samples.subset(chosen.nonzero().flatten())))
         return Shadows(inside, torch.stack(scores), torch.stack(outputs) if outputs else None)
 
