@@ -46,7 +46,7 @@ class Figure:
 
     def __str__(self) -> str:
         bounds = f"{self.least:g} to {self.most:g}" if self.least else f"at most {self.most:g}"
-        return f"{'ok  ' if self.holds else 'OVER'}  {self.name:45} {self.value:>9.4g}   {bounds}"
+        return f"{'ok  ' if self.holds else 'OVER'}  {self.name:45} {self.value:>9,.6g}   {bounds}"
 
 
 def function_lines(module: Module) -> Iterator[tuple[int, str]]:

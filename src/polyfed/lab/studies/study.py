@@ -76,6 +76,10 @@ class Row(Settings):
     def _by_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
+    @property
+    def differs_in_groups_alone(self) -> bool:
+        return not (self.set or self.twin or self.base)
+
     def beneath(self, other: Row) -> Row:
         """``other`` on top of this row."""
         given = {name: getattr(other, name) for name in other.model_fields_set}
@@ -256,11 +260,13 @@ class Study(Settings):
         """Which of some client groups take part -> row, if rows that differ in their ``groups`` alone are all
         coalitions of two groups or more; else nothing."""
         rows = {name: self.resolved(name) for name in self.rows}
-        named = {name: row.groups for name, row in rows.items() if not (row.set or row.twin or row.base)}
-        held = [set(groups) for groups in named.values() if groups is not None]
-        players = frozenset(name for own in held for name in own if not all(name in other for other in held))
-        found = {players if own is None else players & {*own}: name for name, own in reversed(named.items())}
-        return found if len(found) == 2 ** len(players) >= 4 else {}
+        named = {name: row.groups for name, row in rows.items() if row.differs_in_groups_alone}
+        held = [frozenset(groups) for groups in named.values() if groups is not None]
+        if not held:
+            return {}
+        players = frozenset.union(*held) - frozenset.intersection(*held)
+        rows_by_group = {players if own is None else players & {*own}: name for name, own in reversed(named.items())}
+        return rows_by_group if len(rows_by_group) == 2 ** len(players) >= 4 else {}
 
     def columns_of(self, row: str) -> dict[str, ColumnSettings]:
         """What is measured in a row.
