@@ -261,7 +261,7 @@ class Study(Settings):
         coalitions of two groups or more; else nothing."""
         rows = {name: self.resolved(name) for name in self.rows}
         named = {name: row.groups for name, row in rows.items() if row.differs_in_groups_alone}
-        held = [frozenset(groups) for groups in named.values() if groups is not None]
+        held = list(map(frozenset, filter(None, named.values())))
         if not held:
             return {}
         players = frozenset.union(*held) - frozenset.intersection(*held)
