@@ -154,11 +154,7 @@ class Site:
         opened = federation or Population(
             settings.data, settings.public, None, settings.clients, spec.seed, vocabulary, spec.algorithm.add_modules
         )
-        if spec.public_order and opened.public_order != spec.public_order:
-            raise DataError(
-                f"the public set here is another one ({opened.public_order or 'none'}, expected {spec.public_order}): "
-                "compare source, split, items, per_item, unpaired and gallery of 'public', and the files of the source"
-            )
+        _require_public(spec, opened.public_order)
         guard = None
         if spec.privacy is not None:
             terms = spec.model_dump_json(exclude={"run", "secure"}).encode()
@@ -381,3 +377,11 @@ class Site:
             train, test = self.train_of(member), self.federation.test(member)
             self._data[member.id] = _Data(train, test, *self._public[key])
         return self._data[member.id]
+
+
+def _require_public(spec: RunSpec, there: str) -> None:
+    if spec.public_order and there != spec.public_order:
+        raise DataError(
+            f"the public set here is another one ({there or 'none'}, expected {spec.public_order}): "
+            "compare source, split, items, per_item, unpaired and gallery of 'public', and the files of the source"
+        )
