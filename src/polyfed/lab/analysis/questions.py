@@ -6,8 +6,10 @@ no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,7 @@ from polyfed.runs.opened import Run
 if TYPE_CHECKING:
     from polyfed.runs.opened import ServerModel
 
+_FILE_NAME = re.compile(r"[\w.,=-]{0,120}", re.ASCII)
 Which = Annotated[str, Field(description="the server's final model (last), its best, or that of a round")]
 MapMethod = Annotated[str, Field(description="of the map: tsne or pca")]
 LearningRate = Annotated[
@@ -241,13 +244,20 @@ class Question:
         return self.ask(runs if self.takes_several else runs[0], **options)
 
     def stem(self, options: Mapping[str, Any]) -> str:
-        """Name of its files: with all options that differ from the defaults, so that others have other files."""
+        """Name of its files: with all options that differ from the defaults, so that others have other files.
+
+        Options that are long, or have characters that file names may not have, stand there as a digest.
+        """
         known = {} if self.is_reported else self.options
         changed = {name: value for name, value in options.items() if name in known and value != known[name].default}
-        texts = {
-            name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in changed.items()
-        }
-        return "-".join([self.name, *(f"{name}{value}" for name, value in texts.items())])
+        texts = (
+            f"{name}{','.join(map(str, value)) if isinstance(value, list) else value}"
+            for name, value in changed.items()
+        )
+        given = "-".join(texts)
+        if not _FILE_NAME.fullmatch(given):
+            given = sha256(given.encode()).hexdigest()[:12]
+        return f"{self.name}-{given}" if given else self.name
 
 
 _ASKED = (landscape, centres, drift, features, weights, traffic, retrain, distortion, across, leakage)
