@@ -6,21 +6,18 @@ from pathlib import Path
 
 import torch
 
-from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.extras import how_to_install
+from polyfed.core.errors import RunError
+from polyfed.core.extras import brought_by
 from polyfed.data.view import InputSpec
 from polyfed.export.programs import TOLERANCE, Program, compared_inputs, loaded_program, padded, silent
 
 
 def require_onnx() -> None:
     """Raise ConfigError if the packages of the extra ``onnx`` are not there."""
-    try:
+    with brought_by("onnx"):
         import onnx
         import onnxruntime
         import onnxscript
-    except ImportError as error:
-        missing = f"ONNX needs the package '{error.name}', which is not there"
-        raise ConfigError(f"{missing}; {how_to_install('onnx')}") from error
     _ = onnx, onnxruntime, onnxscript
 
 

@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.extras import how_to_install
+from polyfed.core.extras import brought_by
 from polyfed.core.secret import keyed_digest, uniform_draws
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.release import noisy
@@ -69,10 +69,8 @@ def opacus_optimizers() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
+    with brought_by(EXTRA):
         return importlib.import_module("opacus.optimizers")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"privacy.samples needs a package: {error}; {how_to_install(EXTRA)}") from error
 
 
 @dataclass

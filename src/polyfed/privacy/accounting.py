@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from polyfed.core.errors import ConfigError
-from polyfed.core.extras import how_to_install
+from polyfed.core.extras import brought_by
 
 EXTRA = "privacy"
 _WEAK = 0.25  # noise over clip
@@ -68,10 +67,8 @@ def accounting() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
+    with brought_by(EXTRA):
         return importlib.import_module("dp_accounting")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"privacy needs a package: {error}; {how_to_install(EXTRA)}") from error
 
 
 def epsilon_of(costs: Iterable[PrivacyCost], delta: float, neighbours: Neighbours = "replace") -> float:
