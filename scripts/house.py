@@ -20,12 +20,17 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from classes import ancestors, classes, fields
+from frames import frames_to_backward
 from imports import Module, cycles, modules, upward
 from privates import reached_privates
+from reach import Package, Reach
 
 SOURCE = Path("src/polyfed")
 BESIDE = ("yaml", "j2", "css", "js")
 RUN = 6  # lines that make a duplicate
+# what a method is written in terms of, and what it takes for granted; see reach.py
+EDGE = ("federation", "data", "models", "tasks", "optim", "privacy")
+APART = ("engines", "wire", "core")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -168,6 +173,8 @@ def figures() -> Iterator[Figure]:
     beside = [path for ending in BESIDE for path in SOURCE.rglob(f"*.{ending}")]
     yield Figure("lines of YAML, templates, styles, scripts", _lines(beside), 9_500)
     yield Figure("lines of tests", _lines(Path("tests").rglob("*.py")), 48_000)
+    yield from _to_understand(Package(parts))
+    yield _depth()
     reached = reached_privates(modules(Path("tests")), parts)
     yield Figure("private names in tests", len(reached), 0, worst=reached)
     yield Figure("words of docs", sum(len(path.read_text().split()) for path in Path("docs").rglob("*.md")), 60_000)
@@ -188,6 +195,22 @@ def _shape_of_classes(parts: list[Module]) -> Iterator[Figure]:
     yield Figure("fields of a class, inherited ones too", wide[0][0], 15, worst=worst)
     for name, most in (("Cohort", 10), ("Site", 8)):
         yield Figure(f"fields of {name}", len(fields(name, known)), most)
+
+
+def _to_understand(package: Package) -> Iterator[Figure]:
+    for name, most in (("creamfl.py:CreamFL", 10), ("fedavg.py:FedAvg", 8)):
+        reach = Reach(package, APART, EDGE)
+        reach.start(f"algorithms/{name}.round")
+        worst = [f"{path}: {', '.join(sorted(names))}" for path, names in sorted(reach.functions.items())]
+        yield Figure(f"files to understand {name.partition(':')[2]}.round", len(worst), most, worst=worst)
+
+
+def _depth() -> Figure:
+    sys.path[:0] = ["src", "tests"]
+    from small_federations import tiny_experiment
+
+    way = frames_to_backward(tiny_experiment())
+    return Figure("frames from FedAvg.round to backward", len(way), 12, worst=way)
 
 
 def _complexity(parts: list[Module]) -> Figure:
