@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import polyfed
 from polyfed import open_run
 from polyfed.core.device import cpu_threads
 from polyfed.lab.analysis.leakage.figures import AttackResult
@@ -23,7 +24,6 @@ from polyfed.lab.analysis.leakage.report import Leakage, run_leakage
 from polyfed.lab.analysis.leakage.situation import AttackPlan
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 
 Settings = dict[str, Any]
 
@@ -112,7 +112,7 @@ def protected(method: str) -> Mapping[str, Settings]:
 def measured(settings: Settings, folder: Path, plan: AttackPlan) -> Leakage:
     """A run, attacked."""
     with cpu_threads(1):
-        run_experiment(Experiment.parse(settings), folder)
+        polyfed.run(Experiment.parse(settings), folder, quiet=True)
     return run_leakage(Simulated(open_run(folder)), plan)
 
 

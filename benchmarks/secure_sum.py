@@ -16,13 +16,13 @@ import harness
 import numpy as np
 import torch
 
+import polyfed
 from polyfed import Experiment
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.privacy.masking.fixed_point import FixedPoint, total
 from polyfed.privacy.masking.party import Party, context_of
 from polyfed.privacy.masking.unmasking import Unmasking
 from polyfed.privacy.secure_sum import PairwiseMasks
-from polyfed.runs.runner import run_experiment
 
 LIMIT = 1.3
 
@@ -67,7 +67,7 @@ def rounds(clients: int, megabytes: float, samples: int) -> None:
         for name in ("warm", "plain", "masked"):
             settings = experiment("pairwise_masks" if name == "masked" else None, clients, megabytes, samples)
             started = time.process_time()
-            run = run_experiment(settings, Path(folder) / name)
+            run = polyfed.run(settings, Path(folder) / name, quiet=True)
             seconds[name] = time.process_time() - started
             bytes_of[name] = run.records.total_bytes()
     ratios = bytes_of["masked"] / bytes_of["plain"], seconds["masked"] / seconds["plain"]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import polyfed
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
@@ -16,7 +17,6 @@ from polyfed.federation.client import Client
 from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import run_experiment
 from polyfed.wire.payload import Representations, Weights
 
 Config = dict[str, Any]
@@ -55,7 +55,7 @@ class Stopping(Callback):
 def cut_short(config: Config, folder: Path, at: int = 2) -> Path:
     """A run that was interrupted in the middle of round ``at``; gives its folder."""
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(Experiment.parse(config), folder, [Stopping(at)])
+        polyfed.run(Experiment.parse(config), folder, [Stopping(at)], quiet=True)
     return folder
 
 
@@ -79,7 +79,7 @@ def interrupted(config: Config, folder: Path, marker: Path, at: int = 2) -> None
     name = f"{Stops.__module__}.Stops"
     config["algorithm"] = config["algorithm"] | {"name": name, "marker": str(marker), "at": at}
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(Experiment.parse(config), folder)
+        polyfed.run(Experiment.parse(config), folder, quiet=True)
 
 
 class Fails(CreamFL):

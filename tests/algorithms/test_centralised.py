@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import polyfed
 from by_hand import Weights, copies, weights_of
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, woken
@@ -105,7 +105,7 @@ def test_the_budget_of_two_rounds(
     del config["server"]
     config["algorithm"] = {"name": "centralised"} | settings
     config["run"] |= {"rounds": 2, "evaluate_clients": False}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     expected = {"steps.text": steps, "epochs.text": epochs, "samples.text": samples}
     assert result.records.last("server", "train") == pytest.approx(expected)
     assert list(result.records.series("server", "steps.text", "train").values()) == [steps / 2, steps]

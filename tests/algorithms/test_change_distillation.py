@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import polyfed
 from by_hand import play, unit
 from fixed_features import frozen_bag, latent, linear, projection
 from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.participant import Participant
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -318,7 +318,7 @@ def test_a_closed_form_is_refused_before_any_work_where_one_tower_is_not_linear(
     models[1] = {"dim": 8, "encoders": {"image": projection(hidden=6), "text": frozen_bag()}}
     message = "the 'image' encoder of a client trains more than one linear layer; set algorithm.digest=auto"
     with pytest.raises(ConfigError, match=message):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
+        polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
     models.pop()
     session_of(tmp_path, config)

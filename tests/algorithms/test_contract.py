@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import polyfed
 from by_hand import play
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
@@ -17,7 +18,6 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.state import Lifetime, unflatten
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.ledger import Ledger
@@ -68,7 +68,7 @@ def form(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def finished(form: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two rounds that nothing happens to, with which all else is compared."""
-    return run_experiment(Experiment.parse(config_of(form)), tmp_path_factory.mktemp("finished") / "run")
+    return polyfed.run(Experiment.parse(config_of(form)), tmp_path_factory.mktemp("finished") / "run", quiet=True)
 
 
 def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
@@ -77,9 +77,9 @@ def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
     config = config_of(form)
     config["run"] |= {"engine": {"name": "local", "serialize": True}}
     if method_of(form).asks_clients:
-        assert contents(resume_run(cut_short(config, tmp_path / "run"))) == contents(finished)
+        assert contents(polyfed.resume(cut_short(config, tmp_path / "run"), quiet=True)) == contents(finished)
     else:
-        assert contents(run_experiment(Experiment.parse(config), tmp_path / "run")) == contents(finished)
+        assert contents(polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)) == contents(finished)
 
 
 # ---- what crosses

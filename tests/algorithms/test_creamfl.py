@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import polyfed
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Representations
 from sessions import crossing, first_cohort, of_samples, prepared, request, round_records, site_of, woken
@@ -116,7 +116,7 @@ def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_p
 
 def test_a_round_without_any_client_of_a_modality(creamfl: Config, tmp_path: Path) -> None:
     del creamfl["clients"]["paired"], creamfl["clients"]["text"]
-    result = run_experiment(Experiment.parse(creamfl), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     recorded = result.records.metric_names("server", "train")
     assert "kd_distance_after.image" in recorded
     assert "kd_distance_after.text" not in recorded
@@ -125,7 +125,7 @@ def test_a_round_without_any_client_of_a_modality(creamfl: Config, tmp_path: Pat
 def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, tmp_path: Path) -> None:
     creamfl["clients"] = {}
     creamfl["run"]["min_clients"] = 0
-    result = run_experiment(Experiment.parse(creamfl), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     assert result.metrics()["gallery_image"] == 12
 
 
@@ -271,7 +271,9 @@ def test_public_batches_of_an_epoch(
 
 def test_two_seeds_differ(creamfl: Config, tmp_path: Path) -> None:
     runs = [
-        run_experiment(Experiment.parse(creamfl | {"run": creamfl["run"] | {"seed": seed}}), tmp_path / str(seed))
+        polyfed.run(
+            Experiment.parse(creamfl | {"run": creamfl["run"] | {"seed": seed}}), tmp_path / str(seed), quiet=True
+        )
         for seed in (0, 1)
     ]
     texts = [(result.folder / "metrics.jsonl").read_text() for result in runs]
@@ -293,7 +295,7 @@ def test_the_server_learns_from_its_clients(creamfl: Config, tmp_path: Path) -> 
         participant["model"] = wide(participant["model"])
     creamfl["algorithm"] |= {"server_epochs": 0, "local_epochs": 2, "kd_epochs": 2, "tau_inter": 0.1}
     creamfl["run"] |= {"rounds": 4}
-    result = run_experiment(Experiment.parse(creamfl), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     series = list(result.records.series("server", "text_to_image_r@10").values())
     chance = 100 * 10 / 60
     assert series[-1] > 1.7 * chance
@@ -310,7 +312,7 @@ def test_a_client_of_one_modality_on_the_public_source_still_sees_all_public_sam
     creamfl: Config, tmp_path: Path
 ) -> None:
     creamfl["clients"]["image"]["source"] = "scenes"
-    result = run_experiment(Experiment.parse(creamfl), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     assert result.records.excluded() == ()
 
 
@@ -319,7 +321,7 @@ def test_a_modality_that_the_server_does_not_encode_is_left_out(creamfl: Config,
     creamfl["server"]["model"] = model | {"encoders": {"image": model["encoders"]["image"]}}
     creamfl["server"]["task"] = "classification"
     creamfl["algorithm"] |= {"aggregation": "mean", "inter": False}
-    result = run_experiment(Experiment.parse(creamfl), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     assert result.records.excluded() == ()
     assert "senders.image" in result.records.metric_names("server", "train")
     assert "senders.text" not in result.records.metric_names("server", "train")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyfed
 from by_hand import assert_mean, copies, descend, plain_training, weights_of
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged
 from polyfed.core.errors import PayloadError
@@ -17,7 +18,6 @@ from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Reply
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations, Weights
@@ -265,7 +265,7 @@ def test_it_learns(config: Config, tmp_path: Path) -> None:
         "local_epochs": 6, "kd_epochs": 4, "distillation": {"optimizer": {"kind": "adamw", "lr": 0.001}},
     }  # fmt: skip
     config["run"]["rounds"] = 4
-    result = run_experiment(Experiment.parse(config), tmp_path / "run").records
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).records
     assert result.last("text-0")["accuracy"] > 2 * 100 / 6
     before, after = (result.series("server", f"kd_distance_{when}.text", "train") for when in ("before", "after"))
     assert all(after[number] < 0.9 * before[number] for number in range(1, 5))

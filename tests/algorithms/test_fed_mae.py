@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyfed
 from by_hand import RATE, assert_mean, copies, descend, weights_of
 from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, woken
@@ -106,7 +106,7 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: flo
 
 def test_encoder_and_decoder_cross_and_nothing_else(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     session = prepared(config, tmp_path / "s")
     for line in result.records.transfers:
         if line.kind == "weights":
@@ -131,7 +131,7 @@ def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) ->
     image["model"]["encoders"]["image"] |= {"depth": 1, "pooling": "mean"}
     config["algorithm"] |= {"local_epochs": 20, "normalise_patches": False, "mask_ratio": 0.5, "mae_weight": 10.0}
     config["run"] |= {"rounds": 5}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     losses = list(result.records.series("server", "reconstruction", "train").values())
     accuracy = list(result.records.series("image-0", "accuracy").values())
     assert losses[-1] < 0.8 * losses[0]

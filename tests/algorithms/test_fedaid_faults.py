@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import polyfed
 from aligned_sessions import (
     CLIENTS,
     Said,
@@ -32,7 +33,6 @@ from polyfed.data.samples import Samples
 from polyfed.federation.state import unflatten
 from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -199,7 +199,9 @@ def quiet(method: str = "fedaid", **algorithm: Any) -> Config:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
     """Method -> what a run that nothing happens to leaves."""
     return {
-        method: contents(run_experiment(Experiment.parse(quiet(method)), tmp_path_factory.mktemp(method) / "run"))
+        method: contents(
+            polyfed.run(Experiment.parse(quiet(method)), tmp_path_factory.mktemp(method) / "run", quiet=True)
+        )
         for method in ("fedaid", "feddra")
     }
 
@@ -219,13 +221,13 @@ def test_a_run_killed_between_phases_resumes_to_the_same_bits(
     tmp_path: Path, undisturbed: dict[str, dict[str, bytes]], method: str, step: str, client: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(Experiment.parse(quiet(method)), tmp_path / "run", [Dies(step, client)])
-    assert contents(resume_run(tmp_path / "run")) == undisturbed[method]
+        polyfed.run(Experiment.parse(quiet(method)), tmp_path / "run", [Dies(step, client)], quiet=True)
+    assert contents(polyfed.resume(tmp_path / "run", quiet=True)) == undisturbed[method]
 
 
 def test_either_schedule_gives_the_same_bits(tmp_path: Path, undisturbed: dict[str, dict[str, bytes]]) -> None:
     whole = undisturbed["fedaid"]
-    repeated = contents(run_experiment(Experiment.parse(quiet(broadcast="repeated")), tmp_path / "repeated"))
+    repeated = contents(polyfed.run(Experiment.parse(quiet(broadcast="repeated")), tmp_path / "repeated", quiet=True))
     assert repeated["metrics.jsonl"] == whole["metrics.jsonl"]
     assert repeated["models/last/model.safetensors"] == whole["models/last/model.safetensors"]
     assert repeated["ledger.jsonl"] != whole["ledger.jsonl"]
@@ -239,7 +241,7 @@ def test_replies_that_refer_to_requests_are_encoded_alike_on_either_schedule(
     for broadcast in ("shared", "repeated"):
         config = quiet(broadcast=broadcast)
         config["run"] |= {"transport": transport, "engine": {"name": "local", "serialize": True}}
-        result = run_experiment(Experiment.parse(config), tmp_path / broadcast)
+        result = polyfed.run(Experiment.parse(config), tmp_path / broadcast, quiet=True)
         up = [one.bytes for one in result.records.transfers if (one.step, one.direction) == ("guide", "up")]
         found.append((contents(result)["models/last/model.safetensors"], up))
     assert found[0] == found[1]

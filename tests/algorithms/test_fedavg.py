@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+import polyfed
 from by_hand import assert_mean, copies, plain_training
 from polyfed.federation.cohort import each
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from sessions import first_cohort, prepared
 from small_federations import Config, plain_sgd
 
@@ -63,14 +63,14 @@ def test_half_precision_transport_halves_the_bytes(tiny: Config, tmp_path: Path)
     sizes = {}
     for dtype in ("float32", "float16"):
         config = tiny | {"run": tiny["run"] | {"transport": {"dtype": dtype}}}
-        records = run_experiment(Experiment.parse(config), tmp_path / dtype).records
+        records = polyfed.run(Experiment.parse(config), tmp_path / dtype, quiet=True).records
         sizes[dtype] = sum(line.bytes for line in records.transfers if line.kind == "weights")
     assert 0.5 <= sizes["float16"] / sizes["float32"] < 0.52  # integer buffers stay as they are
 
 
 def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 2}
-    result = run_experiment(Experiment.parse(tiny), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
     assert all(line.kind == "framing" for line in result.records.transfers)
     series = list(result.records.series("server", "r1_sum").values())
     assert series == [series[0]] * 3
@@ -81,7 +81,7 @@ def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, 
 def test_server_only_asks_nobody(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = "server_only"
     tiny["run"]["evaluate_clients"] = False
-    result = run_experiment(Experiment.parse(tiny), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
     assert result.records.transfers == ()
     losses = list(result.records.series("server", "r1_sum", "validation").values())
     assert len(losses) == 3
@@ -90,5 +90,5 @@ def test_server_only_asks_nobody(tiny: Config, tmp_path: Path) -> None:
 def test_a_federation_without_server_model(tiny: Config, tmp_path: Path) -> None:
     del tiny["server"], tiny["public"], tiny["clients"]["paired"]
     tiny["clients"]["image"]["count"] = 2
-    result = run_experiment(Experiment.parse(tiny), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
     assert result.records.last("image-0")["accuracy"] == result.records.last("image-1")["accuracy"]  # one global model

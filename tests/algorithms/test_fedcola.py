@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+import polyfed
 from by_hand import RATE, copies, plain_training
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -266,7 +266,7 @@ def test_learns_on_scenes(config: Config, tmp_path: Path) -> None:
     config["server"]["test_split"] = "train"
     config["algorithm"] |= {"local_epochs": 8}
     config["run"] |= {"rounds": 7, "eval_every": 7, "evaluate_clients": 1}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run").records
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).records
     first, last = result.series("server", "r1_sum").values()
     assert first < 10 < 30 < last  # percent, both directions; chance is 4.2
     assert result.last("image")["accuracy"] > 2 * 100 / 18

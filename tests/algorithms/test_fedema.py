@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import polyfed
 from by_hand import RATE, assert_mean, copies
 from polyfed.algorithms.fedema import FedEMA
 from polyfed.core.errors import ConfigError
@@ -20,7 +21,6 @@ from polyfed.core.randomness import generator
 from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, site_of, woken
@@ -209,7 +209,7 @@ def test_equal_weights_need_no_lambda(config: Config, tmp_path: Path) -> None:
 
 def test_online_model_and_predictors_cross_and_targets_stay(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     session = prepared(config, tmp_path / "s")
     sizes = {}
     for info in session.server.clients:
@@ -253,7 +253,7 @@ def test_views_that_are_not_random_are_left_to_the_task(tiny: Config, tmp_path: 
 def test_a_client_with_nothing_to_train_stops_the_run(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = SMALL | {"task_weight": 0.0}
     with pytest.raises(ConfigError, match=r"task_weight is 0, .* view of paired-0, paired-1, image is random"):
-        run_experiment(Experiment.parse(tiny), tmp_path / "run")
+        polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
 
 
 # ---- runs

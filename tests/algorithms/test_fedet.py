@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import polyfed
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import Aim, FedET, Vote, answers, limited
 from polyfed.core.randomness import generator
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, of_samples, prepared, request, round_records, site_of
@@ -264,7 +264,7 @@ def test_weights_and_knowledge_cross(tiny: Config, tmp_path: Path, form: str, co
     if form == "representations":  # captions of one picture share its row
         rows = len(set(prepared(config, tmp_path / "same").server.exchanged(count).items.tolist()))
         assert rows == 16 if count is None else rows < 20
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert result.records.excluded() == ()
     lines = [line for line in result.records.transfers if line.client == "image"]
     known = [line for line in lines if line.kind == form]
@@ -279,7 +279,7 @@ def test_clients_of_one_modality_and_of_one_that_the_server_lacks(tiny: Config, 
     image = config["server"]["model"]["encoders"]["image"]
     config["server"] |= {"model": {"dim": 8, "encoders": {"image": image}}, "task": "classification"}
     config["run"] |= {"rounds": 1, "precision": "bfloat16"}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert result.records.excluded() == ()
     assert "senders.text" not in result.records.metric_names("server", "train")
     assert list(result.records.series("server", "senders.image", "train").values()) == [3.0]

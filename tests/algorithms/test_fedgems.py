@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import polyfed
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import FedGEMS, Lesson
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import crossing, first_cohort, of_samples, prepared, request, round_records, site_of, woken
@@ -244,7 +244,7 @@ def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
 def test_what_crosses(tiny: Config, tmp_path: Path, form: str, count: int | None) -> None:
     config = config_of(tiny, form, public_samples=count)
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert result.records.excluded() == ()
     lines = [line for line in result.records.transfers if line.kind == form]
     rows = {"image": count or 80, "paired-0": count or 80}
@@ -261,7 +261,7 @@ def test_what_crosses(tiny: Config, tmp_path: Path, form: str, count: int | None
 def test_clients_of_one_modality_alone(tiny: Config, tmp_path: Path) -> None:
     del tiny["clients"]["paired"]
     tiny["run"] |= {"precision": "bfloat16"}
-    result = run_experiment(Experiment.parse(config_of(tiny, "representations")), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config_of(tiny, "representations")), tmp_path / "run", quiet=True)
     names = result.records.metric_names("server", "train")
     assert {"senders.image", "right.text", "ensemble.text"} <= set(names)
     assert "senders.text" not in names

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import polyfed
 from by_hand import unit
 from polyfed.algorithms.fedmkd import FedMKD, Student, Teachers
 from polyfed.core.randomness import generator
 from polyfed.federation.server import Server
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, of_samples, prepared, request, round_records, site_of, woken
@@ -224,7 +224,7 @@ def test_a_channel_comes_later_than_the_first_round(tiny: Config, tmp_path: Path
     config = config_of(tiny, "representations")
     del config["clients"]["paired"]
     config["run"] |= {"evaluate_clients": False, "precision": "bfloat16"}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     names = result.records.metric_names("server", "train")
     assert "senders.image" in names
     assert "senders.text" not in names

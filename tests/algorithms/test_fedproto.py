@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyfed
 from by_hand import descend
 from polyfed.aggregation.prototypes import GlobalPrototypes, by_space
 from polyfed.core.errors import ConfigError
@@ -18,7 +19,6 @@ from polyfed.core.randomness import isolated
 from polyfed.federation import types
 from polyfed.models.model import CachedModel
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from prototype_sessions import NAMES, SPACE, began, global_of, play
@@ -260,7 +260,7 @@ def test_without_prototypes_nothing_is_recognised_by_them(tmp_path: Path) -> Non
 def test_who_took_no_part_is_judged_by_the_new_prototypes(tmp_path: Path) -> None:
     config = classifiers()
     config["run"] |= {"sampling": {"cohort": 1}}
-    result = run_experiment(Experiment.parse(config), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert len(result.records.series("image", "prototype_classes", "test")) == 3
 
 

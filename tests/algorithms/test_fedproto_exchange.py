@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyfed
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedproto import FedProto, PrototypeCheck
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Prototypes
@@ -28,7 +28,7 @@ from small_federations import classifiers, with_retrieval
 
 
 def test_the_ledger_has_the_bytes_of_the_prototypes(tmp_path: Path) -> None:
-    result = run_experiment(Experiment.parse(with_retrieval(classifiers(min_count=2))), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(with_retrieval(classifiers(min_count=2))), tmp_path / "run", quiet=True)
     session = prepared(classifiers(), tmp_path / "sizes")
     labels = {name: session.federation.train(session.federation.members[name]).targets["label"] for name in NAMES}
     classes = known_of(began(classifiers(), tmp_path / "one")).shape[0]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import polyfed
 from by_hand import assert_learns_topics
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from sessions import prepared
 from small_federations import Config, sized, topics, transformers
 
@@ -65,7 +65,7 @@ def test_a_server_learns_topics_from_its_clients(tmp_path: Path, name: str) -> N
     """Without a task of its own, and with FedGEMS wherever it is wrong: from chance to twice as good."""
     config = topics(server=True, name=name.split(":")[0], **SERVERS[name])
     config["run"] |= {"rounds": 3, "evaluate_clients": name == "fedet"}
-    records = run_experiment(Experiment.parse(config), tmp_path / "run").records
+    records = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).records
     assert list(records.series("server", "accuracy").values())[-1] > 2 * 100 / 6
     if name == "fedet":
         assert list(records.series("text-0", "accuracy").values())[-1] > 2 * 100 / 6
@@ -88,7 +88,7 @@ def fitting(method: str, epochs: int) -> Config:
 
 @pytest.mark.slow
 def test_fediot_fits_texts(tmp_path: Path) -> None:
-    records = run_experiment(Experiment.parse(fitting("fediot", 6)), tmp_path / "run").records
+    records = polyfed.run(Experiment.parse(fitting("fediot", 6)), tmp_path / "run", quiet=True).records
     assert records.last("text-0")["accuracy"] > 2 * 100 / 6
     assert records.last("text-0")["accuracy"] == records.last("text-1")["accuracy"]  # one global model
 
@@ -97,5 +97,5 @@ def test_centralised_training_fits_texts(tmp_path: Path) -> None:
     config = fitting("centralised", 5)
     config["clients"] = {"text": config["clients"]["text"] | {"count": 1}}
     del config["server"]
-    records = run_experiment(Experiment.parse(config), tmp_path / "run").records
+    records = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).records
     assert records.last("text")["accuracy"] > 90  # chance is 17

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+import polyfed
 from misbehaving import contents
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.records import RunRecords
-from polyfed.runs.runner import run_experiment
 from small_federations import METHODS, Config, federation_for, topics
 
 FORMS: dict[str, Config] = {
@@ -45,8 +45,8 @@ def ray_cluster() -> Iterator[None]:
 
 
 def finished(config: Config, folder: Path, *, engine: Any = "local", **run_settings: Any) -> Path:
-    return run_experiment(
-        Experiment.parse(config | {"run": config["run"] | {"engine": engine} | run_settings}), folder
+    return polyfed.run(
+        Experiment.parse(config | {"run": config["run"] | {"engine": engine} | run_settings}), folder, quiet=True
     ).folder
 
 

@@ -14,9 +14,9 @@ from fake_grid import FakeMessage
 from federations_in_process import InProcess
 from outcomes import results
 
+import polyfed
 from polyfed import Experiment
 from polyfed.deploy.engines import flower_grid
-from polyfed.runs.runner import run_experiment
 
 _LEFT: dict[str, bytes] = {}
 
@@ -44,7 +44,7 @@ def keeping_from(tiny: dict[str, Any]) -> dict[str, Any]:
 def undisturbed(keeping: dict[str, Any], tmp_path: Path) -> dict[str, bytes]:
     """What a run of ``keeping`` leaves to which nothing happened, on the local engine; made once."""
     if not _LEFT:
-        _LEFT.update(results(run_experiment(Experiment.parse(keeping), tmp_path / "undisturbed").folder))
+        _LEFT.update(results(polyfed.run(Experiment.parse(keeping), tmp_path / "undisturbed", quiet=True).folder))
     return _LEFT
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from fake_grid import FakeGrid
 
+import polyfed
 from polyfed.deploy import host
 from polyfed.deploy.engines.flower import within
 from polyfed.deploy.engines.flower_node import Host, Node
@@ -17,7 +18,6 @@ from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
 
 
 class SiteProcess:
@@ -94,9 +94,9 @@ class InProcess:
     def run(self, out: Path, **run_settings: Any) -> Run:
         """``polyfed run`` of the server's experiment, without SuperLink."""
         with within(self.grid):
-            return run_experiment(Experiment.parse(self.experiment(**run_settings)), out)
+            return polyfed.run(Experiment.parse(self.experiment(**run_settings)), out, quiet=True)
 
     def resume(self, out: Path) -> Run:
         """``polyfed resume``, without SuperLink."""
         with within(self.grid):
-            return resume_run(out)
+            return polyfed.resume(out, quiet=True)

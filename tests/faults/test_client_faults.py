@@ -9,9 +9,9 @@ import pytest
 from engines_under_test import ENGINES, ready
 from outcomes import events, reasons, results
 
+import polyfed
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
-from polyfed.runs.runner import resume_run, run_experiment
 
 Config = dict[str, Any]
 ALL = ["local", pytest.param("ray", marks=pytest.mark.slow), pytest.param("flower", marks=pytest.mark.slow)]
@@ -28,7 +28,7 @@ def _cluster(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("engine", ALL)
 def test_a_client_that_raises_is_excluded_with_its_traceback(keeping: Config, tmp_path: Path, engine: str) -> None:
     config = ready(keeping, tmp_path, engine, how="raise", evaluate_clients=False)
-    folder = run_experiment(Experiment.parse(config), tmp_path / "run").folder
+    folder = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).folder
     assert events(folder) == BACK
     assert reasons(folder) == {"image": "ValueError: no GPU left"}
     text = (folder / "tracebacks.log").read_text()
@@ -42,8 +42,8 @@ def test_too_few_stop_the_run_and_a_resume_ends_in_the_same_bits(
 ) -> None:
     config = ready(keeping, tmp_path, engine, how="raise", phases={"fit": {"min_clients": 1.0}})
     with pytest.raises(ExchangeError, match=r"round 2: 2 of 3 clients .*\(image: ValueError: no GPU left\)"):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
-    assert results(resume_run(tmp_path / "run").folder) == undisturbed
+        polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert results(polyfed.resume(tmp_path / "run", quiet=True).folder) == undisturbed
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_client_whose_process_is_killed_is_done_again_to_the_same_bits(
     keeping: Config, undisturbed: dict[str, bytes], tmp_path: Path, engine: str
 ) -> None:
     config = ready(keeping, tmp_path, engine, how="kill")
-    folder = run_experiment(Experiment.parse(config), tmp_path / "run").folder
+    folder = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).folder
     assert (tmp_path / "counter").stat().st_size == 2  # killed once, then done
     assert results(folder) == undisturbed
 
@@ -61,7 +61,7 @@ def test_a_client_whose_process_is_killed_is_done_again_to_the_same_bits(
 @pytest.mark.parametrize("engine", PROCESSES)
 def test_a_client_whose_process_is_always_killed_is_excluded(keeping: Config, tmp_path: Path, engine: str) -> None:
     config = ready(keeping, tmp_path, engine, how="kill", times=100, evaluate_clients=False)
-    folder = run_experiment(Experiment.parse(config), tmp_path / "run").folder
+    folder = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).folder
     assert events(folder) == BACK
     assert "run.engine.retries is 2" in reasons(folder)["image"]
 
@@ -71,6 +71,6 @@ def test_a_client_whose_process_is_always_killed_is_excluded(keeping: Config, tm
 def test_a_client_that_hangs_is_late(keeping: Config, tmp_path: Path, engine: str) -> None:
     settings: Config = {"evaluate_clients": False, "phases": {"fit": {"deadline": 25.0}}}
     config = ready(keeping, tmp_path, engine, how="sleep", **settings)
-    folder = run_experiment(Experiment.parse(config), tmp_path / "run").folder
+    folder = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).folder
     assert events(folder)[0] == BACK[0]
     assert reasons(folder) == {"image": "no answer within 25 s"}

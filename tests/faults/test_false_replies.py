@@ -10,9 +10,9 @@ from engines_under_test import ready
 from faulty import FALSE
 from outcomes import events, reasons
 
+import polyfed
 from by_hand import play
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from sessions import prepared, round_records
 
 
@@ -33,6 +33,6 @@ def test_false_replies_are_refused_on_every_engine(
 ) -> None:
     for how in ("order", "nan", "undeclared", "text"):
         config = ready(keeping, tmp_path / how, engine, how=how, evaluate_clients=False)
-        folder = run_experiment(Experiment.parse(config), tmp_path / how / "run").folder
+        folder = polyfed.run(Experiment.parse(config), tmp_path / how / "run", quiet=True).folder
         assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
         assert FALSE[how] in reasons(folder)["image"]

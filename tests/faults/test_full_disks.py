@@ -18,11 +18,11 @@ from fake_grid import Rule
 from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
+import polyfed
 from polyfed import Experiment
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.runner import resume_run, run_experiment
 
 
 @contextlib.contextmanager
@@ -68,10 +68,10 @@ def test_a_run_whose_disk_fills_up_stops_and_goes_on_when_there_is_room(
         with monkeypatch.context() as patch:
             patch.setattr(RunFolder, "begin", begin_and_fill)
             with pytest.raises(RunError, match=f"No space left on device; .* continue with 'polyfed resume {out}'"):
-                run_experiment(Experiment.parse(keeping), out)
+                polyfed.run(Experiment.parse(keeping), out, quiet=True)
         assert not list(out.rglob("*.tmp"))
         (tmp_path / "disk" / "filling").unlink()
-        assert results(resume_run(out).folder) == undisturbed
+        assert results(polyfed.resume(out, quiet=True).folder) == undisturbed
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")

@@ -15,6 +15,7 @@ from fake_grid import Fault, Rule, dies_after, dies_before
 from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
+import polyfed
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.deploy.keys import create_keys, read_public
@@ -24,7 +25,6 @@ from polyfed.federation import secure_ask
 from polyfed.federation.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle
 from polyfed.federation.privacy_guard import PRIVATE
 from polyfed.privacy.masking.party import Party, context_of
-from polyfed.runs.runner import run_experiment
 from small_federations import topics
 
 CLIENTS = ("coast", "north", "south-0", "south-1")
@@ -62,7 +62,7 @@ def left(folder: Path) -> dict[str, bytes]:
 def in_the_clear(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
     """What the same sums leave without masks, in one process."""
     config = hospitals(aggregation={"secure": "unmasked"})
-    return left(run_experiment(Experiment.parse(config), tmp_path_factory.mktemp("clear") / "run").folder)
+    return left(polyfed.run(Experiment.parse(config), tmp_path_factory.mktemp("clear") / "run", quiet=True).folder)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack, attacks_by_client
@@ -250,7 +251,6 @@ def test_targeted_pairs_get_the_texts_of_another_thing(tiny: Config, tmp_path: P
 def test_attackers_who_cannot_attack_like_this_are_refused(
     tiny: Config, attackers: Config, message: str, tmp_path: Path
 ) -> None:
-    from polyfed.runs.runner import run_experiment
 
     tiny["clients"]["image"]["count"] = 1
     names = attackers.get("clients", [])
@@ -258,7 +258,7 @@ def test_attackers_who_cannot_attack_like_this_are_refused(
     message = message.replace("image-0", "image")
     tiny["run"]["attackers"] = attackers
     with pytest.raises(ConfigError, match=message):
-        run_experiment(Experiment.parse(tiny), tmp_path / "run")
+        polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 dp_accounting = pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 pytest.importorskip("opacus", reason="opacus is not installed")
 
+import polyfed
 from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
@@ -24,7 +25,6 @@ from polyfed.federation.private_training import PrivateTraining, _PerSample, tra
 from polyfed.privacy.accounting import PrivacyCost
 from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
 from sessions import prepared, woken
 from small_federations import Config, federation_for, plain, topics, training
 
@@ -177,7 +177,7 @@ def test_what_a_round_of_training_costs(samples: int, batch: int, epochs: int, s
 
 
 def finished(config: Config, folder: Path) -> Run:
-    return run_experiment(Experiment.parse(config), folder)
+    return polyfed.run(Experiment.parse(config), folder, quiet=True)
 
 
 def test_epsilon_of_a_run_is_the_accountants(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     secret.chmod(0o600)
     whole = finished(federation(secret=str(secret)), tmp_path / "whole")
     cut = cut_short(federation(secret=str(secret)), tmp_path / "cut")
-    assert contents(resume_run(cut)) == contents(whole)
+    assert contents(polyfed.resume(cut, quiet=True)) == contents(whole)
     assert contents(finished(federation(), tmp_path / "other")) != contents(whole)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyfed
 from by_hand import play, unit
 from misbehaving import contents, cut_short
 from polyfed.aggregation.distinct import packed, unpacked
@@ -26,7 +27,6 @@ from polyfed.federation.public_outputs import modality_of
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer
@@ -237,7 +237,7 @@ def run_of(folder: Path, *, run: Config | None = None, **algorithm: Any) -> Run:
     config = config_of(**(EXCHANGES | algorithm)) | {"name": "parts"}
     config["algorithm"] |= {"name": "change_distillation"}
     config["run"] |= {"rounds": 2, "eval_every": 2} | (run or {})
-    return run_experiment(Experiment.parse(config), folder / "run")
+    return polyfed.run(Experiment.parse(config), folder / "run", quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(finishe
     config = config_of()
     config |= {"name": "parts"}
     config["run"] |= {"rounds": 2, "eval_every": 2, "engine": {"name": "local", "serialize": True}}
-    assert contents(resume_run(cut_short(config, tmp_path / "run"))) == contents(finished)
+    assert contents(polyfed.resume(cut_short(config, tmp_path / "run"), quiet=True)) == contents(finished)
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import polyfed
 from misbehaving import contents, interrupted
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from small_federations import Config, tiny_experiment
 
 Stopped = Callable[..., Path]
@@ -32,7 +32,7 @@ def config(tiny: Config) -> Config:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run of ``config`` that nothing happened to; not to be changed."""
-    return run_experiment(Experiment.parse(creamfl()), tmp_path_factory.mktemp("undisturbed") / "run").folder
+    return polyfed.run(Experiment.parse(creamfl()), tmp_path_factory.mktemp("undisturbed") / "run", quiet=True).folder
 
 
 @pytest.fixture(scope="session")

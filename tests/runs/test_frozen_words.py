@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+import polyfed
 from misbehaving import Stops, interrupted
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.export.model import export_model
@@ -22,7 +23,6 @@ from polyfed.federation.server import Server
 from polyfed.models.frozen import frozen_tensors
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
-from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.saved import read_saved_model
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request
@@ -43,7 +43,7 @@ def with_frozen_words(config: Config) -> Config:
 def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two rounds of FedAvg."""
     folder = tmp_path_factory.mktemp("frozen") / "averaged"
-    run_experiment(Experiment.parse(with_frozen_words(tiny_experiment())), folder)
+    polyfed.run(Experiment.parse(with_frozen_words(tiny_experiment())), folder, quiet=True)
     return folder
 
 
@@ -142,9 +142,9 @@ def test_a_stopped_run_goes_on_with_the_same_words_and_keeps_none(tmp_path: Path
     config = with_frozen_words(three_kinds(name="creamfl", local_epochs=1))
     marker = tmp_path / "marker"
     interrupted(copy.deepcopy(config), tmp_path / "stopped", marker)
-    resume_run(tmp_path / "stopped")
+    polyfed.resume(tmp_path / "stopped", quiet=True)
     config["algorithm"] |= {"name": f"{Stops.__module__}.Stops", "marker": str(marker)}
-    run_experiment(Experiment.parse(config), tmp_path / "whole")
+    polyfed.run(Experiment.parse(config), tmp_path / "whole", quiet=True)
     stopped, whole = dict(stored(tmp_path / "stopped")), dict(stored(tmp_path / "whole"))
     assert stopped.keys() == whole.keys()
     assert all(torch.equal(stopped[name], value) for name, value in whole.items())

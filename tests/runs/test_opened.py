@@ -10,10 +10,10 @@ import pytest
 import safetensors.torch
 import torch
 
+import polyfed
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.runs.opened import open_run
-from polyfed.runs.runner import run_experiment
 
 
 def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_client_or_a_state_that_is_not_there(fedafd_run: Path, tmp_path: Path)
 
 def test_a_run_and_the_same_run_opened_are_alike(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["run"] |= {"rounds": 1}
-    finished = run_experiment(Experiment.load(tiny), tmp_path / "run")
+    finished = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
     opened = open_run(tmp_path / "run")
     assert opened == finished
     assert opened.name == "run"
@@ -106,9 +106,9 @@ def test_what_is_no_run_and_what_was_edited(tiny_run: Path, tmp_path: Path) -> N
 def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: dict[str, Any], tmp_path: Path) -> None:
     """Neither changes a result; and what FedAvg's clients sent in the last round averages to the global model."""
     tiny["run"] |= {"rounds": 2, "evaluate_clients": False}
-    plain = run_experiment(Experiment.load(tiny), tmp_path / "plain")
+    plain = polyfed.run(Experiment.load(tiny), tmp_path / "plain", quiet=True)
     tiny["run"] |= {"keep_rounds": [0, 1], "keep_client_models": True}
-    kept = run_experiment(Experiment.load(tiny), tmp_path / "kept")
+    kept = polyfed.run(Experiment.load(tiny), tmp_path / "kept", quiet=True)
     for kind, weights in plain.global_weights.items():
         assert all(torch.equal(value, kept.global_weights[kind][name]) for name, value in weights.items())
     assert [kept.server_model(which).round for which in ("0", "1", "2", "round-1", "last")] == [0, 1, 2, 1, 2]

@@ -16,6 +16,7 @@ import torch
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
+import polyfed
 from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import BudgetError, ConfigError, ExchangeError, PayloadError
@@ -28,7 +29,6 @@ from polyfed.privacy.settings import protected_steps
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.privacy import plan, resolved_privacy
-from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import steps_of
@@ -66,7 +66,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 def finished(config: Config, folder: Path, **run_settings: Any) -> Run:
-    return run_experiment(Experiment.parse(config | {"run": config["run"] | run_settings}), folder)
+    return polyfed.run(Experiment.parse(config | {"run": config["run"] | run_settings}), folder, quiet=True)
 
 
 # ---- the same bits
@@ -113,7 +113,7 @@ def test_one_secret_gives_the_same_bits_another_others_and_none_a_new_one(tmp_pa
 def test_a_resumed_run_ends_in_the_same_bits_and_spends_nothing_twice(tmp_path: Path, secret: Path) -> None:
     whole = finished(federation(secret), tmp_path / "whole").folder
     cut = cut_short(federation(secret), tmp_path / "cut")
-    resume_run(cut)
+    polyfed.resume(cut, quiet=True)
     assert contents(cut) == contents(whole)
     assert spent(cut) == [3, 3]
     assert open_run(cut).records.last("server", "privacy") == open_run(whole).records.last("server", "privacy")
@@ -122,9 +122,8 @@ def test_a_resumed_run_ends_in_the_same_bits_and_spends_nothing_twice(tmp_path: 
 _KILLED = """
 import os, sys
 from pathlib import Path
-from polyfed import Experiment
+from polyfed import Experiment, run
 from polyfed.wire.transport import Transport
-from polyfed.runs.runner import run_experiment
 out, encode, calls = Path(sys.argv[2]), Transport.encode, []
 def dying(self, payload, received=None):
     if received is not None:
@@ -133,7 +132,7 @@ def dying(self, payload, received=None):
             os.kill(os.getpid(), 9)
     return encode(self, payload, received)
 Transport.encode = dying
-run_experiment(Experiment.load(sys.argv[1]), out)
+run(Experiment.load(sys.argv[1]), out, quiet=True)
 """
 
 
@@ -146,7 +145,7 @@ def test_a_kill_between_ledger_and_reply_neither_spends_twice_nor_changes_bits(t
     ended = subprocess.run(command, check=False, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert sorted(spent(tmp_path / "run")) == [2, 3]  # one is ahead of what the server has
-    resume_run(tmp_path / "run")
+    polyfed.resume(tmp_path / "run", quiet=True)
     assert contents(tmp_path / "run") == contents(whole)
     assert spent(tmp_path / "run") == [3, 3]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+import polyfed
 from polyfed.algorithms.fed_mae import FedMAE
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from small_federations import (
     Config,
     aligned,
@@ -263,5 +263,5 @@ REFUSED: list[tuple[Config, Config, str]] = [
 )
 def test_an_experiment_that_cannot_be_is_refused(tmp_path: Path, config: Config, changes: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_experiment(Experiment.parse(changed(config, changes)), tmp_path / "runs" / "run")
+        polyfed.run(Experiment.parse(changed(config, changes)), tmp_path / "runs" / "run", quiet=True)
     assert not (tmp_path / "runs").exists()

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+import polyfed
 from misbehaving import contents, cut_short, facts, happened
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
 from sessions import first_cohort, prepared
 from small_federations import METHODS, Config, federation_for, sized, three_kinds, tiny_experiment, topics
 
@@ -35,7 +35,7 @@ def federation(robust: Any = None, attackers: Any = None, clients: int = 7, **ru
 
 def accuracy(config: Config, folder: Path) -> float:
     config["run"]["rounds"] = 6
-    found = run_experiment(Experiment.parse(config), folder).records.last("text-0")["accuracy"]
+    found = polyfed.run(Experiment.parse(config), folder, quiet=True).records.last("text-0")["accuracy"]
     assert found is not None
     return found
 
@@ -88,7 +88,7 @@ def test_a_run_with_attackers_says_so_everywhere(tmp_path: Path) -> None:
         for event in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines())
         if "event" in event
     ] == ["is made to attack: sign_flip (run.attackers)"] * 2
-    assert not run_experiment(Experiment.parse(federation(rounds=1)), tmp_path / "honest").records.warnings
+    assert not polyfed.run(Experiment.parse(federation(rounds=1)), tmp_path / "honest", quiet=True).records.warnings
 
 
 def left(result: Run | Path) -> dict[str, bytes]:
@@ -100,11 +100,11 @@ def left(result: Run | Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("attack", ["noise", "copied"])
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, name: str, attack: str) -> None:
     config = federation(name, {"name": attack, "clients": 2})
-    complete = run_experiment(Experiment.parse(config), tmp_path / "complete")
+    complete = polyfed.run(Experiment.parse(config), tmp_path / "complete", quiet=True)
     folder = cut_short(config, tmp_path / "cut")
     if name == "clip":  # norms of the last round bound those of the next
         assert any(key.startswith("clip fit/weights") for key in facts(folder, 1)["medians"])
-    assert left(resume_run(folder)) == left(complete)
+    assert left(polyfed.resume(folder, quiet=True)) == left(complete)
 
 
 def test_honest_runs_without_a_rule_have_none_of_it(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_every_method_that_sends_tensors_has_robust_rules(tmp_path: Path, method
         group.pop("items", None)
     config["aggregation"] = {"robust": {"name": name, "tolerated": 1}}
     config["run"] |= {"rounds": 2, "attackers": {"name": "sign_flip", "clients": 1}, "sampling": {}}
-    result = run_experiment(Experiment.parse(sized(config, 48)), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(sized(config, 48)), tmp_path / "run", quiet=True)
     assert result.records.rounds == 2
     assert {event for _, _, event in happened(result)} <= {"attacker", "update_shortened"}
 
@@ -213,11 +213,13 @@ def tiny(**changes: Any) -> Config:
 )
 def test_what_cannot_be_robust_is_refused_before_any_work(tmp_path: Path, config: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
+        polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_too_few_replies_in_a_round_stop_it_with_names(tmp_path: Path) -> None:
     config = federation({"name": "krum", "tolerated": 2}, deadline=1e-9, min_clients=0)
     with pytest.raises(ExchangeError, match="0 of 7"):
-        run_experiment(Experiment.parse(config | {"run": config["run"] | {"min_clients": 3}}), tmp_path / "run")
+        polyfed.run(
+            Experiment.parse(config | {"run": config["run"] | {"min_clients": 3}}), tmp_path / "run", quiet=True
+        )

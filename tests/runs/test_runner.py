@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import polyfed
 from misbehaving import contents, cut_short
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.runner import resume_run, run_experiment
 from small_federations import Config
 
 Contents = dict[str, bytes]
@@ -30,12 +30,12 @@ Stopped = Callable[[int], Path]
 
 
 def test_the_same_configuration_gives_the_same_run(undisturbed: Path, whole: Contents, tmp_path: Path) -> None:
-    again = run_experiment(Experiment.load(undisturbed / "config.yaml"), tmp_path / "b")
+    again = polyfed.run(Experiment.load(undisturbed / "config.yaml"), tmp_path / "b", quiet=True)
     assert contents(again) == whole
 
 
 def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(stopped: Stopped, whole: Contents) -> None:
-    assert contents(resume_run(stopped(2))) == whole
+    assert contents(polyfed.resume(stopped(2), quiet=True)) == whole
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_round_before(
@@ -45,7 +45,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_round_before(
     newest = sorted((folder / "checkpoints").glob("round-*.safetensors"))[-1]
     assert newest.stem == "round-000002"
     newest.write_bytes(newest.read_bytes()[:-100])
-    resumed = resume_run(folder)
+    resumed = polyfed.resume(folder, quiet=True)
     assert "round-000002 is damaged" in caplog.text
     assert "continuing from round 1" in caplog.text
     assert contents(resumed) == whole
@@ -57,52 +57,52 @@ def test_a_damaged_client_state_falls_back_too(
     folder = stopped(3)
     states = sorted((folder / "checkpoints" / "clients").rglob("000002-*.safetensors"))
     states[0].write_bytes(b"rubbish")
-    resumed = resume_run(folder)
+    resumed = polyfed.resume(folder, quiet=True)
     assert f"client '{states[0].parent.name}' is damaged" in caplog.text
     assert contents(resumed) == whole
 
 
 def test_resuming_a_finished_run_changes_nothing(finished: Path, whole: Contents) -> None:
-    assert contents(resume_run(finished)) == whole
+    assert contents(polyfed.resume(finished, quiet=True)) == whole
 
 
 def test_a_run_without_any_readable_checkpoint_says_so(finished: Path) -> None:
     for path in (finished / "checkpoints").glob("round-*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(RunError, match=r"no usable checkpoint \(checkpoint round-000003 is damaged"):
-        resume_run(finished)
+        polyfed.resume(finished, quiet=True)
 
 
 def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is no run folder"):
-        resume_run(tmp_path)
+        polyfed.resume(tmp_path, quiet=True)
 
 
 def test_an_edited_configuration_cannot_be_resumed(finished: Path) -> None:
     text = (finished / "config.yaml").read_text()
     (finished / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
     with pytest.raises(RunError, match="was edited"):
-        resume_run(finished)
+        polyfed.resume(finished, quiet=True)
 
 
 def test_a_folder_that_holds_something_is_left_alone(config: Config, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "thesis.tex").write_text("precious")
     with pytest.raises(RunError, match="exists and is not empty"):
-        run_experiment(Experiment.parse(config), tmp_path / "a")
+        polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["thesis.tex"]
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, whole: Contents) -> None:
     for path in (finished / "checkpoints").glob("round-*"):
         path.unlink()
-    assert contents(resume_run(finished)) == whole
+    assert contents(polyfed.resume(finished, quiet=True)) == whole
 
 
 def test_a_folder_of_preparations_that_were_killed_can_be_used(config: Config, tmp_path: Path) -> None:
     (tmp_path / "a" / "vocabulary").mkdir(parents=True)
     (tmp_path / "a" / ".lock").touch()
-    assert run_experiment(Experiment.parse(config), tmp_path / "a").records.rounds == 3
+    assert polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True).records.rounds == 3
 
 
 # ---- what is lost
@@ -112,15 +112,15 @@ def test_lost_states_of_clients_stop_a_resume_with_the_reason(stopped: Stopped) 
     folder = stopped(3)
     shutil.rmtree(folder / "checkpoints" / "clients")
     with pytest.raises(RunError, match=r"no usable checkpoint \(the state of client '[\w-]+' is damaged"):
-        resume_run(folder)
+        polyfed.resume(folder, quiet=True)
 
 
 def test_a_run_keeps_its_identity_and_shares_it_with_no_other(config: Config, tmp_path: Path) -> None:
     config["run"]["rounds"] = 1
-    first, second = (run_experiment(Experiment.parse(config), tmp_path / name).folder for name in "ab")
+    first, second = (polyfed.run(Experiment.parse(config), tmp_path / name, quiet=True).folder for name in "ab")
     names = [json.loads((folder / "run.json").read_text())["run"] for folder in (first, second)]
     assert names[0] != names[1]
-    resume_run(first)
+    polyfed.resume(first, quiet=True)
     assert json.loads((first / "run.json").read_text())["run"] == names[0]
     assert contents(first) == contents(second)
 
@@ -147,14 +147,14 @@ def test_killed_at_any_moment_and_resumed(config: Config, tmp_path: Path, delay:
     time.sleep(delay)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    resumed = resume_run(folder)
-    assert contents(folder) == contents(run_experiment(experiment, tmp_path / "whole").folder)
+    resumed = polyfed.resume(folder, quiet=True)
+    assert contents(folder) == contents(polyfed.run(experiment, tmp_path / "whole", quiet=True).folder)
     assert torch.isfinite(torch.tensor(list(resumed.metrics().values()))).all()
 
 
 def test_a_second_process_cannot_work_on_the_same_run(finished: Path) -> None:
     with RunFolder.existing(finished).lock(), pytest.raises(RunError, match="another process"):
-        resume_run(finished)
+        polyfed.resume(finished, quiet=True)
 
 
 def test_whoever_asks_whether_a_run_is_worked_on_does_not_look_like_one_that_does(tmp_path: Path) -> None:
@@ -187,6 +187,6 @@ def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
 def test_a_run_without_server_and_global_models_is_resumed(tiny: Config, tmp_path: Path) -> None:
     del tiny["server"]
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
-    whole = run_experiment(Experiment.parse(tiny), tmp_path / "whole")
-    again = resume_run(cut_short(tiny, tmp_path / "cut"))
+    whole = polyfed.run(Experiment.parse(tiny), tmp_path / "whole", quiet=True)
+    again = polyfed.resume(cut_short(tiny, tmp_path / "cut"), quiet=True)
     assert (again.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()

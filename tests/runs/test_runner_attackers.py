@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+import polyfed
 from misbehaving import cut_short, happened, lying
 from polyfed import Experiment
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.cohort import each
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import crossing, prepared
@@ -37,7 +37,9 @@ def excluded(result: Run) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("how", ["huge", "negative", "half", "double", "flags", "back"])
 def test_those_who_lie_are_named_in_every_round_and_nobody_else(tiny: Config, tmp_path: Path, how: str) -> None:
     config = lying(tiny, how, LIARS)
-    result = run_experiment(Experiment.parse(config | {"run": config["run"] | {"rounds": 3}}), tmp_path / "run")
+    result = polyfed.run(
+        Experiment.parse(config | {"run": config["run"] | {"rounds": 3}}), tmp_path / "run", quiet=True
+    )
     assert excluded(result) == [(number, liar) for number in (1, 2, 3) for liar in LIARS]
 
 
@@ -60,7 +62,7 @@ def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path)
     }
     report = (complete.folder / "report.md").read_text().partition("Shortened updates")[2]
     assert all(liar in report for liar in LIARS)
-    resumed = resume_run(cut_short(config, tmp_path / "cut"))
+    resumed = polyfed.resume(cut_short(config, tmp_path / "cut"), quiet=True)
     assert left(resumed) == left(complete)
 
 
@@ -68,7 +70,9 @@ def test_honest_clients_give_the_same_bits_with_and_without_bounds(tiny: Config,
     config = lying(tiny, "huge", ())
     free = config | {"run": config["run"] | {"bounds": {"update": None, "refuse": None, "size": None, "weight": None}}}
     filed = config | {"run": config["run"] | {"bounds": {"waiting": 0}}}
-    runs = [run_experiment(Experiment.parse(one), tmp_path / str(k)) for k, one in enumerate((config, free, filed))]
+    runs = [
+        polyfed.run(Experiment.parse(one), tmp_path / str(k), quiet=True) for k, one in enumerate((config, free, filed))
+    ]
     assert left(runs[0]) == left(runs[1]) == left(runs[2])
 
 
@@ -94,7 +98,7 @@ def test_who_claims_many_samples_is_capped_and_told_so(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claiming(monkeypatch, "image-0", 10**12)
-    result = run_experiment(Experiment.parse(lying(tiny, "huge", ())), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(lying(tiny, "huge", ())), tmp_path / "run", quiet=True)
     assert happened(result) == [(0, "image-0", "weight_capped")]
     (event,) = result.records.events
     assert event.reason == "joined with 1000000000000 samples, counts for 96 in averages (run.bounds.weight)"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import polyfed
 from misbehaving import happened, lying
 from polyfed import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
 from small_federations import Config
@@ -57,16 +57,18 @@ def test_an_architecture_of_its_own_frees_nobody(
     honest = moved_encoder(with_odd(()), tmp_path / "honest")
     lied = moved_encoder(with_odd(liars), tmp_path / "lied")
     assert lied < 20 * honest  # honest updates partly cancel in their mean, those of liars add up
-    result = run_experiment(Experiment.parse(with_odd(())), tmp_path / "run")
+    result = polyfed.run(Experiment.parse(with_odd(())), tmp_path / "run", quiet=True)
     assert happened(result) == []
 
 
 def test_honest_clients_of_unequal_sizes_are_left_alone(tiny: Config, tmp_path: Path) -> None:
     config = unequal(tiny)
-    bounded = run_experiment(Experiment.parse(config), tmp_path / "bounded")
-    free = run_experiment(Experiment.parse(config | {"run": config["run"] | {"bounds": FREE}}), tmp_path / "free")
+    bounded = polyfed.run(Experiment.parse(config), tmp_path / "bounded", quiet=True)
+    free = polyfed.run(
+        Experiment.parse(config | {"run": config["run"] | {"bounds": FREE}}), tmp_path / "free", quiet=True
+    )
     assert [what for what in happened(bounded) if what[2] != "weight_capped"] == []
     weightless = config | {"run": config["run"] | {"bounds": {"weight": None}}}
-    lengths_only = run_experiment(Experiment.parse(weightless), tmp_path / "lengths")
+    lengths_only = polyfed.run(Experiment.parse(weightless), tmp_path / "lengths", quiet=True)
     last = "checkpoints/round-000002.safetensors"
     assert (lengths_only.folder / last).read_bytes() == (free.folder / last).read_bytes()

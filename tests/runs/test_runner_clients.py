@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+import polyfed
 from by_hand import play
 from misbehaving import contents, facts, failing, happened
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
 from sessions import prepared, site_of
 from small_federations import Config, tiny_experiment
 
@@ -40,7 +40,7 @@ def misbehaved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     @cache
     def finished(how: str, evaluate_clients: bool = True) -> Run:
         config = failing(creamfl(evaluate_clients=evaluate_clients), how)
-        return run_experiment(Experiment.parse(config), tmp_path_factory.mktemp(how) / "run")
+        return polyfed.run(Experiment.parse(config), tmp_path_factory.mktemp(how) / "run", quiet=True)
 
     return finished
 
@@ -82,7 +82,7 @@ def test_too_few_clients_stop_the_run_and_it_can_be_resumed(config: Config, tmp_
     config = failing(config, "raise")
     config["run"]["min_clients"] = 3
     with pytest.raises(ExchangeError, match=r"round 2: 2 of 3 clients .*paired-0: ValueError: no GPU left"):
-        run_experiment(Experiment.parse(config), tmp_path / "a")
+        polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
     names = {path.name for path in (tmp_path / "a" / "checkpoints").glob("round-*.json")}
     assert names == {"round-000000.json", "round-000001.json"}
 
@@ -90,10 +90,10 @@ def test_too_few_clients_stop_the_run_and_it_can_be_resumed(config: Config, tmp_
 def test_a_share_of_the_cohort_can_be_the_quorum(config: Config, tmp_path: Path) -> None:
     config = failing(config, "raise")
     config["run"] |= {"min_clients": 0.6, "rounds": 2}
-    assert run_experiment(Experiment.parse(config), tmp_path / "a").records.rounds == 2
+    assert polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True).records.rounds == 2
     config["run"]["min_clients"] = 0.7
     with pytest.raises(ExchangeError, match=r"2 of 3 clients .* the quorum \(run.min_clients\) is 3"):
-        run_experiment(Experiment.parse(config), tmp_path / "b")
+        polyfed.run(Experiment.parse(config), tmp_path / "b", quiet=True)
 
 
 def test_a_client_that_is_back_is_told_of(misbehaved: Callable[..., Run]) -> None:
@@ -113,7 +113,7 @@ def test_who_is_away_is_remembered_by_a_resumed_run(misbehaved: Callable[..., Ru
     folder = Path(shutil.copytree(whole.folder, tmp_path / "run"))
     for path in (folder / "checkpoints").glob("round-000003.*"):
         path.unlink()
-    resumed = resume_run(folder)
+    resumed = polyfed.resume(folder, quiet=True)
     of_clients = [event for event in happened(resumed) if event[1] != "server"]
     assert of_clients == [(2, "paired-0", "client_excluded"), (3, "paired-0", "client_returned")]
     assert contents(resumed) == contents(whole)
@@ -137,13 +137,13 @@ def test_a_reply_that_is_refused_does_not_move_its_client(misbehaved: Callable[.
 def test_answers_that_come_too_late_never_happened(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
     tiny["run"] |= {"min_clients": 0, "phases": {"fit": {"deadline": 1e-9}}}
-    result = run_experiment(Experiment.parse(tiny), tmp_path / "a")
+    result = polyfed.run(Experiment.parse(tiny), tmp_path / "a", quiet=True)
     excluded = result.records.excluded()
     assert len(excluded) == 2 * 3
     assert {event.reason for event in excluded} == {"no answer within 1e-09 s"}
     assert facts(result.folder, 2)["accepted"] == {}
     untrained = tiny | {"run": tiny["run"] | {"rounds": 1, "phases": {}}, "algorithm": "server_only"}
-    initial = run_experiment(Experiment.parse(untrained), tmp_path / "b")
+    initial = polyfed.run(Experiment.parse(untrained), tmp_path / "b", quiet=True)
     for client in ("paired-0", "image"):
         assert result.metrics(client) == initial.metrics(client)
 
@@ -151,7 +151,7 @@ def test_answers_that_come_too_late_never_happened(tiny: Config, tmp_path: Path)
 def test_limits_of_the_run_hold_on_both_sides(config: Config, tmp_path: Path) -> None:
     config["run"]["limits"] = {"row_norm": 0.5}  # representations have unit norm
     with pytest.raises(ExchangeError, match=r"representations: tensor '\w+' has norm 1, the limit is 0\.5"):
-        run_experiment(Experiment.parse(config), tmp_path / "a")
+        polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
     config["run"]["limits"] = {"row_norm": 1e9, "tensor_norm": 1e9}
     session = prepared(config, tmp_path / "b")
     assert site_of(session).limits == session.experiment.run.limits

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+import polyfed
 from misbehaving import contents
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.runner import resume_run, run_experiment
 from small_federations import Config
 
 
@@ -47,10 +47,10 @@ def test_a_full_disk_says_how_to_go_on(
     with monkeypatch.context() as patch:
         filling(patch, "polyfed.runs.folder", name, code)
         with pytest.raises(RunError, match=f"make room and continue with 'polyfed resume {out}'") as caught:
-            resume_run(out)
+            polyfed.resume(out, quiet=True)
     assert os.strerror(code) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert contents(resume_run(out)) == whole
+    assert contents(polyfed.resume(out, quiet=True)) == whole
 
 
 def test_a_log_that_could_not_be_written_whole_is_cut_back(
@@ -67,8 +67,8 @@ def test_a_log_that_could_not_be_written_whole_is_cut_back(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append", partly)
         with pytest.raises(RunError, match="polyfed resume"):
-            run_experiment(Experiment.parse(config), tmp_path / "a")
-    assert contents(resume_run(tmp_path / "a")) == whole
+            polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
+    assert contents(polyfed.resume(tmp_path / "a", quiet=True)) == whole
 
 
 def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
@@ -76,7 +76,7 @@ def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
 ) -> None:
     filling(monkeypatch, "polyfed.runs.folder", "partition.json")
     with pytest.raises(RunError, match="cannot write to run folder") as caught:
-        run_experiment(Experiment.parse(config), tmp_path / "a")
+        polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
     assert not (tmp_path / "a").exists()
     assert "polyfed resume" not in str(caught.value)
 
@@ -100,7 +100,7 @@ def test_other_errors_of_the_system_are_not_dressed_up(
 ) -> None:
     filling(monkeypatch, "polyfed.runs.folder", "round-000001.json", errno.EISDIR)
     with pytest.raises(IsADirectoryError):
-        run_experiment(Experiment.parse(config), tmp_path / "a")
+        polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
 
 
 def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
@@ -108,7 +108,7 @@ def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
 ) -> None:
     config["run"]["sampling"] = {"cohort": None}
     filling(monkeypatch, "polyfed.federation.state", "image/000002-00")
-    result = run_experiment(Experiment.parse(config), tmp_path / "a")
+    result = polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
     assert [(event.round, event.participant) for event in result.records.excluded()] == [(2, "image")]
     assert "No space left on device" in result.records.excluded()[0].reason
     labels = sorted(path.stem for path in (result.folder / "checkpoints/clients/image").iterdir())

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import polyfed
 from misbehaving import contents, facts, happened
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, RunFolder
-from polyfed.runs.runner import resume_run, run_experiment
 from small_federations import Config
 
 Stopped = Callable[[int], Path]
@@ -42,7 +42,7 @@ def test_what_a_manifest_counts_is_synced_before_it(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, out = Disk(monkeypatch), tmp_path / "run"
-    run_experiment(Experiment.parse(config), out)
+    polyfed.run(Experiment.parse(config), out, quiet=True)
     for number in (2, 3):
         counted = facts(out, number)["logs"]
         manifests = [k for k, (path, _) in enumerate(disk.synced) if f".round-{number:06d}.json." in path.name]
@@ -66,7 +66,7 @@ def test_a_round_whose_logs_are_lost_is_done_again(
 ) -> None:
     out = stopped(3)
     cut(out, log, facts(out, 1)["logs"][log] + 5, zeros)
-    result = resume_run(out)
+    result = polyfed.resume(out, quiet=True)
     assert contents(result) == whole
     assert (1, "server", "checkpoint_skipped") in happened(result)
     reasons = [event.reason for event in result.records.events if event.event == "checkpoint_skipped"]
@@ -81,7 +81,7 @@ def test_a_log_is_never_extended(stopped: Stopped) -> None:
     with pytest.raises(
         RunError, match=rf"metrics\.jsonl has {size:,} bytes of {counted:,}.*restore it from a copy"
     ) as caught:
-        resume_run(out)
+        polyfed.resume(out, quiet=True)
     assert "\n" not in str(caught.value)
     assert (out / "metrics.jsonl").stat().st_size == size
     with pytest.raises(RunError, match=r"metrics\.jsonl"):
@@ -93,4 +93,4 @@ def test_a_history_that_was_cut_off_goes_on_with_a_new_line(stopped: Stopped) ->
     out = stopped(2)
     line = json.dumps({"round": 1, "participant": "server", "event": "resumed", "reason": "after round 1"})
     (out / "history.jsonl").write_text(f"{line}\n{line[:30]}" + "\0" * 20)
-    assert happened(resume_run(out))[:2] == [(1, "server", "resumed")] * 2
+    assert happened(polyfed.resume(out, quiet=True))[:2] == [(1, "server", "resumed")] * 2

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+import polyfed
 from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle
-from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle, Weights
 from sessions import first_cohort, prepared
@@ -34,7 +34,7 @@ def federation(secure: Any = "pairwise_masks", clients: int = 4, method: Any = "
 
 
 def weights(config: Config, folder: Path) -> dict[str, bytes]:
-    return left(run_experiment(Experiment.parse(config), folder).folder)
+    return left(polyfed.run(Experiment.parse(config), folder, quiet=True).folder)
 
 
 def left(folder: Path) -> dict[str, bytes]:
@@ -95,7 +95,7 @@ def test_means_of_representations_are_those_in_the_clear(tmp_path: Path, method:
 
 def test_whole_numbers_cost_no_accuracy(tmp_path: Path) -> None:
     plain, secure = (
-        run_experiment(Experiment.parse(federation(how, rounds=4)), tmp_path / str(how)).records.last("text-0")
+        polyfed.run(Experiment.parse(federation(how, rounds=4)), tmp_path / str(how), quiet=True).records.last("text-0")
         for how in (None, "pairwise_masks")
     )
     assert secure["accuracy"] == pytest.approx(plain["accuracy"], abs=3.0)
@@ -281,9 +281,9 @@ def test_a_site_of_a_secure_run_sends_no_reply_in_the_clear(tmp_path: Path) -> N
 
 def test_a_round_that_was_cut_short_begins_with_new_keys_and_ends_in_the_same_bits(tmp_path: Path) -> None:
     config = federation(rounds=3)
-    complete = run_experiment(Experiment.parse(config), tmp_path / "complete")
+    complete = polyfed.run(Experiment.parse(config), tmp_path / "complete", quiet=True)
     folder = cut_short(config, tmp_path / "cut")
-    assert left(resume_run(folder).folder) == left(complete.folder)
+    assert left(polyfed.resume(folder, quiet=True).folder) == left(complete.folder)
 
 
 def test_values_beyond_the_range_put_a_client_out_by_name(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def _changed(config: Config, **sections: Any) -> Config:
 )
 def test_what_needs_single_replies_is_refused_before_the_run(tmp_path: Path, config: Config, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
+        polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -331,7 +331,9 @@ def test_noise_goes_under_the_masks(tmp_path: Path) -> None:
     reply = {"weights": 1.0, "noise_multiplier": 4.0}
     privacy = {"reply": reply, "metrics": "clear", "secret": str(secret)}
     masked, clear, quiet = (
-        run_experiment(Experiment.parse(federation(how) | ({"privacy": privacy} if noise else {})), tmp_path / name)
+        polyfed.run(
+            Experiment.parse(federation(how) | ({"privacy": privacy} if noise else {})), tmp_path / name, quiet=True
+        )
         for name, how, noise in (("a", "pairwise_masks", True), ("b", "unmasked", True), ("c", "unmasked", False))
     )
     assert left(masked.folder) == left(clear.folder)
@@ -345,4 +347,4 @@ def test_masks_without_the_package_of_ciphers_are_refused_with_the_command(
 ) -> None:
     monkeypatch.setattr("polyfed.privacy.secure_sum.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package 'cryptography'.*pip install \"polyfed\[deploy\]\""):
-        run_experiment(Experiment.parse(federation()), tmp_path / "run")
+        polyfed.run(Experiment.parse(federation()), tmp_path / "run", quiet=True)

@@ -13,11 +13,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from safetensors.torch import load_file
 
+import polyfed
 from polyfed.core.errors import PolyfedError
 from polyfed.core.settings import Settings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from sessions import prepared
 from small_federations import METHODS, Config, federation_for
@@ -110,7 +110,7 @@ def test_it_trains_or_is_refused_by_name(method: str, path: Path_, end: float, t
     try:
         experiment = Experiment.load(content)
         session = prepared(content, tmp_path / "begun")
-        run = run_experiment(experiment, tmp_path / "run")
+        run = polyfed.run(experiment, tmp_path / "run", quiet=True)
     except PolyfedError as error:
         reason = str(error)
     else:

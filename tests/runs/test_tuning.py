@@ -58,7 +58,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Landscape], Runs]:
     def stand_in(value: Landscape) -> Runs:
         made = Runs(value)
-        monkeypatch.setattr(tuning, "run_experiment", made)
+        monkeypatch.setattr(tuning, "begin_run", made)
         return made
 
     return stand_in

@@ -10,12 +10,12 @@ import pytest
 import torch
 import yaml
 
+import polyfed
 from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.server_side import build_federation
 from small_federations import METHODS, Config, aligned, federation_for, three_kinds, tiny_experiment
 
@@ -116,7 +116,7 @@ def test_clients_alone_rest_while_the_methods_clients_wait(tmp_path: Path) -> No
     config["run"] |= {"rounds": 2}
     made = twin(config, "local")
     assert made.algorithm.idle_rounds == 1
-    run = run_experiment(made, tmp_path / "run")
+    run = polyfed.run(made, tmp_path / "run", quiet=True)
     assert {transfer.round for transfer in run.records.transfers if "fit" in transfer.step} == {2}
 
 

@@ -1,4 +1,4 @@
-"""Running experiments, with plots and pages at the end."""
+"""``polyfed.run`` and ``polyfed.resume``: runs, with plots and pages at the end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from polyfed.reporting.report import write_report
 from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
-from polyfed.runs.runner import resume_run, run_experiment
+from polyfed.runs.session import begin_run, continue_run
 from polyfed.runs.tuning import tuned_twin
 
 
-def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
+def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = (), *, quiet: bool = False) -> Run:
     """Run an experiment into a new folder, which holds its report at the end; a notebook shows how it goes.
 
     A twin whose server trains alone is tuned before, which takes many runs (``polyfed.runs.tuning``).
@@ -25,36 +25,45 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
         experiment: what is run.
         out: run folder.
         callbacks: follow the run; the caller closes them.
+        quiet: without reports at the end, and without progress in a notebook.
 
     Raises:
         PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
-    with _followed(callbacks) as following:
+    with _followed(callbacks, quiet) as following:
         if experiment.twin is not None and experiment.twin.is_to_be_tuned:
             experiment, record = tuned_twin(experiment, Path(out), following)
             following.append(record)
-        return run_experiment(experiment, out, following)
+        return begin_run(experiment, Path(out), following)
 
 
-def resume(folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code: bool = False) -> Run:
+def resume(
+    folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code: bool = False, quiet: bool = False
+) -> Run:
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
     Args:
         folder: of the run.
         callbacks: follow the run; the caller closes them.
         allow_code: import what the run names by import path, such as a method of one's own, see ``polyfed.open_run``.
+        quiet: as for ``run``.
 
     Raises:
         ConfigError: it names code, which ``allow_code`` does not allow.
         RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
     """
-    with _followed(callbacks) as following:
-        return resume_run(folder, following, allow_code=allow_code)
+    with _followed(callbacks, quiet) as following:
+        opened = open_run(folder, allow_code=allow_code)
+        continue_run(opened, following)
+        return opened
 
 
 @contextlib.contextmanager
-def _followed(callbacks: Iterable[Callback]) -> Iterator[list[Callback]]:
-    """What follows a run: its reports, the caller's callbacks, and in a notebook its progress."""
+def _followed(callbacks: Iterable[Callback], quiet: bool) -> Iterator[list[Callback]]:
+    """What follows a run: the caller's callbacks and, unless ``quiet``, its reports and in a notebook its progress."""
+    if quiet:
+        yield [*callbacks]
+        return
     from polyfed.reporting.progress import progress_for
     from polyfed.reporting.terminal import Terminal
 

@@ -1,15 +1,21 @@
-"""One process at work on a run: what is prepared before the loop, and what ends it."""
+"""One process at work on a run: what is prepared before the loop, and what ends it.
+
+``polyfed.run`` and ``polyfed.resume`` add what shows and reports a run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.activity import heard_by, preparing
+from polyfed.core.device import cpu_threads
 from polyfed.engines.engine import Hosting
 from polyfed.federation.cohort import Cohort, Engine
 from polyfed.federation.population import Population
@@ -21,11 +27,13 @@ from polyfed.runs.checkpoints import Checkpoints, History
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
 from polyfed.runs.evaluations import Evaluations
+from polyfed.runs.event_log import PROGRESS, EventLog
 from polyfed.runs.events import Callback, Callbacks, Measured, Metrics, Recorder, RunComplete
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.model_folders import KEPT
+from polyfed.runs.opened import Run
 from polyfed.runs.preflight import preflight, preflight_clients
 from polyfed.runs.privacy import prepare_secret
 from polyfed.runs.records import SERVER
@@ -36,6 +44,25 @@ from polyfed.runs.trackers import Trackers
 from polyfed.wire.ledger import Ledger
 
 log = logging.getLogger(__name__)
+
+
+def begin_run(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> Run:
+    # threads are part of the configuration: a sum over a tensor has other last bits with another number of them
+    with cpu_threads(experiment.run.threads), RunFolder.create(out) as folder, _logged(folder) as log:
+        Session(experiment, folder, secrets.token_hex(8), [*callbacks, log]).start()
+    return Run(out)
+
+
+def continue_run(run: Run, callbacks: Iterable[Callback] = ()) -> None:
+    experiment, folder = run.experiment, run.files
+    with cpu_threads(experiment.run.threads), _logged(folder) as log:
+        Session(experiment, folder, folder.identity, [*callbacks, log]).resume()
+
+
+@contextlib.contextmanager
+def _logged(folder: RunFolder) -> Iterator[EventLog]:
+    with folder.lock(), contextlib.closing(EventLog(folder.path / PROGRESS)) as log:
+        yield log
 
 
 @dataclass

@@ -24,7 +24,7 @@ from polyfed.runs.events import Callback, Callbacks, Event, RunStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, made_folder
 from polyfed.runs.records import SERVER
-from polyfed.runs.runner import run_experiment
+from polyfed.runs.session import begin_run
 from polyfed.runs.twins import chosen_in_words
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class TwinSearch:
         place = self.folder / "candidate"
         shutil.rmtree(place, ignore_errors=True)  # one that was killed
         try:
-            records = run_experiment(self.candidate(point, sinks=[]), place).records
+            records = begin_run(self.candidate(point, sinks=[]), place).records
             best = records.best(SERVER, self.experiment.server.task.primary, "validation")
         finally:
             shutil.rmtree(place, ignore_errors=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.across import run_across
 from polyfed.lab.analysis.simulated import Simulated, figures_of
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
-from polyfed.runs.runner import run_experiment
 
 
 def test_every_model_at_every_client(local_run: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_client_s_figures_are_those_of_the_run(tiny_run: Path) -> None:
 def test_local_models_beside_their_average(tiny: dict[str, Any], tmp_path: Path) -> None:
     """The rows of FedAID's Table 11: the server after a round, and what its clients had trained in it."""
     tiny["run"] |= {"rounds": 1, "keep_client_models": True, "evaluate_clients": False}
-    run = run_experiment(Experiment.load(tiny), tmp_path / "run")
+    run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
     tables = run_across(Simulated(run)).groups
     names = [[model.name for model in table.models] for table in tables]
     assert ["server", "paired-0", "paired-1", "mean of clients"] in names

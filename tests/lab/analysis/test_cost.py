@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import polyfed
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.memory import PeakMemory
 from polyfed.data.scenery.layout import LABELS
@@ -17,7 +18,6 @@ from polyfed.data.scenery.wording import TOPICS
 from polyfed.lab.analysis.cost import ModelSize, RoundCosts, round_costs
 from polyfed.lab.analysis.planned_traffic import planned_traffic, stand_in
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from small_federations import Config, pixels, three_kinds, words
 
 CLASSES = {"pictures": len(LABELS), "texts": len(TOPICS), "scenes": len(LABELS)}
@@ -75,7 +75,7 @@ def test_a_later_round_costs_the_same_and_bytes_are_those_of_a_run(fedavg: Round
     content = weights_alone(1)
     later = round_costs(Experiment.parse(content), 2)
     assert by_kind(later) == by_kind(fedavg)
-    run = run_experiment(Experiment.parse(content), tmp_path / "run")
+    run = polyfed.run(Experiment.parse(content), tmp_path / "run", quiet=True)
     lines = [line for line in run.records.transfers if line.round == 2 and not line.step.startswith("evaluate:")]
     for cost in later.costs[:-1]:
         for way in ("down", "up"):

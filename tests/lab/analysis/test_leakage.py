@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import polyfed
 from polyfed import Experiment, open_run
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, RunError
@@ -22,7 +23,6 @@ from polyfed.lab.analysis.leakage.shadows import halves
 from polyfed.lab.analysis.leakage.situation import AttackPlan, Situation
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.report import tables
-from polyfed.runs.runner import run_experiment
 from small_federations import UNBOUND, Config, classifiers, three_kinds, tiny_experiment, topics
 
 FREE = UNBOUND | {"weight": None}
@@ -43,11 +43,11 @@ def overfitted(clients: int = 2, *, server: bool = False, **sections: Any) -> Co
 
 @pytest.fixture(scope="module")
 def overfitted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_experiment(Experiment.parse(overfitted()), tmp_path_factory.mktemp("overfitted") / "run").folder
+    return polyfed.run(Experiment.parse(overfitted()), tmp_path_factory.mktemp("overfitted") / "run", quiet=True).folder
 
 
 def simulated(config: Config, folder: Path) -> Simulated:
-    return Simulated(open_run(run_experiment(Experiment.parse(config), folder).folder))
+    return Simulated(open_run(polyfed.run(Experiment.parse(config), folder, quiet=True).folder))
 
 
 def auc(finding: AttackResult) -> dict[str, float]:
@@ -254,7 +254,7 @@ def test_impossible_plans_are_refused(overfitted_run: Path, analyse: Cli, argume
 
 
 def test_a_run_that_lost_the_state_before_its_last_round_is_refused(tmp_path: Path) -> None:
-    opened = Simulated(open_run(run_experiment(Experiment.parse(tiny_experiment()), tmp_path / "run").folder))
+    opened = Simulated(open_run(polyfed.run(Experiment.parse(tiny_experiment()), tmp_path / "run", quiet=True).folder))
     for manifest in (tmp_path / "run" / "checkpoints").glob("round-000001.*"):
         manifest.unlink()
     with pytest.raises(RunError, match="has lost its state before round 2"), seen_round(opened):

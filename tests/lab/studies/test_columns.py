@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
@@ -20,11 +21,10 @@ from polyfed.runs.opened import Run, open_run
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of the tiny experiment with classes and two rounds."""
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.runner import run_experiment
     from small_federations import tiny_experiment
 
     folder = tmp_path_factory.mktemp("run") / "run"
-    run_experiment(Experiment.load(tiny_experiment(), ["run.rounds=2", "run.plots=false"]), folder)
+    polyfed.run(Experiment.load(tiny_experiment(), ["run.rounds=2", "run.plots=false"]), folder, quiet=True)
     return open_run(folder)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import polyfed
 from polyfed.federation.client import ClientInfo
 from polyfed.lab.analysis.partitions import HeldItems
 from polyfed.lab.studies.cells import Places, resolve
@@ -16,7 +17,6 @@ from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import SMALL, SMOKE, Study
 from polyfed.lab.studies.study_files import study_files
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from small_federations import transformers
 
 OWN = [name for name in study_files() if not name.startswith("papers/")]
@@ -83,5 +83,7 @@ def test_fewer_clients_of_other_types_leave_fedavgs_paired_model_as_it_is(tmp_pa
         content["run"]["sampling"] = {"kind": "stratified", "cohort": cohort}
         content["run"] |= {"rounds": 2, "plots": False, "eval_every": 2, "evaluate_clients": False}
         out = tmp_path / str(sum(cohort.values()))
-        found.append(run_experiment(Experiment.load(content, ["algorithm={name: fedavg, local_steps: 1}"]), out))
+        found.append(
+            polyfed.run(Experiment.load(content, ["algorithm={name: fedavg, local_steps: 1}"]), out, quiet=True)
+        )
     assert found[0].records.last("server") == found[1].records.last("server")

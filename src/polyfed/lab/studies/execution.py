@@ -11,11 +11,11 @@ from polyfed.core.errors import PolyfedError
 from polyfed.core.untrusted import file_json
 from polyfed.lab.studies.cells import MODELS, RECORDS, CellFigures, Places
 from polyfed.lab.studies.column import ColumnSettings
+from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run
-from polyfed.runs.runner import resume_run, run_experiment
-from polyfed.runs.tuning import tuned_twin, tuning_folder
+from polyfed.runs.tuning import tuning_folder
 
 _OF_MODELS = ("models", "vocabulary", "checkpoints", "arrays")
 
@@ -92,13 +92,9 @@ def _has_models(folder: Path) -> bool:
 
 def _complete(order: Order) -> None:
     if RunFolder(order.folder).has_begun():
-        resume_run(order.folder)
+        resume(order.folder, quiet=True)
         return
-    experiment, callbacks = order.experiment, []
-    if experiment.twin is not None and experiment.twin.is_to_be_tuned:
-        experiment, record = tuned_twin(experiment, order.folder)
-        callbacks.append(record)
-    run_experiment(experiment, order.folder, callbacks)
+    run(order.experiment, order.folder, quiet=True)
     shutil.rmtree(tuning_folder(order.folder), ignore_errors=True)
 
 
