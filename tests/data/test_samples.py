@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble, item_labels, of_column, of_items, order_of, require_disjoint
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.source import Split
+from polyfed.data.union import union
 from polyfed.data.view import DataContext, InputSpec, View
 
 TABLE = pa.table(
@@ -165,3 +167,47 @@ def test_an_overlap_with_the_public_set_is_an_error() -> None:
     require_disjoint(["a", "b"], ["c"], "client 'x'")
     with pytest.raises(DataError, match="shares 1 items with client 'x', for example 'b'"):
         require_disjoint(["a", "b"], ["b", "c"], "client 'x'")
+
+
+def lacking() -> Samples:
+    """Four samples, of which the second has no sensor and the third no note."""
+    samples = samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"]).subset(torch.tensor([0, 2, 3, 4]))
+    rows = {"sensor": torch.tensor([0, -1, 2, 2]), "note": torch.tensor([0, 2, -1, 4])}
+    return replace(samples, rows=rows)
+
+
+def test_what_a_sample_lacks_is_zero_and_said_to_be_absent() -> None:
+    batch = lacking().batch(torch.tensor([2, 1, 0]))
+    assert batch.inputs["sensor"].tolist() == [30, 0, 10]
+    assert batch.inputs["note"].tolist() == [0, 3, 1]
+    assert {name: mask.tolist() for name, mask in batch.present.items()} == {
+        "sensor": [True, False, True],
+        "note": [False, True, True],
+    }
+    assert lacking().batch(torch.tensor([0, 3])).present == {}
+    assert lacking().batch(torch.tensor([1, 1])).inputs["sensor"].tolist() == [0, 0]
+
+
+def test_samples_and_batches_are_narrowed_to_those_that_have_some_modalities() -> None:
+    samples, batch = lacking(), lacking().batch(torch.arange(4))
+    assert samples.having("sensor").items.tolist() == batch.having("sensor").items.tolist() == [0, 2, 2]
+    both = batch.having("sensor", "note")
+    assert (both.index.tolist(), both.targets["label"].tolist(), both.present) == ([0, 3], [2, 1], {})
+    assert batch.having() is batch
+    assert both.having("note") is both
+
+
+def test_samples_that_lack_a_modality_keep_lacking_it_in_a_union() -> None:
+    left, right = lacking(), replace(lacking(), ids=("a", "b", "c"))
+    joined = union([left, right]).batch(torch.arange(8))
+    assert joined.inputs["sensor"].tolist() == [10, 0, 30, 30] * 2
+    assert joined.present["note"].tolist() == [True, True, False, True] * 2
+
+
+def test_a_lazy_target_is_loaded_with_its_batch() -> None:
+    samples = samples_of(COLUMNS, {"label": "label"}, ["sensor"], lazy={"notes": Numbers()})
+    batch = samples.subset(torch.tensor([5, 1, 0])).batch(torch.tensor([0, 1]))
+    assert list(batch.inputs) == ["sensor"]
+    assert {name: values.tolist() for name, values in batch.targets.items()} == {"label": [1, 2], "notes": [6, 2]}
+    assert samples.blank().batch(torch.tensor([0])).targets["notes"].tolist() == [0]
+    assert list(samples.without_targets(["notes"]).batch(torch.tensor([0])).targets) == ["label"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,6 +86,17 @@ def test_several_modalities_are_averaged():
     assert loss == pytest.approx(F.cross_entropy(head(mean), batch.targets["label"]).item())
     only = Classification(modality="text").loss(model, head, batch).item()
     assert only == pytest.approx(F.cross_entropy(head(batch.inputs["text"]), batch.targets["label"]).item())
+
+
+def test_a_sample_counts_by_the_modalities_that_it_has():
+    samples = labelled([0, 1, 2], modalities=("image", "text"))
+    samples = replace(samples, rows={"image": torch.tensor([0, -1, 2]), "text": torch.tensor([0, 1, -1])})
+    model, batch = identity_model("image", "text"), samples.batch(torch.arange(3))
+    image, text = batch.inputs["image"], batch.inputs["text"]
+    expected = torch.stack([(image[0] + text[0]) / 2, text[1], image[2]])
+    assert torch.allclose(Classification().feature(model, batch), expected)
+    only = batch.having("image")
+    assert torch.equal(Classification(modality="image").feature(model, only), image[[0, 2]])
 
 
 def test_metrics_equal_a_loop_over_the_samples():

@@ -261,3 +261,15 @@ def test_a_batch_as_large_as_the_gallery_is_the_gallery():
     metrics = PairRetrieval(in_batch=9).evaluate(model, None, samples, batch_size=4)
     for name in ("image_to_text_r@1", "text_to_image_r@5", "gallery_text", "image_to_text_positives_per_query"):
         assert metrics[f"{name}_batch9"] == pytest.approx(metrics[name])
+
+
+def test_samples_that_lack_one_of_both_modalities_are_left_out():
+    full = captioned(6, 2, noise=0.5)
+    text = full.rows["text"].clone()
+    text[[1, 6]] = -1
+    task, model = PairRetrieval(), identity_model("image", "text")
+    lacking, rest = replace(full, rows={**full.rows, "text": text}), full.subset((text >= 0).nonzero()[:, 0])
+    assert task.evaluate(model, None, lacking, batch_size=4) == task.evaluate(model, None, rest, batch_size=4)
+    head = task.head(6, full)
+    loss, expected = (task.loss(model, head, each.batch(torch.arange(len(each)))) for each in (lacking, rest))
+    assert torch.equal(loss, expected)

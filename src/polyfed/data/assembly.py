@@ -18,12 +18,22 @@ from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
 
 
-def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, layout: Sequence[str] = ()) -> Samples:
+def assemble(
+    split: Split,
+    views: Mapping[str, View],
+    context: DataContext,
+    *,
+    layout: Sequence[str] = (),
+    lazy: Mapping[str, View] | None = None,
+) -> Samples:
     """All samples of a split, with the modalities that ``views`` names; the others are not loaded.
 
     An item with a list of values (captions, questions) makes one sample a value, and its other modalities repeat;
     all lists of an item must be equally long. Modalities in ``layout`` shape the samples without being loaded, so
     that a participant that has only pictures still counts a sample for every caption of the public set.
+
+    Targets that ``lazy`` names are opened through a view and loaded with each batch, as masks; a name is that of a
+    target or else of a column.
 
     Where the split names a column of ``matches``, samples of items with equal values in it get equal numbers.
 
@@ -32,7 +42,9 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
         DataError: a column is missing, or lists of an item differ in length.
     """
     columns = {modality: _modality(split, modality) for modality in views}
-    labels = {name: split.read(column) for name, column in split.targets.items()}
+    lazy = lazy or {}
+    columns |= {name: split.read(split.targets.get(name, name)) for name in lazy}
+    labels = {name: split.read(column) for name, column in split.targets.items() if name not in lazy}
     shaping = (*columns.values(), *labels.values(), *(_modality(split, name) for name in layout))
     items = _items_of_samples([column for column in shaping if column.nested], len(split))
     places = torch.arange(len(items))  # of a sample's value among those of a nested column
@@ -42,12 +54,13 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
 
     return Samples(
         inputs={modality: view.open(columns[modality], modality, context) for modality, view in views.items()},
-        rows={name: rows(_modality(split, name)) for name in dict.fromkeys((*views, *layout))},
+        rows={name: rows(columns.get(name) or _modality(split, name)) for name in dict.fromkeys((*columns, *layout))},
         items=items,
         targets={name: _labels(column)[rows(column)] for name, column in labels.items()},
         ids=split.ids,
         classes=split.classes,
         matches=items if split.matches is None else _groups(split.read(split.matches))[items],
+        lazy={name: view.open(columns[name], name, context) for name, view in lazy.items()},
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 _ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
@@ -58,16 +58,17 @@ class _Blank:
 
 @dataclass(frozen=True)
 class Batch:
-    """Aligned samples: entry i of every input and target belongs to the same sample.
+    """Aligned samples in columns: entry i of every column belongs to the same sample.
 
     Attributes:
-        inputs: modality -> encoder input, first dimension b.
-        targets: target name (such as ``label``) -> values, first dimension b.
+        inputs: modality -> encoder input, first dimension b; zeros where a sample lacks the modality.
+        targets: target name (such as ``label``, or ``mask``) -> values, first dimension b.
         index: position of each sample in the set that the batch was drawn from.
         items: number of the item (picture, document) of each sample; siblings, such as the captions of one
             picture, share it.
         matches: samples with equal numbers are right answers to each other, as pictures with the same report; the
             items unless the source says more.
+        present: modality -> whether each sample has it; without those that no sample lacks.
     """
 
     inputs: Mapping[str, Tensor]
@@ -75,6 +76,7 @@ class Batch:
     index: Int64[Tensor, " b"]
     items: Int64[Tensor, " b"]
     matches: Int64[Tensor, " b"] = _ITEMS
+    present: Mapping[str, Bool[Tensor, " b"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.matches is _ITEMS:
@@ -83,15 +85,27 @@ class Batch:
     def __len__(self) -> int:
         return len(self.index)
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with every column changed alike."""
+        return Batch(**_each(vars(self), change))
+
     def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``."""
-        return Batch(
-            inputs={name: value.to(device, non_blocking=True) for name, value in self.inputs.items()},
-            targets={name: value.to(device, non_blocking=True) for name, value in self.targets.items()},
-            index=self.index.to(device, non_blocking=True),
-            items=self.items.to(device, non_blocking=True),
-            matches=self.matches.to(device, non_blocking=True),
-        )
+        return self.each(lambda column: column.to(device, non_blocking=True))
+
+    def having(self, *modalities: str) -> Batch:
+        """The samples that lack none of ``modalities``."""
+        masks = [self.present[name] for name in modalities if name in self.present]
+        if not masks:
+            return self
+        there = torch.stack(masks).all(0)
+        chosen = self.each(lambda column: column[there])
+        return replace(chosen, present={name: mask for name, mask in chosen.present.items() if name not in modalities})
+
+
+def _each(columns: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {
+        name: _each(value, change) if isinstance(value, Mapping) else change(value) for name, value in columns.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -101,12 +115,14 @@ class Samples:
     Attributes:
         inputs: modality -> opened inputs; a modality that the participant does not own is simply absent.
         rows: modality -> row of each sample in those inputs, also of modalities that shape the samples without being
-            loaded; siblings point at the same row of a shared picture.
+            loaded; siblings point at the same row of a shared picture; -1 where a sample lacks the modality.
         items: number of the item of each sample.
         targets: target name -> values, first dimension n.
         ids: item number -> item id, for reports and for disjointness checks.
         classes: target name -> class names in label order, where the source has them.
         matches: see ``Batch``.
+        lazy: target name -> opened values of targets that are too large to be held, such as masks; their rows stand
+            in ``rows``.
     """
 
     inputs: Mapping[str, Inputs]
@@ -116,6 +132,7 @@ class Samples:
     ids: Sequence[str]
     classes: Mapping[str, tuple[str, ...]]
     matches: Int64[Tensor, " n"] = _ITEMS
+    lazy: Mapping[str, Inputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.matches is _ITEMS:
@@ -140,17 +157,27 @@ class Samples:
         Only ``modalities`` (default: all) are loaded.
         """
         names = self.modalities if modalities is None else modalities
-        items = self.items[index]
+        rows = {name: self.rows[name][index] for name in (*names, *self.lazy)}
+        there = {name: rows[name] >= 0 for name in names}
+        lazy = {name: inputs(rows[name], generator) for name, inputs in self.lazy.items()}
         return Batch(
-            inputs={name: self.inputs[name](self.rows[name][index], generator) for name in names},
-            targets={name: values[index] for name, values in self.targets.items()},
+            inputs={name: self.load(name, rows[name], generator) for name in names},
+            targets=_each(self.targets, lambda column: column[index]) | lazy,
             index=index,
-            items=items,
-            matches=self._matches(index, items),
+            items=self.items[index],
+            matches=self.matches[index],
+            present={name: mask for name, mask in there.items() if not bool(mask.all())},
         )
 
-    def _matches(self, index: Int64[Tensor, " b"], items: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
-        return items if self.matches is self.items else self.matches[index]
+    def load(self, modality: str, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+        """Encoder input of rows of a modality, as ``Inputs``; zeros for a row of -1."""
+        inputs, there = self.inputs[modality], rows >= 0
+        if bool(there.all()):
+            return inputs(rows, generator)
+        if not bool(there.any()):
+            return _Blank(inputs)(rows)
+        loaded = inputs(rows[there], generator)
+        return loaded.new_zeros(len(rows), *loaded.shape[1:]).index_put((there.nonzero()[:, 0],), loaded)
 
     def batches(
         self,
@@ -183,21 +210,21 @@ class Samples:
 
     def subset(self, index: Int64[Tensor, " m"]) -> Samples:
         """The samples at ``index``, in that order; item numbers keep their meaning."""
-        items = self.items[index]
-        return replace(
-            self,
-            rows={name: rows[index] for name, rows in self.rows.items()},
-            items=items,
-            targets={name: values[index] for name, values in self.targets.items()},
-            matches=self._matches(index, items),
-        )
+        columns = {name: getattr(self, name) for name in ("rows", "items", "targets", "matches")}
+        return replace(self, **_each(columns, lambda column: column[index]))
+
+    def having(self, *modalities: str) -> Samples:
+        """The samples that lack none of ``modalities``, in their order."""
+        there = torch.stack([self.rows[name] >= 0 for name in modalities]).all(0)
+        return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
 
     def blank(self) -> Samples:
         """As many samples that say nothing: zeros in place of every input and target."""
         return replace(
             self,
             inputs={name: _Blank(inputs) for name, inputs in self.inputs.items()},
-            targets={name: torch.zeros_like(values) for name, values in self.targets.items()},
+            targets=_each(self.targets, torch.zeros_like),
+            lazy={name: _Blank(inputs) for name, inputs in self.lazy.items()},
         )
 
     def without_targets(self, names: Collection[str]) -> Samples:
@@ -206,6 +233,7 @@ class Samples:
             self,
             targets={name: values for name, values in self.targets.items() if name not in names},
             classes={name: classes for name, classes in self.classes.items() if name not in names},
+            lazy={name: inputs for name, inputs in self.lazy.items() if name not in names},
         )
 
     def only(self, modalities: Sequence[str]) -> Samples:

@@ -72,12 +72,13 @@ def union(sets: Sequence[Samples]) -> Samples:
     targets = [name for name in first.targets if origins.share(name)]
     return Samples(
         inputs={name: origins.inputs(name) for name in first.modalities},
-        rows={name: origins.rows(name) for name in first.modalities},
+        rows={name: origins.rows(name) for name in (*first.modalities, *first.lazy)},
         items=origins.items(),
         targets={name: _together([part.targets[name] for part in sets]) for name in targets},
         ids=origins.ids(),
         classes={name: classes for name, classes in first.classes.items() if name in targets},
         matches=origins.matches(),
+        lazy={name: origins.inputs(name) for name in first.lazy},
     )
 
 
@@ -108,13 +109,17 @@ class _Origins:
     def items(self) -> Int64[Tensor, " n"]:
         return self.apart([part.items for part in self.sets], [len(part.ids) for part in self.distinct])
 
-    def inputs(self, modality: str) -> Inputs:
-        chain = tuple(part.inputs[modality] for part in self.distinct)
+    def chain(self, column: str) -> tuple[Inputs, ...]:
+        return tuple({**part.inputs, **part.lazy}[column] for part in self.distinct)
+
+    def inputs(self, column: str) -> Inputs:
+        chain = self.chain(column)
         return chain[0] if len(chain) == 1 else _Chained(chain)
 
-    def rows(self, modality: str) -> Int64[Tensor, " n"]:
-        sizes = [len(part.inputs[modality]) for part in self.distinct]
-        return self.apart([part.rows[modality] for part in self.sets], sizes)
+    def rows(self, column: str) -> Int64[Tensor, " n"]:
+        own = [part.rows[column] for part in self.sets]
+        rows = self.apart(own, [len(inputs) for inputs in self.chain(column)])
+        return rows.masked_fill(torch.cat(own) < 0, -1)  # what is lacking stays so
 
     def ids(self) -> Sequence[str]:
         """Of the items of all data sets; the very list where there is one, which tells that it is the same data set."""
@@ -140,6 +145,8 @@ def _require_alike(left: Samples, right: Samples) -> None:
             f"samples of {list(left.modalities)} and of {list(right.modalities)} make no union; choose sets with "
             "the same modalities"
         )
+    if left.lazy.keys() != right.lazy.keys():
+        raise ConfigError(f"samples with masks {list(left.lazy)} and {list(right.lazy)} make no union")
     for name in left.classes.keys() & right.classes.keys():
         if tuple(left.classes[name]) != tuple(right.classes[name]):
             raise ConfigError(f"the classes of '{name}' differ, so the samples make no union")

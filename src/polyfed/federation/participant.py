@@ -277,7 +277,7 @@ class Participant:
         rows, places = (samples.rows[modality], torch.arange(len(samples))) if training else samples.distinct(modality)
         parts, chunks = [], torch.split(rows, self.evaluation_batch)
         for chunk in passed(self.name, f"encoding {modality}", chunks, len(chunks)):
-            inputs = samples.inputs[modality](chunk, stream).to(self.device, non_blocking=True)
+            inputs = samples.load(modality, chunk, stream).to(self.device, non_blocking=True)
             with self.autocast():
                 parts.append(self.model.represent(modality, inputs))
         return torch.cat(parts), places.to(self.device)

@@ -190,7 +190,7 @@ class _PerSample:
     def _of(self, batch: Batch) -> dict[str, Tensor]:
         weights = {name: value.detach() for name, value in self._trained.items()}
         gradients: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
-            weights, _fields(batch.to(self.participant.device))
+            weights, dict(vars(batch.to(self.participant.device)))
         )
         return gradients
 
@@ -223,13 +223,3 @@ def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     for value in gradients.values():
         value[~sound] = 0.0
     return gradients
-
-
-def _fields(batch: Batch) -> dict[str, Any]:
-    return {
-        "inputs": dict(batch.inputs),
-        "targets": dict(batch.targets),
-        "index": batch.index,
-        "items": batch.items,
-        "matches": batch.matches,
-    }

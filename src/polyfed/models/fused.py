@@ -98,7 +98,7 @@ class Guidance:
     @torch.no_grad()
     def _encode(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
         # without a generator: the evaluation view
-        x = self.samples.inputs[modality](rows).to(self.model.device, non_blocking=True)
+        x = self.samples.load(modality, rows).to(self.model.device, non_blocking=True)
         return features_of(self.model, modality, x, maps=self.maps)
 
     def _distinct(self, modality: str) -> Int64[Tensor, " r"]:

@@ -53,10 +53,12 @@ class AlignmentUniformity(Task):
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         losses = []
-        for modality, inputs in batch.inputs.items():
+        for modality in batch.inputs:
+            own = batch.having(modality)
+            inputs = own.inputs[modality]
             # as one batch: what has been embedded before is not embedded again
             u, v = torch.chunk(model.represent(modality, torch.cat([inputs, inputs])), 2)
-            losses.append(self._weighed(alignment(u, v, batch.matches), uniformity(u, v, batch.matches)))
+            losses.append(self._weighed(alignment(u, v, own.matches), uniformity(u, v, own.matches)))
         return torch.stack(losses).mean()
 
     def evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -23,7 +24,8 @@ from polyfed.tasks.task import Task
 
 
 class Classification(Task):
-    """Predict a class from the embedding of one modality, or from the mean of the embeddings of several.
+    """Predict a class from the embedding of one modality, or from the mean of the embeddings of several, of
+    those that a sample has.
 
     Metrics in percent: ``accuracy`` (primary), ``top5`` (from 10 classes on), ``balanced_accuracy`` (mean
     recall of the classes that occur) and ``macro_f1``; further ``loss`` (cross-entropy without margin, mean
@@ -119,6 +121,8 @@ class Classification(Task):
 
     def feature(self, model: Embedder, batch: Batch) -> Float[Tensor, "b d"]:
         modalities = self._modalities(tuple(batch.inputs))
+        if batch.present:
+            return _mean_of_present(model, batch, modalities)
         embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
         # of embeddings, not of logits: one head serves any number of modalities
         return torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
@@ -159,3 +163,13 @@ class Classification(Task):
                 f"do not fit {classes} classes; raise classes, or number the labels from 0"
             )
         return classes
+
+
+def _mean_of_present(model: Embedder, batch: Batch, modalities: Sequence[str]) -> Float[Tensor, "b d"]:
+    every = torch.ones_like(batch.index, dtype=torch.bool)
+    places = {modality: batch.present.get(modality, every).nonzero()[:, 0] for modality in modalities}
+    parts = {name: model.embed(name, batch.inputs[name][own]) for name, own in places.items() if len(own)}
+    total = next(iter(parts.values())).new_zeros(len(batch), next(iter(parts.values())).shape[1])
+    for name, values in parts.items():
+        total = total.index_add(0, places[name], values)
+    return total / torch.bincount(torch.cat(list(places.values())), minlength=len(batch))[:, None]

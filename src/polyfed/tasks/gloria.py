@@ -72,6 +72,7 @@ class GLoRIA(PairTask):
         Raises:
             ConfigError: the model gives no features by position.
         """
+        batch = batch.having(*self.between)
         first, second = self.detail(model, batch)
         siblings, parts = self.siblings(batch), []
         # a term without weight is not even computed

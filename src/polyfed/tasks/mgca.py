@@ -86,6 +86,7 @@ class MGCA(PairTask):
         if not isinstance(head, PrototypeLayer):
             raise TypeError("mgca needs the module that its head() made")
         # one pass of each encoder for all three terms
+        batch = batch.having(*self.between)
         sides = self.detail(model, batch)
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
         parts = []

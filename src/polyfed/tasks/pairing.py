@@ -31,6 +31,7 @@ class PairTask(Task):
     """Match the two modalities of a sample among all others; subclasses say by which loss.
 
     Right answers to a query are the samples of equal ``matches``: of the same item, unless the source says more.
+    Samples that lack one of the two modalities are left out.
 
     Metrics, in percent, for each direction and cutoff: ``<a>_to_<b>_r@<k>``; their sum at cutoff 1 over
     directions and protocols is ``r1_sum``, the primary metric (with ``folds: [5, 1]`` on 5,000 pictures it
@@ -104,7 +105,8 @@ class PairTask(Task):
         """The loss that the head is, of the batch's pairs; of tasks whose head is none another."""
         if head is None:
             raise TypeError(f"{self.component_name()} needs the module that its head() made")
-        loss: Tensor = head(*self.represent(model, batch), self.siblings(batch))
+        pairs = batch.having(*self.between)
+        loss: Tensor = head(*self.represent(model, pairs), self.siblings(pairs))
         return loss
 
     def evaluate(
@@ -117,6 +119,7 @@ class PairTask(Task):
             DataError: there are fewer items than folds.
         """
         self.require(samples)
+        samples = samples.having(*self.between)
         _require_items(len(set(samples.items.tolist())), max(self.folds))
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
@@ -280,11 +283,12 @@ def _encode(
     model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[_Side, Int64[Tensor, " samples"]]:
     """Every distinct row, and which of them each sample has."""
-    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    rows, place = samples.distinct(modality)
     # every sample of a row has the row's item, so that any of them may write it
     items, matches = (
         torch.empty_like(rows).scatter_(0, place, numbers) for numbers in (samples.items, samples.matches)
     )
-    load, device = samples.inputs[modality], model.device
-    blocks = [model.represent(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
-    return _Side(torch.cat(blocks), items.to(device), matches.to(device)), place.to(device)
+    device = model.device
+    blocks = (samples.load(modality, part).to(device, non_blocking=True) for part in torch.split(rows, batch_size))
+    values = torch.cat([model.represent(modality, x) for x in blocks])
+    return _Side(values, items.to(device), matches.to(device)), place.to(device)

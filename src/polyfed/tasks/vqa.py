@@ -229,10 +229,11 @@ def _require(head: nn.Module | None) -> FusedHead:
 def _encode(
     model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
-    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    load, device = samples.inputs[modality], model.device
-    parts = [model.embed(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
-    return torch.cat(parts), place.to(device)
+    rows, place = samples.distinct(modality)
+    blocks = (
+        samples.load(modality, part).to(model.device, non_blocking=True) for part in torch.split(rows, batch_size)
+    )
+    return torch.cat([model.embed(modality, x) for x in blocks]), place.to(model.device)
 
 
 def _percent(scores: Bool[Tensor, " n"] | Float[Tensor, " n"]) -> float:

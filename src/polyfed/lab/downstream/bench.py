@@ -171,11 +171,11 @@ class Bench:
                 hint = nearest(target, split.targets)
                 raise ConfigError(f"tasks.{task}.target: source '{source}' has no target '{target}'; {hint}")
 
-    def samples(self, source: str, split: str, *modalities: str) -> Samples:
-        key = (source, split, *modalities)
+    def samples(self, source: str, split: str, *modalities: str, lazy: Mapping[str, View] | None = None) -> Samples:
+        key = (source, split, *modalities, str(lazy))
         if key not in self._samples:
             views = {name: self.subject.views[name] for name in modalities}
-            self._samples[key] = assemble(self.split(source, split), views, self.subject.context)
+            self._samples[key] = assemble(self.split(source, split), views, self.subject.context, lazy=lazy)
         return self._samples[key]
 
     def kind(self, wanted: Literal["auto", "trunk", "embedding"], modality: str, task: str) -> FeatureKind:

@@ -241,13 +241,7 @@ def _exact(batch: Batch) -> Batch:
 
 def _single(batch: Batch, place: int) -> Batch:
     cut = slice(place, place + 1)
-    return Batch(
-        inputs={name: value[cut] for name, value in batch.inputs.items()},
-        targets={name: value[cut] for name, value in batch.targets.items()},
-        index=batch.index[cut],
-        items=batch.items[cut],
-        matches=batch.matches[cut],
-    )
+    return batch.each(lambda column: column[cut])
 
 
 def _protection(situation: Situation, member: Member) -> Protection:

@@ -14,7 +14,6 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import isolated
 from polyfed.data.pictures import ImageFit
-from polyfed.data.samples import Inputs
 from polyfed.data.views.masks import Masks
 from polyfed.lab.downstream.bench import Bench
 from polyfed.lab.downstream.fitting import DecoderFit, fit_decoder, logits_of
@@ -117,15 +116,15 @@ class Segmentation(Probe):
         return MapReader.of(trunk, example, f"tasks.{task}, '{self.modality}'")
 
     def _pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> MappedPictures:
-        parts = [bench.samples(self.source, name, self.modality) for name in splits]
-        masks = [self._masks(bench, task, name)(part.items) for name, part in zip(splits, parts, strict=True)]
+        view = {self.mask: self._view(bench, task)}
+        parts = [bench.samples(self.source, name, self.modality, lazy=view) for name in splits]
+        masks = [part.lazy[self.mask](part.rows[self.mask]) for part in parts]
         return MappedPictures(parts, self.modality, torch.cat(masks), reader, bench.subject.device, self.memory)
 
-    def _masks(self, bench: Bench, task: str, split: str) -> Inputs:
+    def _view(self, bench: Bench, task: str) -> Masks:
         # masks are resized or cropped as the pictures are
         fit = cast(ImageFit, getattr(bench.subject.views[self.modality], "fit", "squash"))
-        view = Masks(size=self._size(bench, task), fit=fit)
-        return view.open(bench.split(self.source, split).read(self.mask), self.mask, bench.subject.context)
+        return Masks(size=self._size(bench, task), fit=fit)
 
     def _require_masks(self, bench: Bench, task: str, split: str) -> None:
         """Raise ConfigError if the column holds no pictures, DataError if one of them cannot be read."""
@@ -133,7 +132,7 @@ class Segmentation(Probe):
         if column.nested:
             raise DataError(f"tasks.{task}.mask: '{self.source}' {split}, '{self.mask}' holds lists; one mask an item")
         try:
-            self._masks(bench, task, split)
+            self._view(bench, task).open(column, self.mask, bench.subject.context)
         except DataError as error:
             kind = column.values.type
             if not (is_binary(kind) or is_large_binary(kind) or is_struct(kind)):
