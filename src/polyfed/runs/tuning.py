@@ -1,4 +1,6 @@
-"""Tuning of a twin whose server trains alone: rate and passes over P, chosen on validation.
+"""Tuning: the grid that studies and twins search, and the search of a twin whose server trains alone.
+
+Rate and passes over P of such a twin are chosen on validation.
 
 The method's own rate and passes are tuned for the method, if at all: beside a twin that inherits them, a federation
 gains what tuning alone would have gained.
@@ -9,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,8 @@ log = logging.getLogger(__name__)
 RECORD = "tuning.json"
 _BEYOND = 2  # steps that a grid may grow at an end
 _LARGEST_RATE = 100.0  # that an optimiser accepts
-_Point = tuple[float, int]
+Choice = Mapping[str, Any]
+"""Name of a setting -> value."""
 
 
 def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> tuple[Experiment, Callback]:
@@ -46,10 +51,10 @@ def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] 
         PolyfedError: something does not fit, or ``out`` is not free.
     """
     RunFolder.require_free(out)
-    grid = Grid.of(experiment)
+    grid = Grid.of_twin(experiment)
     search = TwinSearch(experiment, grid, tuning_folder(out))
-    if len(grid.first) == 1:  # chosen before, on another seed or elsewhere
-        return search.candidate(grid.first[0]), Callback()
+    if len(search.first) == 1:  # chosen before, on another seed or elsewhere
+        return search.candidate(search.first[0]), Callback()
     with made_folder(search.folder, search.is_begun), RunFolder(search.folder).lock():
         search.restore()
         with heard_by(Callbacks(callbacks)):
@@ -59,7 +64,7 @@ def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] 
         message = (
             "%s: the best candidate (rate x %g, passes x %d) is at the end of the grid; give twin.rates, twin.passes"
         )
-        log.warning(message, experiment.name, *chosen)
+        log.warning(message, experiment.name, chosen["rate"], chosen["passes"])
     return search.candidate(chosen), _Record(search, out)
 
 
@@ -69,21 +74,42 @@ def tuning_folder(out: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Factors of the method's rate and passes: those given, and how they go on in equal ratios.
+class Dimension:
+    """Values of a setting to choose from.
 
     Attributes:
-        rates, passes: ascending, with those beyond the ends.
-        first: the points that are always tried, the cheapest first.
+        first: those that are always tried.
+        every: in order, with those that are tried once a neighbour is the best; empty where values have no order.
+        ends: behind which there may be better ones.
     """
 
-    rates: tuple[float, ...]
-    passes: tuple[int, ...]
-    first: tuple[_Point, ...]
+    first: Sequence[Any]
+    every: Sequence[Any] = ()
+    ends: Sequence[Any] = ()
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Grid:
-        """That of a twin.
+    def growing(cls, values: Sequence[float], most: float = math.inf) -> Dimension:
+        """Ascending values that go on at both ends, up to ``most``."""
+        above = [value for value in beyond(values) if value <= most]
+        every = (*beyond(values[::-1])[::-1], *values, *above)
+        return cls(values, every, (every[0], every[-1]) if len(values) > 1 else ())
+
+
+def beyond(values: Sequence[float]) -> list[float]:
+    """What follows on values in the ratio of the last two; nothing on a single one."""
+    ratios = [(values[-1] / values[-2]) ** step for step in range(1, _BEYOND + 1)] if len(values) > 1 else []
+    return [float(f"{values[-1] * ratio:.12g}") for ratio in ratios]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings that are chosen together, by name; a choice has a value of each."""
+
+    dimensions: Mapping[str, Dimension]
+
+    @classmethod
+    def of_twin(cls, experiment: Experiment) -> Grid:
+        """Factors of the method's rate and passes.
 
         Raises:
             ConfigError: it is no twin that can be tuned.
@@ -91,93 +117,94 @@ class Grid:
         twin, server = experiment.twin, experiment.server
         if twin is None or server is None or not twin.of:
             raise ConfigError("twin: a twin is made when an experiment is loaded; use Experiment.load")
-        rates, passes = sorted(set(twin.rates)), sorted(set(twin.passes))
-        above = [rate for rate in _continued(rates) if rate * server.training.optimizer.lr <= _LARGEST_RATE]
-        return cls(
-            (*reversed(_continued(rates[::-1])), *rates, *above),
-            (*passes, *map(round, _continued(passes))),
-            tuple((rate, factor) for factor in passes for rate in rates),
-        )
+        passes = sorted(set(twin.passes))
+        more = (*passes, *map(round, beyond(passes)))
+        ends = more[-1:] if len(passes) > 1 else ()  # the method's own passes are the fewest, and no end
+        rates = Dimension.growing(sorted(set(twin.rates)), _LARGEST_RATE / server.training.optimizer.lr)
+        return cls({"rate": rates, "passes": Dimension(passes, more, ends)})
 
-    def around(self, point: _Point) -> list[_Point]:
-        row, column = self.rates.index(point[0]), self.passes.index(point[1])
-        rates = self.rates[max(row - 1, 0) : row + 2]
-        passes = self.passes[max(column - 1, 0) : column + 2]
-        return [*((rate, point[1]) for rate in rates), *((point[0], factor) for factor in passes)]
+    def first(self) -> list[Choice]:
+        """Every combination that is always tried."""
+        combinations = product(*(dimension.first for dimension in self.dimensions.values()))
+        return [dict(zip(self.dimensions, values, strict=True)) for values in combinations]
 
-    def is_at_end(self, point: _Point) -> bool:
-        """Whether there may be better ones beyond; the method's own passes are the fewest, and no end."""
-        return (len(self.rates) > 1 and point[0] in (self.rates[0], self.rates[-1])) or (
-            len(self.passes) > 1 and point[1] == self.passes[-1]
-        )
+    def around(self, choice: Choice) -> Iterator[Choice]:
+        """A choice and its neighbours."""
+        for name, dimension in self.dimensions.items():
+            if dimension.every:
+                place = dimension.every.index(choice[name])
+                yield from ({**choice, name: value} for value in dimension.every[max(0, place - 1) : place + 2])
 
-
-def with_beyond(values: list[float]) -> list[float]:
-    ends = _continued(sorted(values)[::-1])[::-1], _continued(sorted(values))
-    return [float(f"{value:.12g}") for value in (*ends[0], *sorted(values), *ends[1])]
-
-
-def _continued(values: list[Any]) -> list[float]:
-    """What follows on values in the ratio of the last two; nothing on a single one."""
-    return [values[-1] * (values[-1] / values[-2]) ** step for step in range(1, _BEYOND + 1)] if len(values) > 1 else []
+    def is_at_end(self, choice: Choice) -> bool:
+        return any(choice[name] in dimension.ends for name, dimension in self.dimensions.items())
 
 
 @dataclass
 class TwinSearch:
-    """The search over a grid.
+    """The search over a twin's grid.
 
     Attributes:
         experiment: the twin as the method has it.
         grid: of factors.
         folder: of the candidate that runs, and of what is known of earlier ones.
-        scores: point -> round and value of its best validation, null where that never was finite.
+        candidates: each with ``rate``, ``passes``, and ``round`` and value of its best ``validation``, null where that
+            never was finite.
     """
 
     experiment: Experiment
     grid: Grid
     folder: Path
-    scores: dict[_Point, dict[str, Any]] = field(default_factory=dict)
+    candidates: list[dict[str, Any]] = field(default_factory=list)
 
     def is_begun(self) -> bool:
         return any(entry.name != ".lock" for entry in self.folder.iterdir())
 
     @property
-    def best(self) -> _Point:
-        known = {point: score["validation"] for point, score in self.scores.items()}
-        return max(known, key=lambda point: -float("inf") if known[point] is None else known[point])
+    def first(self) -> list[Choice]:
+        """The choices that are always tried, the cheapest first."""
+        return sorted(self.grid.first(), key=lambda choice: choice["passes"])
+
+    @property
+    def best(self) -> Choice:
+        def validation(row: Mapping[str, Any]) -> float:
+            return -math.inf if row["validation"] is None else row["validation"]
+
+        return _choice_of(max(self.candidates, key=validation))
 
     def complete(self) -> None:
-        for point in self._due():
-            doing = f"tuning: candidate {len(self.scores) + 1}, rate x {point[0]:g}, passes x {point[1]}"
-            preparing(doing)
-            self.scores[point] = self._tried(point)
-            preparing(doing)  # a log file is told of what took long, and not before it did
+        for choice in self._due():
+            doing = f"tuning: candidate {len(self.candidates) + 1}, rate x {choice['rate']:g}, passes x "
+            preparing(f"{doing}{choice['passes']}")
+            self.candidates.append({**choice, **self._tried(choice)})
+            preparing(f"{doing}{choice['passes']}")  # a log file is told of what took long, and not before it did
             write_atomically(self.folder / RECORD, self.to_json())
 
-    def _due(self) -> Iterator[_Point]:
-        while due := [point for point in self.grid.first if point not in self.scores]:
-            yield due[0]
-        while due := [point for point in self.grid.around(self.best) if point not in self.scores]:
+    def _due(self) -> Iterator[Choice]:
+        while due := self._untried(self.first) or self._untried(self.grid.around(self.best)):
             yield due[0]
 
-    def _tried(self, point: _Point) -> dict[str, Any]:
+    def _untried(self, choices: Iterable[Choice]) -> list[Choice]:
+        tried = [_choice_of(row) for row in self.candidates]
+        return [choice for choice in choices if choice not in tried]
+
+    def _tried(self, choice: Choice) -> dict[str, Any]:
         assert self.experiment.server is not None
         place = self.folder / "candidate"
         shutil.rmtree(place, ignore_errors=True)  # one that was killed
         try:
-            records = begin_run(self.candidate(point, sinks=[]), place).records
+            records = begin_run(self.candidate(choice, sinks=[]), place).records
             best = records.best(SERVER, self.experiment.server.task.primary, "validation")
         finally:
             shutil.rmtree(place, ignore_errors=True)
-        return {"round": None, "validation": None} if best is None else {"round": best[0], "validation": best[1]}
+        return dict(zip(("round", "validation"), best or (None, None), strict=True))
 
-    def candidate(self, point: _Point, **run: Any) -> Experiment:
-        """The twin with the rate and passes of a point, and other settings of ``run``."""
+    def candidate(self, choice: Choice, **run: Any) -> Experiment:
+        """The twin with the rate and passes of a choice, and other settings of ``run``."""
         content = self.experiment.model_dump(mode="json")
         optimizer, algorithm = content["server"]["training"]["optimizer"], content["algorithm"]
         tuned = {"server.training.optimizer.lr": optimizer["lr"], "algorithm.server_epochs": algorithm["server_epochs"]}
-        optimizer["lr"] = float(f"{optimizer['lr'] * point[0]:.12g}")  # 0.0002 x 3 without the last binary digit
-        algorithm["server_epochs"] *= point[1]
+        optimizer["lr"] = float(f"{optimizer['lr'] * choice['rate']:.12g}")  # 0.0002 x 3 without the last binary digit
+        algorithm["server_epochs"] *= choice["passes"]
         content["twin"]["tuned"] = tuned
         description = f"{content['description']}; {chosen_in_words(content)}"
         return Experiment.parse({**content, "description": description, "run": content["run"] | run})
@@ -193,15 +220,10 @@ class TwinSearch:
             if known["experiment"] != self._identity:
                 hint = "delete it, or choose another --out"
                 raise RunError(f"'{self.folder}' has the tuning of an experiment with other settings; {hint}")
-            self.scores = {
-                (row["rate"], row["passes"]): {key: row[key] for key in ("round", "validation")}
-                for row in known["candidates"]
-            }
+            self.candidates = known["candidates"]
 
     def to_json(self) -> bytes:
-        rows = [{"rate": rate, "passes": passes, **score} for (rate, passes), score in self.scores.items()]
-        chosen = dict(zip(("rate", "passes"), self.best, strict=True))
-        facts = {"chosen": chosen, "at_end_of_grid": self.grid.is_at_end(self.best), "candidates": rows}
+        facts = {"chosen": self.best, "at_end_of_grid": self.grid.is_at_end(self.best), "candidates": self.candidates}
         return (json.dumps({"experiment": self._identity, **facts}, indent=1) + "\n").encode()
 
     @cached_property
@@ -221,3 +243,7 @@ class _Record(Callback):
         if isinstance(event, RunStarted):
             write_atomically(self.out / RECORD, self.search.to_json())
             shutil.rmtree(self.search.folder, ignore_errors=True)
+
+
+def _choice_of(candidate: Mapping[str, Any]) -> Choice:
+    return {name: candidate[name] for name in ("rate", "passes")}

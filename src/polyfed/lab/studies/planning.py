@@ -11,18 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import JsonValue
-
 from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import file_json
 from polyfed.lab.studies.cells import Cell, CellFigures, Places, resolve, with_seed
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.study import Overrides, Point, Row, Study
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.tuning import RECORD
+from polyfed.runs.tuning import RECORD, Choice
 
 _SEED = 100  # of what is chosen, where a study says no other
-Choice = Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class StudyPlan:
             return [Cell(row, point, with_seed(experiment, seeds[0]), "tuning")]
         if tuning is None or not self._is_tuned(row):
             return []
-        cells = self._tried(row, point, list(tuning.candidates()))
+        cells = self._tried(row, point, tuning.search.first())
         with suppress(LookupError):  # of a candidate that is not complete
             while due := self._beside(row, cells):
                 cells += self._tried(row, point, due)
@@ -128,7 +125,9 @@ class StudyPlan:
         """Neighbours of the best candidate that were not tried; raises LookupError if candidates are not complete."""
         assert self.study.tuning is not None
         tried = [cell.choice for cell in cells]
-        return [choice for choice in self.study.tuning.around(self._of_grid(cells).values) if choice not in tried]
+        return [
+            choice for choice in self.study.tuning.search.around(self._of_grid(cells).values) if choice not in tried
+        ]
 
     def final(self, row: str, point: Point) -> list[Cell]:
         """The cells of a row at a point, one a seed, with what was chosen.
@@ -159,7 +158,7 @@ class StudyPlan:
         if self._searches(row):
             return 1
         tuning = self.study.tuning
-        return len(list(tuning.candidates())) * len(tuning.seeds) if tuning and self._is_tuned(row) else 0
+        return len(tuning.search.first()) * len(tuning.seeds) if tuning and self._is_tuned(row) else 0
 
     # ---- choosing
 
@@ -177,7 +176,7 @@ class StudyPlan:
         if ranked[best] == -math.inf:
             raise LookupError(f"tuning.column: no candidate of row '{cells[0].row}' has a figure; nothing is chosen")
         values = next(cell.choice for cell in cells if cell.purpose == best)
-        return Chosen(values, _is_at_end(values, {**tuning.grid, **tuning.axes()}), scores)
+        return Chosen(values, tuning.search.is_at_end(values), scores)
 
     def _of_twin(self, cell: Cell) -> Chosen:
         path = cell.folder(self.store) / RECORD
@@ -233,15 +232,6 @@ def choice_label(choice: Choice) -> str:
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in choice.items()
     )
-
-
-def _is_at_end(values: Choice, axes: Mapping[str, Sequence[JsonValue]]) -> bool:
-    return any(_is_end(values[name], axis) for name, axis in axes.items())
-
-
-def _is_end(value: JsonValue, grid: Sequence[JsonValue]) -> bool:
-    numbers = [item for item in grid if isinstance(item, int | float) and not isinstance(item, bool)]
-    return len(numbers) == len(grid) > 1 and value in (min(numbers), max(numbers))
 
 
 def _value(figures: CellFigures | None, column: ColumnSettings) -> float:

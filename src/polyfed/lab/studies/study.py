@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.study_files import merged_study, setting_label, study_content
-from polyfed.runs.tuning import with_beyond
+from polyfed.runs.tuning import Dimension, Grid
 from polyfed.runs.twins import TwinSettings
 
 Overrides = dict[str, JsonValue]
@@ -87,6 +88,15 @@ class Row(Settings):
         return self.model_copy(update={**given, **laid, "like": None})
 
 
+def _dimension(values: Sequence[JsonValue]) -> Dimension:
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values) or len(values) == 1:
+        return Dimension(values)
+    if all(isinstance(value, float) for value in numbers):
+        return replace(Dimension.growing(sorted(numbers)), first=values)
+    return Dimension(values, ends=(min(numbers), max(numbers)))
+
+
 class Tuning(Settings):
     """A search over one grid, the same for every row, on validation data and on seeds of its own, until the best
     candidate has been compared with all its neighbours."""
@@ -112,21 +122,10 @@ class Tuning(Settings):
             raise ValueError(f"paths: nothing gets the values of '{left[0]}'; give paths.{left[0]}")
         return self
 
-    def around(self, choice: Mapping[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
-        """The neighbours of a choice: a grid of decimal numbers goes on beyond its ends, as that of a twin does."""
-        for name, axis in self.axes().items():
-            place = axis.index(choice[name])
-            yield from ({**choice, name: value} for value in axis[max(0, place - 1) : place + 2])
-
-    def axes(self) -> dict[str, list[JsonValue]]:
-        """Name -> values, with those beyond the ends, of the grids of several decimal numbers."""
-        grids = {name: [value for value in grid if isinstance(value, float)] for name, grid in self.grid.items()}
-        return {name: [*with_beyond(own)] for name, own in grids.items() if len(own) == len(self.grid[name]) > 1}
-
-    def candidates(self) -> Iterator[dict[str, JsonValue]]:
-        """Every combination: name -> value."""
-        for values in product(*self.grid.values()):
-            yield dict(zip(self.grid, values, strict=True))
+    @property
+    def search(self) -> Grid:
+        """A grid of decimal numbers goes on beyond its ends, as that of a twin does."""
+        return Grid({name: _dimension(values) for name, values in self.grid.items()})
 
 
 class Drawing(Settings):
