@@ -17,7 +17,6 @@ from polyfed.data.view import InputSpec
 from polyfed.export.model import export_model
 from polyfed.export.programs import Program
 from polyfed.runs.opened import open_run
-from polyfed.runs.saved import read_saved_model
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +61,8 @@ def test_the_configuration_describes_model_and_inputs(exported: Path) -> None:
 def test_programs_agree_with_the_live_model_on_any_batch(
     exported: Path, tiny_run: Path, tmp_path: Path, rows: int
 ) -> None:
-    saved = read_saved_model(open_run(tiny_run).model_folder("last"))
-    model = saved.build(saved.context(tmp_path))
+    saved = open_run(tiny_run).server_model("last")
+    model = saved.model
     inputs = {"image": torch.randn(rows, 3, 16, 16), "text": torch.randint(20, (rows, 3 + rows))}
     with torch.no_grad():
         for modality, x in inputs.items():
@@ -100,12 +99,12 @@ def test_a_classifier_gives_logits_and_the_names_of_its_classes(classifier_run: 
     folder = export_model(classifier_run, tmp_path / "out", which="last")
     config = json.loads((folder / "config.json").read_text())
     assert config["classes"][:2] == ["plain circle", "striped circle"]
-    saved = read_saved_model(open_run(classifier_run).model_folder("last"))
-    model = saved.build(saved.context(tmp_path))
+    saved = open_run(classifier_run).server_model("last")
+    model = saved.model
     x = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         found = torch.export.load(folder / config["modalities"]["image"]["classes_program"]).module()(x)
-        wanted = model.heads[saved.config["head"]](model.embed("image", x))
+        wanted = saved.head(model.embed("image", x))
     assert found.shape == (3, 18)
     assert torch.allclose(found, wanted, atol=1e-5)
     assert not (folder / "tokenizer.json").exists()

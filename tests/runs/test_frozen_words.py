@@ -23,7 +23,7 @@ from polyfed.federation.server import Server
 from polyfed.models.frozen import frozen_tensors
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
-from polyfed.runs.saved import read_saved_model
+from polyfed.runs.saved import read_server_model
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request
 from small_federations import Config, bag, participants, three_kinds, tiny_experiment, words
@@ -78,16 +78,14 @@ def test_a_saved_model_has_its_own_frozen_words(averaged: Path, tmp_path: Path) 
     assert TABLE not in safetensors.torch.load_file(alone / "model.safetensors")
     other = torch.arange(2400.0).reshape(300, 8)  # not what the settings and this seed give
     safetensors.torch.save_file({TABLE: other}, alone / "frozen.safetensors")
-    saved = read_saved_model(alone)
-    context = saved.context(tmp_path / "cache")
-    first = saved.build(context)
-    assert torch.equal(frozen_tensors(first)[TABLE], other)
+    run = open_run(averaged)
+    assert torch.equal(frozen_tensors(read_server_model(run, alone).model)[TABLE], other)
     safetensors.torch.save_file({TABLE: other[1:].clone()}, alone / "frozen.safetensors")
     with pytest.raises(RunError, match=r"do not fit each other \(frozen 'weight' is \[300, 8\].*\[299, 8\]"):
-        read_saved_model(alone).build(context)
+        read_server_model(run, alone)
     (alone / "frozen.safetensors").unlink()
     with pytest.raises(RunError, match=r"do not fit each other \(frozen 'weight'"):
-        read_saved_model(alone).build(context)
+        read_server_model(run, alone)
 
 
 def test_an_export_is_whole(averaged: Path, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from polyfed.lab.downstream.model_choice import ModelChoice
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.gallery import write_gallery
-from polyfed.runs.saved import read_saved_model
 
 MODULE = """\
 from pathlib import Path
@@ -95,7 +94,7 @@ MODELS = {
 OPENING: dict[str, Callable[[Path, Path], Any]] = {
     "experiment": lambda run, out: open_run(run).experiment,
     "federation": lambda run, out: open_run(run).federation,
-    "clients": lambda run, out: open_run(run).kept_clients(),
+    "clients": lambda run, out: open_run(run).clients,
     "model of a client": lambda run, out: load_model(run, "image"),
     "simulated": lambda run, out: Simulated(open_run(run), "last").participants,
     "resume": lambda run, out: polyfed.resume(run),
@@ -105,7 +104,7 @@ OPENING: dict[str, Callable[[Path, Path], Any]] = {
 OF_THE_MODEL: dict[str, Callable[[Path, Path], Any]] = {
     "open_run": lambda run, out: open_run(run).model,
     "load_model": lambda run, out: load_model(run).encode(texts=["a"]),
-    "saved model": lambda run, out: read_saved_model(run / "models" / "last"),
+    "saved model": lambda run, out: open_run(run).server_model("last"),
     "evaluate": lambda run, out: evaluate_model(run, "scenes"),
     "export": lambda run, out: export_model(run, out / "export"),
     "hugging face": lambda run, out: export_hugging_face(run, out / "hf"),

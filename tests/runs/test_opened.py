@@ -17,16 +17,16 @@ from polyfed.runs.opened import open_run
 
 
 def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:
-    opened = open_run(fedafd_run).kept_clients()
-    assert opened.versions == {"paired-0": (1, 0), "paired-1": (1, 0), "image": (1, 0)}
-    for client in opened.versions:
+    opened = open_run(fedafd_run)
+    assert opened.clients == {"paired-0": (1, 0), "paired-1": (1, 0), "image": (1, 0)}
+    for client in opened.clients:
         (path,) = (fedafd_run / "checkpoints" / "clients" / client).glob("*.safetensors")
         kept = {
             name.removeprefix("model/"): value
             for name, value in safetensors.torch.load_file(path).items()
             if name.startswith("model/")
         }
-        model = opened.model(client)
+        model = opened.client_model(client)
         assert not model.training
         assert kept.keys() == model.state_dict().keys()
         assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
@@ -34,24 +34,24 @@ def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:
 
 def test_runs_without_kept_models(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"clients of 'fedavg' keep no model in .*such as creamfl, fedafd or local"):
-        open_run(tiny_run).kept_clients()
+        _ = open_run(tiny_run).clients
     with pytest.raises(RunError, match="is no run folder"):
-        open_run(tmp_path).kept_clients()
+        _ = open_run(tmp_path).clients
 
 
 def test_a_client_or_a_state_that_is_not_there(fedafd_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(fedafd_run, tmp_path / "copy"))
-    opened = open_run(folder).kept_clients()
+    opened = open_run(folder)
     with pytest.raises(ConfigError, match=r"no client 'imag' took part in .*did you mean 'image'"):
-        opened.model("imag")
+        opened.client_model("imag")
     shutil.rmtree(folder / "checkpoints" / "clients" / "image")
     with pytest.raises(RunError, match="state of client 'image' after round 1, phase 0 is not here"):
-        opened.model("image")
+        opened.client_model("image")
     with pytest.raises(RunError, match="does not fit its model"):
-        opened.model("paired-0", {"model": {"weight": torch.zeros(1)}})
+        opened.client_model("paired-0", {"model": {"weight": torch.zeros(1)}})
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(RunError, match="has taken part in a complete round yet"):
-        open_run(folder).kept_clients()
+        _ = open_run(folder).clients
 
 
 def test_a_run_and_the_same_run_opened_are_alike(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -118,10 +118,9 @@ def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: 
         kept.server_model("7")
     with pytest.raises(RunError, match=r"no model '1'; .*run\.keep_rounds"):
         plain.server_model("1" if plain.server_model().round != 1 else "0")
-    opened = kept.kept_clients()
-    assert [version[0] for version in opened.versions.values()] == [2, 2, 2]
+    assert [version[0] for version in kept.clients.values()] == [2, 2, 2]
     samples = {client.id: client.samples for client in kept.federation.infos}
-    locals_ = {client: opened.model(client).state_dict() for client in ("paired-0", "paired-1")}
+    locals_ = {client: kept.client_model(client).state_dict() for client in ("paired-0", "paired-1")}
     total = sum(samples[client] for client in locals_)
     for name, value in kept.global_weights["paired"].items():
         if value.is_floating_point():

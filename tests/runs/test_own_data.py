@@ -185,7 +185,7 @@ def test_a_plain_module_is_a_clients_encoder(tiny: Config, tmp_path: Path) -> No
     encoders = content["clients"]["paired"]["model"]["encoders"] | {"image": own}
     content["clients"]["paired"]["model"] = {"dim": 8, "encoders": encoders}
     result = run(Experiment.load(content), tmp_path / "run")
-    module = result.kept_clients().model("paired-0").encoders["image"]
+    module = result.client_model("paired-0").encoders["image"]
     assert isinstance(module[0], Net)
     assert module[1].in_features == 7
     initial = result.federation.client_model(result.federation.members["paired-0"]).encoders["image"]

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -12,7 +16,7 @@ from polyfed.core.errors import RunError
 from polyfed.models.heads import LinearHead
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords
-from polyfed.runs.saved import read_saved_model
+from polyfed.runs.saved import read_server_model
 
 
 @pytest.fixture
@@ -25,46 +29,33 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path, tmp_path: Path) -> None:
-    saved = read_saved_model(open_run(tiny_run).model_folder("last"))
-    model = saved.build(saved.context(tmp_path))
-    assert saved.config["round"] == 1
-    assert model.modalities == ("image", "text")
-    assert not any(module.training for module in model.modules())
-    found = model.state_dict()
+def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path) -> None:
+    before = torch.get_rng_state()
+    saved = open_run(tiny_run).server_model("last")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert saved.round == 1
+    assert saved.model.modalities == ("image", "text")
+    assert not any(module.training for module in saved.model.modules())
+    found = saved.model.state_dict()
     assert found.keys() == saved.weights.keys()
     assert all(torch.equal(found[name], value) for name, value in saved.weights.items())
 
 
-def test_a_description_that_is_nested_too_deeply_is_refused(copied: Path) -> None:
-    model = open_run(copied).model_folder("last")
-    (model / "config.json").write_text("[" * 100_000)
-    with pytest.raises(RunError, match=r"no readable model in .*nested too deeply"):
-        read_saved_model(model)
-
-
-def test_building_leaves_the_global_generator_alone(tiny_run: Path, tmp_path: Path) -> None:
-    saved = read_saved_model(open_run(tiny_run).model_folder())
-    before = torch.get_rng_state()
-    saved.build(saved.context(tmp_path))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_model_folder_alone_is_enough_to_rebuild(tiny_run: Path, tmp_path: Path) -> None:
+def test_a_model_folder_alone_is_enough_to_rebuild(tiny_run: Path, copied: Path, tmp_path: Path) -> None:
     alone = shutil.copytree(tiny_run / "models" / "last", tmp_path / "alone")
-    saved = read_saved_model(alone)
-    spec = saved.settings.encoders["text"].view.spec("text", saved.context(tmp_path / "cache"))
+    shutil.rmtree(copied / "vocabulary")
+    saved = read_server_model(open_run(copied), alone)
+    spec = saved.views["text"].spec("text", saved.context)
     learnt = json.loads(next((tiny_run / "vocabulary").glob("*.json")).read_text())["tokens"]
     assert list(spec.vocabulary) == learnt
-    assert len(saved.build(saved.context(tmp_path / "cache")).encoders["text"].embedding.weight) == len(learnt)
+    assert len(saved.model.encoders["text"].embedding.weight) == len(learnt)
 
 
-def test_a_head_is_rebuilt_without_the_data_that_sized_it(classifier_run: Path, tmp_path: Path) -> None:
-    saved = read_saved_model(open_run(classifier_run).model_folder())
+def test_a_head_is_rebuilt_without_the_data_that_sized_it(classifier_run: Path) -> None:
+    saved = open_run(classifier_run).server_model()
     assert saved.task.classes is None  # type: ignore[attr-defined]
-    head = saved.build(saved.context(tmp_path)).heads[saved.config["head"]]
-    assert isinstance(head, LinearHead)
-    assert head.out_features == 18  # kinds of generated scenes
+    assert isinstance(saved.head, LinearHead)
+    assert saved.head.out_features == 18  # kinds of generated scenes
 
 
 @pytest.mark.parametrize(("greatest", "fits"), [(17, True), (16, False)])
@@ -74,12 +65,11 @@ def test_labels_size_a_head_where_no_class_names_are_known(
     folder = shutil.copytree(classifier_run / "models" / "last", tmp_path / "model")
     label = {"dtype": "int64", "shape": [], "greatest": greatest}
     edit(folder, samples={"modalities": ["image"], "classes": {}, "targets": {"label": label}})
-    saved = read_saved_model(folder)
     if fits:
-        assert saved.build(saved.context(tmp_path)).heads[saved.config["head"]].out_features == 18
+        assert read_server_model(open_run(classifier_run), folder).head.out_features == 18
     else:
         with pytest.raises(RunError, match="do not fit each other"):
-            saved.build(saved.context(tmp_path))
+            read_server_model(open_run(classifier_run), folder)
 
 
 def test_best_is_preferred_and_either_can_be_asked_for(copied: Path) -> None:
@@ -102,54 +92,52 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         open_run(tmp_path).model_folder()
 
 
-@pytest.mark.parametrize("damage", ["cut", "no json", "no weights", "no samples", "unknown encoder"])
-def test_a_damaged_model_is_an_error_in_one_line(copied: Path, damage: str) -> None:
-    folder = copied / "models" / "last"
-    weights, config = folder / "model.safetensors", folder / "config.json"
-    if damage == "cut":
-        weights.write_bytes(weights.read_bytes()[:100])
-    elif damage == "no json":
-        config.write_text("{")
-    elif damage == "no weights":
-        weights.unlink()
-    elif damage == "no samples":
-        config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "samples"}))
-    else:
-        edit(folder, model={"dim": 8, "encoders": {"image": "resnetz"}})
-    with pytest.raises(RunError, match="no readable model in") as caught:
-        read_saved_model(folder)
-    assert "\n" not in str(caught.value)
+UNREADABLE, UNFIT = "no readable model in", "do not fit each other"
 
 
-def test_weights_of_another_architecture_are_refused(copied: Path, tmp_path: Path) -> None:
-    folder = copied / "models" / "last"
-    model = json.loads((folder / "config.json").read_text())["model"]
-    edit(folder, model=model | {"dim": 9})
-    saved = read_saved_model(folder)
-    with pytest.raises(RunError, match="do not fit each other") as caught:
-        saved.build(saved.context(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["NaN", "infinite", "int64", "float64"])
-def test_weights_that_are_no_weights_are_refused_by_name(copied: Path, tmp_path: Path, kind: str) -> None:
-    file = copied / "models" / "last" / "model.safetensors"
+def _first_weight(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    file = folder / "model.safetensors"
     weights = safetensors.torch.load_file(file)
     name = next(name for name, value in weights.items() if value.is_floating_point())
-    if kind in ("NaN", "infinite"):
-        weights[name].view(-1)[-1] = float("nan" if kind == "NaN" else "inf")
-    else:
-        weights[name] = weights[name].to(getattr(torch, kind))
-    safetensors.torch.save_file(weights, file)
-    with pytest.raises(RunError, match=rf"do not fit each other \('{name}' (is torch\.{kind}|has values)"):
+    safetensors.torch.save_file(weights | {name: change(weights[name])}, file)
+
+
+def _ending_in(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda weight: torch.cat([weight.flatten()[:-1], torch.tensor([value])]).view_as(weight)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda at: os.truncate(at / "model.safetensors", 100), UNREADABLE),
+    "no json": (lambda at: (at / "config.json").write_text("{"), UNREADABLE),
+    "nested": (lambda at: (at / "config.json").write_text("[" * 100_000), f"{UNREADABLE}.*nested too deeply"),
+    "no weights": (lambda at: (at / "model.safetensors").unlink(), UNREADABLE),
+    "no samples": (
+        lambda at: (at / "config.json").write_text(
+            json.dumps({key: value for key, value in _config(at).items() if key != "samples"})
+        ),
+        UNREADABLE,
+    ),
+    "unknown encoder": (lambda at: edit(at, model={"dim": 8, "encoders": {"image": "resnetz"}}), UNREADABLE),
+    "other architecture": (lambda at: edit(at, model=_config(at)["model"] | {"dim": 9}), UNFIT),
+    "NaN": (lambda at: _first_weight(at, _ending_in(math.nan)), rf"{UNFIT} \('[\w.]+' has values"),
+    "infinite": (lambda at: _first_weight(at, _ending_in(math.inf)), rf"{UNFIT} \('[\w.]+' has values"),
+    "int64": (lambda at: _first_weight(at, torch.Tensor.long), rf"{UNFIT} \('[\w.]+' is torch\.int64"),
+    "float64": (lambda at: _first_weight(at, torch.Tensor.double), rf"{UNFIT} \('[\w.]+' is torch\.float64"),
+    # it is not learnt anew
+    "lost vocabulary": (lambda at: shutil.rmtree(at / "vocabulary"), "vocabulary of 'text' is missing"),
+}
+
+
+@pytest.mark.parametrize(("damage", "problem"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_model_is_an_error_in_one_line(copied: Path, damage: Callable[[Path], object], problem: str) -> None:
+    damage(copied / "models" / "last")
+    with pytest.raises(RunError, match=problem) as caught:
         open_run(copied).server_model("last")
-
-
-def test_a_lost_vocabulary_is_not_learnt_anew(copied: Path, tmp_path: Path) -> None:
-    shutil.rmtree(copied / "models" / "last" / "vocabulary")
-    saved = read_saved_model(open_run(copied).model_folder("last"))
-    with pytest.raises(RunError, match="vocabulary of 'text' is missing"):
-        saved.build(saved.context(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 def test_saving_again_keeps_the_vocabulary_files(tiny_run: Path) -> None:

@@ -15,7 +15,6 @@ from polyfed.core.errors import DataError
 from polyfed.data.answers import OTHER
 from polyfed.runs.evaluation import evaluate_model
 from polyfed.runs.opened import open_run
-from polyfed.runs.saved import read_saved_model
 
 Config = dict[str, Any]
 KINDS = [{"name": "count", "question": "^how many"}, {"name": "truth", "answer": "yes|no"}]
@@ -52,11 +51,11 @@ def test_creamfl_trains_a_server_that_answers_and_its_saved_model_says_the_same(
 
 
 def test_the_table_is_saved_with_the_model_and_another_is_refused(finished: Path, tmp_path: Path) -> None:
-    saved = read_saved_model(open_run(finished).model_folder("last"))
+    saved = open_run(finished).server_model("last")
     table = saved.config["samples"]["classes"]["answer"]
     assert len(table) == 13
     assert table[-1] == OTHER
-    assert saved.build(saved.context(tmp_path)).heads[saved.config["head"]].answers == 12
+    assert saved.head.answers == 12
     other = shutil.copytree(finished, tmp_path / "other")
     path = other / "models" / "last" / "config.json"
     config = json.loads(path.read_text())
@@ -71,7 +70,7 @@ def test_frozen_encoders_of_a_server_stay_as_they_were(tiny: Config, tmp_path: P
     content["run"]["rounds"] = 2
     short = {**content, "run": {**content["run"], "rounds": 1}}
     first, second = (
-        read_saved_model(run(Experiment.load(kind), tmp_path / name).model_folder("last")).weights
+        run(Experiment.load(kind), tmp_path / name).server_model("last").weights
         for name, kind in (("one", short), ("two", content))
     )
     assert all(torch.equal(value, second[name]) for name, value in first.items() if name.startswith("encoders"))

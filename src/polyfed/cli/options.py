@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from polyfed.core.errors import ConfigError
-from polyfed.runs.opened import Run, ServerModel, open_run
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.presets import preset_names
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
+    from polyfed.runs.saved import ServerModel
 
 EXPERIMENT = "name of a preset (polyfed list presets), or a YAML file"
 

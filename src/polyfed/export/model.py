@@ -36,7 +36,7 @@ from polyfed.export.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
 from polyfed.runs.opened import Run, open_run
-from polyfed.runs.saved import SavedModel
+from polyfed.runs.saved import ServerModel
 
 
 def export_model(
@@ -90,7 +90,7 @@ class Exported:
         config: for ``config.json``.
     """
 
-    saved: SavedModel
+    saved: ServerModel
     specs: Mapping[str, InputSpec]
     programs: Mapping[str, Program]
     classes: Mapping[str, Program]
@@ -108,9 +108,9 @@ def export_programs(opened: Run, folder: Path, which: str | None) -> Exported:
     Raises:
         RunError, ConfigError: as for ``export_model``.
     """
-    server = opened.server_model(which)
-    saved, model, context = server.saved, server.model, server.context
-    server.warn_if_untrained()
+    saved = opened.server_model(which)
+    model, context = saved.model, saved.context
+    saved.warn_if_untrained()
     encoders = saved.settings.encoders
     specs = {name: encoder.view.spec(name, context) for name, encoder in encoders.items()}
     programs = {name: _encoder(name, saved, model, spec, folder) for name, spec in specs.items()}
@@ -128,7 +128,7 @@ def export_programs(opened: Run, folder: Path, which: str | None) -> Exported:
         )
         for name, encoder in encoders.items()
     }
-    config = {"experiment": opened.conditions.name, "model": server.which}
+    config = {"experiment": opened.conditions.name, "model": saved.which}
     return Exported(saved, specs, programs, classes, recipes, config | _config(saved, programs, classes, recipes))
 
 
@@ -162,16 +162,16 @@ class _Representation(nn.Module):
         return F.normalize(self.encoder(x).float(), dim=-1)
 
 
-def _encoder(modality: str, saved: SavedModel, model: Model, spec: InputSpec, folder: Path) -> Program:
+def _encoder(modality: str, saved: ServerModel, model: Model, spec: InputSpec, folder: Path) -> Program:
     what = f"encoder '{modality}' ({saved.settings.encoders[modality].component_name()})"
     module, path = _Representation(model.tower(modality)), folder / f"{_file(modality)}.pt2"
     return write_program(module, lambda x: model.represent(modality, x), spec, path, what)
 
 
-def _classifiers(saved: SavedModel, model: Model, specs: Mapping[str, InputSpec], folder: Path) -> dict[str, Program]:
+def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec], folder: Path) -> dict[str, Program]:
     """One program for each modality that the server's classifier reads, giving logits; else none."""
     # other heads, such as those of retrieval, give no logits
-    head = dict(model.heads.items()).get(str(saved.config["head"]))
+    head = saved.head
     if not isinstance(head, LinearHead | NonNegativeHead):
         return {}
     only = getattr(saved.task, "modality", None)
@@ -194,7 +194,7 @@ def _file(modality: str) -> str:
 
 
 def _config(
-    saved: SavedModel,
+    saved: ServerModel,
     programs: Mapping[str, Program],
     classes: Mapping[str, Program],
     recipes: Mapping[str, Recipe],

@@ -16,7 +16,8 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.conditions import Conditions
-from polyfed.runs.opened import ServerModel, open_run
+from polyfed.runs.opened import open_run
+from polyfed.runs.saved import ServerModel
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,9 @@ def evaluate_model(
 
 def _measure(server: ServerModel, samples: Samples) -> dict[str, float]:
     model, run = server.model, server.run.conditions.run
-    head = dict(model.heads.items()).get(server.head_name)
     half = run.precision != "float32"  # as in training: figures of a run are those of its precision
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half):
-        return server.saved.task.evaluate(model, head, samples, batch_size=run.evaluation_batch)
+        return server.task.evaluate(model, server.head, samples, batch_size=run.evaluation_batch)
 
 
 def _samples(server: ServerModel, target: Target) -> Samples:
@@ -171,7 +171,7 @@ def _server_source(conditions: Conditions) -> list[Source]:
 
 def _require_same_classes(server: ServerModel, samples: Samples, target: Target) -> None:
     """Labels mean what the model learnt; a task without ``target`` uses none."""
-    name = getattr(server.saved.task, "target", "")
+    name = getattr(server.task, "target", "")
     learnt, there = server.classes.get(name), samples.classes.get(name)
     if learnt and there and learnt != tuple(there):
         first = next((a, b) for a, b in zip([*learnt, None], [*there, None], strict=False) if a != b)

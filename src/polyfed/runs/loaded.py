@@ -227,7 +227,7 @@ def _client_model(run: Run, client: str) -> Model:
         for kind, clients in run.types.items():
             if kind in run.global_weights and client in {info.id for info in clients.clients}:
                 return run.global_model(kind)
-    return run.kept_clients().model(client)
+    return run.client_model(client)
 
 
 def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:

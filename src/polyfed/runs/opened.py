@@ -5,7 +5,6 @@ Reports and comparisons read records only, so nothing here imports torch before 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import require_plain
 from polyfed.core.untrusted import code_of
 from polyfed.runs.folder import Checkpoint, RunFolder
-from polyfed.runs.model_folders import chosen_model, saved_models, untrained_best
+from polyfed.runs.model_folders import chosen_model, saved_models
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from polyfed.data.view import DataContext, View
     from polyfed.federation.membership import Member
     from polyfed.federation.population import Population
     from polyfed.federation.types import ClientType
@@ -33,10 +31,8 @@ if TYPE_CHECKING:
     from polyfed.runs.conditions import Conditions
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.loaded import LoadedModel
-    from polyfed.runs.saved import SavedModel
+    from polyfed.runs.saved import ServerModel
     from polyfed.wire.messages import StateVersion
-
-_log = logging.getLogger(__name__)
 
 
 def open_run(
@@ -200,11 +196,9 @@ class Run:
             ConfigError: the device is not there, or a weights folder that the architecture needs; or the model names
                 code, which ``allow_code`` does not allow.
         """
-        from polyfed.runs.saved import read_saved_model
+        from polyfed.runs.saved import read_server_model
 
-        saved, data = read_saved_model(self.model_folder(which), self.allow_code), self.conditions.data
-        context, place = saved.context(data.cache_folder, data.weights_folder), self.place
-        return ServerModel(self, saved, context, saved.build(context).to(place))
+        return read_server_model(self, self.model_folder(which))
 
     @cached_property
     def types(self) -> Mapping[str, ClientType]:
@@ -261,8 +255,11 @@ class Run:
     def has_client_models(self) -> bool:
         return "model" in self.experiment.algorithm.keeps or self.experiment.run.keep_client_models
 
-    def kept_clients(self) -> KeptClients:
-        """Clients whose models are kept and that had taken part by the last complete round.
+    # ---- clients
+
+    @cached_property
+    def clients(self) -> Mapping[str, StateVersion]:
+        """Clients that keep a model and had taken part by the last complete round -> the step of their kept state.
 
         Raises:
             RunError: nobody has taken part yet.
@@ -284,67 +281,19 @@ class Run:
         accepted = {client: (version[0], version[1]) for client, version in facts.get("accepted", {}).items()}
         if not accepted:
             raise RunError(f"no client of run '{self.folder}' has taken part in a complete round yet (polyfed resume)")
-        return KeptClients(self, {name: accepted[name] for name in self.federation.members if name in accepted})
+        return {name: accepted[name] for name in self.federation.members if name in accepted}
 
-
-@dataclass(frozen=True)
-class ServerModel:
-    """A server's saved model."""
-
-    run: Run
-    saved: SavedModel  # its weights, and what its ``config.json`` says
-    context: DataContext  # where its views find what they learnt
-    model: Model  # in evaluation mode, on the run's device
-
-    @property
-    def which(self) -> str:
-        """``best``, ``last`` or ``round-N``."""
-        return self.saved.folder.name
-
-    @property
-    def round(self) -> int:
-        """After which the model was saved."""
-        return int(self.saved.config["round"])
-
-    @property
-    def head_name(self) -> str:
-        return str(self.saved.config["head"])
-
-    @property
-    def classes(self) -> Mapping[str, tuple[str, ...]]:
-        facts = (self.saved.config["samples"] or {}).get("classes", {})
-        return {name: tuple(names) for name, names in facts.items()}
-
-    @property
-    def views(self) -> Mapping[str, View]:
-        return {modality: encoder.view for modality, encoder in self.saved.settings.encoders.items()}
-
-    def warn_if_untrained(self) -> None:
-        """Warn if it is the best model and untrained; called just before its use, when nothing can be refused."""
-        if self.which == "best" and (sentence := untrained_best(self.run.folder)):
-            _log.warning("%s", sentence)
-
-
-@dataclass(frozen=True)
-class KeptClients:
-    """Clients of a run that keep a model between rounds."""
-
-    run: Run
-    versions: Mapping[str, StateVersion]  # client id -> the step (round, phase) of its kept state, in client order
-
-    def member(self, client: str) -> Member:
-        """A client that took part.
+    def client(self, name: str) -> Member:
+        """One of ``clients``.
 
         Raises:
             ConfigError: there is none of that name, or it never took part.
         """
-        if client not in self.versions:
-            raise ConfigError(
-                f"no client '{client}' took part in '{self.run.folder}'; {nearest(client, self.versions)}"
-            )
-        return self.run.federation.members[client]
+        if name not in self.clients:
+            raise ConfigError(f"no client '{name}' took part in '{self.folder}'; {nearest(name, self.clients)}")
+        return self.federation.members[name]
 
-    def state(self, client: str) -> dict[str, dict[str, Tensor]]:
+    def client_state(self, name: str) -> dict[str, dict[str, Tensor]]:
         """Key -> named tensors that a client keeps.
 
         Raises:
@@ -352,15 +301,15 @@ class KeptClients:
         """
         from polyfed.federation.state import StateStore, unflatten
 
-        store = StateStore(self.run.folder / "checkpoints" / "clients", 0)
-        return unflatten(store.load(client, self.versions[client]))
+        store = StateStore(self.folder / "checkpoints" / "clients", 0)
+        return unflatten(store.load(name, self.clients[name]))
 
-    def model(self, client: str, state: Mapping[str, Mapping[str, Tensor]] | None = None) -> Model:
+    def client_model(self, name: str, state: Mapping[str, Mapping[str, Tensor]] | None = None) -> Model:
         """A client's kept model, in evaluation mode, on the device; from ``state`` if that is read already.
 
         Raises:
             RunError: its state is missing, damaged, or not of this model.
         """
-        member = self.member(client)
-        weights = (state or self.state(client)).get("model", {})
-        return self.run._loaded(member, weights, f"the kept state of client '{client}' does not fit its model")
+        member = self.client(name)
+        weights = (state or self.client_state(name)).get("model", {})
+        return self._loaded(member, weights, f"the kept state of client '{name}' does not fit its model")

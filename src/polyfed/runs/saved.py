@@ -9,16 +9,17 @@ models/<best, last or round-N>/model.safetensors   weights
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import safetensors.torch
 import torch
 from jaxtyping import Int64
 from pydantic import BaseModel, Field, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
@@ -27,13 +28,19 @@ from polyfed.core.settings import first_problem
 from polyfed.core.untrusted import code_of, file_json
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column
-from polyfed.data.view import DataContext
+from polyfed.data.view import DataContext, View
 from polyfed.federation.server import Server
 from polyfed.models.frozen import frozen_tensors, replace_frozen
 from polyfed.models.model import Model, ModelSettings, require_weights
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.model_folders import untrained_best
 from polyfed.tasks.task import Task
+
+if TYPE_CHECKING:
+    from polyfed.runs.opened import Run
+
+log = logging.getLogger(__name__)
 
 _FROZEN = "frozen.safetensors"
 _Side = Annotated[int, Field(ge=0, le=4096)]
@@ -67,13 +74,36 @@ class SavedFacts(BaseModel):
 
 
 @dataclass(frozen=True)
-class SavedModel:
-    """A server model on disk: its weights, trained and frozen, and what its ``config.json`` says, raw and checked."""
+class ServerModel:
+    """A server's saved model.
 
+    Attributes:
+        run: that it is of.
+        folder: where it is saved.
+        weights: trained and frozen.
+        config: what its ``config.json`` says, as it stands there.
+        facts: the same, checked.
+        context: where its views find what they learnt: beside the weights, so no public set is needed.
+        model: in evaluation mode, on the run's device.
+    """
+
+    run: Run
+    folder: Path
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
     facts: SavedFacts
-    folder: Path
+    context: DataContext
+    model: Model
+
+    @property
+    def which(self) -> str:
+        """``best``, ``last`` or ``round-N``."""
+        return self.folder.name
+
+    @property
+    def round(self) -> int:
+        """After which the model was saved."""
+        return self.facts.round
 
     @property
     def settings(self) -> ModelSettings:
@@ -83,36 +113,70 @@ class SavedModel:
     def task(self) -> Task:
         return self.facts.task
 
-    def context(self, cache: Path, weights: Path | None = None) -> DataContext:
-        """Where its views find what they learnt: beside the weights, so no public set is needed.
+    @property
+    def head(self) -> nn.Module | None:
+        """The head of its task, if that has one."""
+        return dict(self.model.heads.items()).get(self.facts.head)
 
-        Args:
-            cache: folder of decoded images and features.
-            weights: folder of pretrained weights and vocabularies, where the architecture names any.
-        """
-        learnt = {name: _absent(name, mark) for name, mark in self.facts.public.items()}
-        return DataContext(cache, weights, public=learnt, bundles=self.folder / "vocabulary")
+    @property
+    def classes(self) -> Mapping[str, tuple[str, ...]]:
+        return (self.facts.samples or SampleFacts()).classes
 
-    def build(self, context: DataContext) -> Model:
-        """The model with its weights, on the CPU, in evaluation mode.
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {modality: encoder.view for modality, encoder in self.settings.encoders.items()}
 
-        Raises:
-            RunError: weights and configuration do not fit each other, or a weight is not finite.
-            ConfigError: the architecture needs a weights folder that is not there.
-        """
-        try:
-            # building draws weights, which are then replaced: the caller's random state must not notice
-            with isolated("saved"):
-                head = self.task.head(self.settings.dim, _outline(self.facts.samples or SampleFacts()))
-                model = self.settings.build({} if head is None else {self.facts.head: head}, context)
-            frozen = frozen_tensors(model)
-            require_weights(self.weights, model.exchanged() | frozen)
-            replace_frozen(model, self.weights)
-            model.load({name: value for name, value in self.weights.items() if name not in frozen})
-        except (RuntimeError, MemoryError) as error:  # of sizes that are none, torch says so
-            reason = " ".join(str(error).split())
-            raise RunError(f"'{self.folder}': weights and config.json do not fit each other ({reason})") from error
-        return model.eval()
+    def warn_if_untrained(self) -> None:
+        """Warn if it is the best model and untrained; called just before its use, when nothing can be refused."""
+        if self.which == "best" and (sentence := untrained_best(self.run.folder)):
+            log.warning("%s", sentence)
+
+
+def read_server_model(run: Run, folder: Path) -> ServerModel:
+    """Read what ``save_model`` wrote; data, pretrained weights and the device are those of the run.
+
+    Raises:
+        RunError: there is no model, it is damaged, its weights and configuration do not fit each other, or a weight is
+            not finite.
+        ConfigError: it names code, which the run's ``allow_code`` does not allow; the architecture needs a weights
+            folder that is not there, or the device is not there.
+    """
+    weights, config, facts = _read(folder, run.allow_code)
+    data = run.conditions.data
+    learnt = {name: _absent(name, mark) for name, mark in facts.public.items()}
+    context = DataContext(data.cache_folder, data.weights_folder, public=learnt, bundles=folder / "vocabulary")
+    place, model = run.place, _built(folder, facts, weights, context)
+    return ServerModel(run, folder, weights, config, facts, context, model.to(place))
+
+
+def _read(folder: Path, allow_code: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Any], SavedFacts]:
+    try:
+        config = file_json((folder / "config.json").read_text())
+        weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
+        if (folder / _FROZEN).exists():
+            weights |= safetensors.torch.load((folder / _FROZEN).read_bytes())
+        with code_of(folder, allow_code):
+            return weights, config, SavedFacts.model_validate(config)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        reason = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        raise RunError(f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume") from error
+
+
+def _built(folder: Path, facts: SavedFacts, weights: Mapping[str, Tensor], context: DataContext) -> Model:
+    """The model with its weights, on the CPU, in evaluation mode."""
+    try:
+        # building draws weights, which are then replaced: the caller's random state must not notice
+        with isolated("saved"):
+            head = facts.task.head(facts.model.dim, _outline(facts.samples or SampleFacts()))
+            model = facts.model.build({} if head is None else {facts.head: head}, context)
+        frozen = frozen_tensors(model)
+        require_weights(weights, model.exchanged() | frozen)
+        replace_frozen(model, weights)
+        model.load({name: value for name, value in weights.items() if name not in frozen})
+    except (RuntimeError, MemoryError) as error:  # of sizes that are none, torch says so
+        reason = " ".join(str(error).split())
+        raise RunError(f"'{folder}': weights and config.json do not fit each other ({reason})") from error
+    return model.eval()
 
 
 def save_model(folder: RunFolder, name: str, server: Server, experiment: Experiment, context: DataContext) -> None:
@@ -149,25 +213,6 @@ def _save_common(folder: RunFolder, name: str, model: Model, context: DataContex
     frozen = frozen_tensors(model)
     if frozen and not (folder.path / name / _FROZEN).exists():
         folder.save_tensors(f"{name}/{_FROZEN}", frozen, {"format": "pt"})
-
-
-def read_saved_model(folder: Path, allow_code: bool = False) -> SavedModel:
-    """Read what ``save_model`` wrote; ``allow_code`` as for ``open_run``.
-
-    Raises:
-        RunError: there is no model, or it is damaged.
-        ConfigError: it names code, which is not allowed.
-    """
-    try:
-        config = file_json((folder / "config.json").read_text())
-        weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
-        if (folder / _FROZEN).exists():
-            weights |= safetensors.torch.load((folder / _FROZEN).read_bytes())
-        with code_of(folder, allow_code):
-            return SavedModel(weights, config, SavedFacts.model_validate(config), folder)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        reason = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
-        raise RunError(f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume") from error
 
 
 # ---- what a head is sized by

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+import polyfed
 from polyfed import Experiment
-from polyfed.reporting.reported import run as run_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -41,7 +41,7 @@ def _layered(run_folder: Path) -> dict[str, Any]:
 def _finished(content: dict[str, Any], folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
-        return run_experiment(Experiment.load(content), folder).folder
+        return polyfed.run(Experiment.load(content), folder).folder
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def test_widths_may_differ() -> None:
 
 
 def test_drift_of_a_run(fedafd_run: Path) -> None:
-    opened = open_run(fedafd_run).kept_clients()
+    opened = open_run(fedafd_run)
     found = run_drift(opened, samples=10, method="pca")
     assert (found.run, found.samples) == ("run", 10)
     image, text = found.modalities
@@ -104,17 +103,17 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
     # another way to the same figure: both models on the whole public set, one picture an item
     server = open_run(fedafd_run).server_model("last")
     every = run_drift(opened, method="pca").modalities[0]
-    views = {name: each.view for name, each in server.saved.settings.encoders.items()}
-    public = opened.run.federation.public_samples(views)
+    views = {name: each.view for name, each in server.settings.encoders.items()}
+    public = opened.federation.public_samples(views)
     assert public is not None
     pictures = public.inputs["image"](torch.unique(public.rows["image"]))
-    gaps = opened.model("image").represent("image", pictures) - server.model.represent("image", pictures)
+    gaps = opened.client_model("image").represent("image", pictures) - server.model.represent("image", pictures)
     assert float(every.distances[2, 3]) == pytest.approx(float(gaps.detach().norm(dim=1).mean()), rel=1e-5)
     assert len(pictures) == every.points.shape[1] == 16
 
 
 def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
-    opened = open_run(fedafd_run).kept_clients()
+    opened = open_run(fedafd_run)
     found, again = (run_drift(opened, samples=6, method="pca") for _ in range(2))
     assert torch.equal(found.modalities[0].points, again.modalities[0].points)
     assert str(found.to_json()) == str(again.to_json())
@@ -129,32 +128,32 @@ def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
 def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
     tiny["run"] |= {"sampling": {"cohort": 2}, "rounds": 1, "evaluate_clients": False}
-    opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder).kept_clients()
-    assert len(opened.versions) == 2
-    alone = replace(opened, run=with_settings(opened.run, server=None))
+    opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder)
+    assert len(opened.clients) == 2
+    alone = with_settings(opened, server=None)
     found, beside = (run_drift(each, method="pca").modalities[0] for each in (alone, opened))
-    assert (found.names, found.server) == (tuple(opened.versions), None)
+    assert (found.names, found.server) == (tuple(opened.clients), None)
     assert beside.names == (*found.names, "server")
     assert found.between("all") == beside.between("all")
 
 
 def test_what_cannot_be(fedafd_run: Path) -> None:
-    opened = open_run(fedafd_run).kept_clients()
+    opened = open_run(fedafd_run)
     with pytest.raises(ConfigError, match="method 'umap'"):
         run_drift(opened, method="umap")
     with pytest.raises(ConfigError, match="3 public samples are too few to compare; it takes 4"):
         run_drift(opened, samples=3)
-    private = replace(opened, run=with_settings(opened.run, public=None))
+    private = with_settings(opened, public=None)
     with pytest.raises(ConfigError, match="has no public set, so there are no samples that all may see"):
         run_drift(private)
 
 
 def test_representations_are_in_the_order_that_is_asked_for(fedafd_run: Path) -> None:
-    opened = open_run(fedafd_run).kept_clients()
-    member = opened.run.federation.members["paired-1"]
-    public = opened.run.federation.public_samples({name: each.view for name, each in member.model.encoders.items()})
+    opened = open_run(fedafd_run)
+    member = opened.federation.members["paired-1"]
+    public = opened.federation.public_samples({name: each.view for name, each in member.model.encoders.items()})
     assert public is not None
-    model, index = opened.model("paired-1"), torch.tensor([7, 3, 12])
+    model, index = opened.client_model("paired-1"), torch.tensor([7, 3, 12])
     values = public_representations(model, "text", public, index, 2, "client")
     every = model.represent("text", public.batch(torch.arange(20)).inputs["text"])
     torch.testing.assert_close(values, every[index])

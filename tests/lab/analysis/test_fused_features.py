@@ -15,17 +15,17 @@ from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis import fused_features
 from polyfed.lab.analysis.fused_features import ComparedFeatures, run_features
 from polyfed.lab.analysis.separation import Separation
-from polyfed.runs.opened import KeptClients, open_run
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords
 
 
-def algorithm(opened: KeptClients, **changes: object) -> KeptClients:
-    changed = opened.run.experiment.algorithm.model_copy(update=changes)
-    return replace(opened, run=with_settings(opened.run, algorithm=changed))
+def algorithm(opened: Run, **changes: object) -> Run:
+    changed = opened.experiment.algorithm.model_copy(update=changes)
+    return with_settings(opened, algorithm=changed)
 
 
 def test_the_head_on_fused_features_is_what_the_run_measured(fedafd_run: Path) -> None:
-    found = run_features(open_run(fedafd_run).kept_clients(), samples=None, method="pca")
+    found = run_features(open_run(fedafd_run), samples=None, method="pca")
     assert (found.run, found.client, found.round) == ("run", "image", 1)
     measured = RunRecords.load(fedafd_run).last("image")
     assert dict(found.kinds["fused"].metrics) == pytest.approx(dict(measured))
@@ -37,23 +37,23 @@ def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]
     content = yaml.safe_load((fedafd_run / "config.yaml").read_text())
     content["algorithm"] |= changes
     folder = run(Experiment.load(content), tmp_path / "run").folder
-    found = run_features(open_run(folder).kept_clients(), samples=None, method="pca")
+    found = run_features(open_run(folder), samples=None, method="pca")
     assert dict(found.kinds["fused"].metrics) == pytest.approx(dict(RunRecords.load(folder).last("image")))
     norms = found.kinds["local"].values.norm(dim=1)
     assert bool(torch.allclose(norms, torch.ones(8))) == ("fuse" not in changes)
 
 
 def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -> None:
-    opened = open_run(fedafd_run).kept_clients()
+    opened = open_run(fedafd_run)
     found = run_features(opened, "image", samples=None, method="pca")
-    member = opened.run.federation.members["image"]
-    test = opened.run.federation.test(member)
+    member = opened.federation.members["image"]
+    test = opened.federation.test(member)
     assert test is not None
     assert torch.equal(found.labels, test.targets["label"])
     batch = test.batch(torch.arange(8)).inputs["image"]
-    torch.testing.assert_close(found.kinds["local"].values, opened.model("image").represent("image", batch))
-    server = opened.run.federation.shared_model(member.model)  # the encoders of both have one architecture here
-    kept = opened.state("image")["encoders"]
+    torch.testing.assert_close(found.kinds["local"].values, opened.client_model("image").represent("image", batch))
+    server = opened.federation.shared_model(member.model)  # the encoders of both have one architecture here
+    kept = opened.client_state("image")["encoders"]
     server.load_state_dict({name: kept[name] for name in server.state_dict()})
     torch.testing.assert_close(found.kinds["global"].values, server.represent("image", batch))
     for each in found.kinds.values():
@@ -62,7 +62,7 @@ def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -
 
 def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_features, "_POINTS", 4)
-    found, again = (run_features(open_run(fedafd_run).kept_clients(), samples=6, method="pca") for _ in range(2))
+    found, again = (run_features(open_run(fedafd_run), samples=6, method="pca") for _ in range(2))
     assert found.to_json() == again.to_json()
     assert found.to_json()["samples"] == 6
     assert {name: tuple(places.shape) for name, places in found.maps.items()} == {
@@ -77,7 +77,7 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
 
 
 def test_many_classes_have_no_colours_of_their_own(fedafd_run: Path) -> None:
-    few = run_features(open_run(fedafd_run).kept_clients(), method="pca")
+    few = run_features(open_run(fedafd_run), method="pca")
     maps = {name: torch.zeros(20 if name != "together" else 60, 2) for name in few.maps}
     many: ComparedFeatures = replace(few, labels=torch.arange(20), shown=torch.arange(20), maps=maps)
     names = [text.get_text() for text in many.draw().legends[0].get_texts()]
@@ -86,7 +86,7 @@ def test_many_classes_have_no_colours_of_their_own(fedafd_run: Path) -> None:
 
 
 def test_what_cannot_be(fedafd_run: Path) -> None:
-    opened = open_run(fedafd_run).kept_clients()
+    opened = open_run(fedafd_run)
     with pytest.raises(ConfigError, match="no client 'images' took part"):
         run_features(opened, "images")
     with pytest.raises(ConfigError, match=r"not client 'paired-0' of .* classifies test samples.*valid: image"):
@@ -95,7 +95,7 @@ def test_what_cannot_be(fedafd_run: Path) -> None:
         run_features(algorithm(opened, fusion="none"))
     with pytest.raises(ConfigError, match="method 'umap'"):
         run_features(opened, method="umap")
-    untested = opened.run.federation.members["image"].settings.model_copy(update={"test_split": None})
-    opened.run.federation.members["image"] = replace(opened.run.federation.members["image"], settings=untested)
+    untested = opened.federation.members["image"].settings.model_copy(update={"test_split": None})
+    opened.federation.members["image"] = replace(opened.federation.members["image"], settings=untested)
     with pytest.raises(ConfigError, match=r"no client of .* classifies test samples of its own"):
         run_features(opened)

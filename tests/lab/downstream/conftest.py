@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+import polyfed
 from polyfed import Experiment
 from polyfed.cli.main import main
 from polyfed.core.randomness import isolated
@@ -15,7 +16,6 @@ from polyfed.data.view import DataContext
 from polyfed.federation.settings import DataSettings
 from polyfed.lab.downstream.bench import Bench, FrozenModel
 from polyfed.models.model import ModelSettings
-from polyfed.reporting.reported import run as run_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 MakeBench = Callable[..., Bench]
@@ -68,7 +68,7 @@ def _finished(tiny_run: Path, folder: Path, **changes: Any) -> Path:
     content = yaml.safe_load((tiny_run / "config.yaml").read_text()) | {"server": None} | changes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
-        return run_experiment(Experiment.load(content), folder).folder
+        return polyfed.run(Experiment.load(content), folder).folder
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.lab.downstream.model_choice import ModelChoice
 from polyfed.lab.downstream.results import Outcome, ProbeRow
 from polyfed.lab.downstream.suite import Suite, suites
-from polyfed.runs.saved import read_saved_model
+from polyfed.runs.opened import open_run
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -148,7 +148,7 @@ def same(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_the_server_model_of_a_run(tiny_run: Path, which: str) -> None:
     found = ModelChoice(tiny_run, which).open().subject
-    assert same(found.model, dict(read_saved_model(tiny_run / "models" / which).weights))
+    assert same(found.model, dict(open_run(tiny_run).server_model(which).weights))
     assert f"{which} server model" in found.name
     assert not found.model.training
     assert not any(value.requires_grad for value in found.model.parameters())

@@ -23,7 +23,7 @@ from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.figures import COLOURS, empty_figure, legend_beside, styled
 from polyfed.reporting.tables import TextTable, figure
-from polyfed.runs.opened import KeptClients, Run
+from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 
 if TYPE_CHECKING:
@@ -189,9 +189,7 @@ class Drift(AnalysisResult):
         return drawing
 
 
-def run_drift(
-    clients: KeptClients, *, which: str = "last", samples: int = DRIFT_SAMPLES, method: str = "tsne"
-) -> Drift:
+def run_drift(run: Run, *, which: str = "last", samples: int = DRIFT_SAMPLES, method: str = "tsne") -> Drift:
     """Represent the same public samples with every client's kept model and with the server's, and compare.
 
     Raises:
@@ -200,9 +198,9 @@ def run_drift(
         DataError: a model has diverged.
     """
     require_method(method)
-    run, index = clients.run, _public_index(clients.run, samples)
+    index = _public_index(run, samples)
     with cpu_threads(run.experiment.run.threads):
-        participants = list(_participants(clients, which, index))
+        participants = list(_participants(run, which, index))
         names = dict.fromkeys(chain.from_iterable(each.values for each in participants))
         encoding = {name: [each for each in participants if name in each.values] for name in names}
         modalities = [modality_drift(name, who, method) for name, who in encoding.items() if len(who) > 1]
@@ -277,20 +275,18 @@ def public_representations(
     return values
 
 
-def _participants(clients: KeptClients, which: str, index: Int64[Tensor, " n"]) -> Iterator[Represented]:
-    run = clients.run
-
+def _participants(run: Run, which: str, index: Int64[Tensor, " n"]) -> Iterator[Represented]:
     def represented(model: Model, settings: ModelSettings, whose: str) -> dict[str, Tensor]:
         public = run.federation.public_samples({name: each.view for name, each in settings.encoders.items()})
         assert public is not None
         batch = run.experiment.run.evaluation_batch
         return {name: public_representations(model, name, public, index, batch, whose) for name in public.modalities}
 
-    for client, (number, _) in clients.versions.items():
+    for client, (number, _) in run.clients.items():
         member = run.federation.members[client]
-        values = represented(clients.model(client), member.model, f"client '{client}'")
+        values = represented(run.client_model(client), member.model, f"client '{client}'")
         yield Represented(client, member.group, number, values)
     if run.experiment.server is not None:
         server = run.server_model(which)
         server.warn_if_untrained()
-        yield Represented(SERVER, None, server.round, represented(server.model, server.saved.settings, "the server"))
+        yield Represented(SERVER, None, server.round, represented(server.model, server.settings, "the server"))

@@ -24,7 +24,7 @@ from polyfed.lab.analysis.separation import Separation
 from polyfed.models.fused import Guidance, of_rows
 from polyfed.reporting.figures import COLOURS, empty_figure, legend_below, styled
 from polyfed.reporting.tables import TextTable, figure
-from polyfed.runs.opened import KeptClients
+from polyfed.runs.opened import Run
 from polyfed.tasks.classification import Classification
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Tabled:
 
 
 def run_features(
-    clients: KeptClients, client: str | None = None, *, samples: int | None = 1000, method: str = "tsne"
+    run: Run, client: str | None = None, *, samples: int | None = 1000, method: str = "tsne"
 ) -> ComparedFeatures:
     """What a classification client, the server's encoders that it keeps, and their fusion see in its test samples.
 
@@ -155,19 +155,18 @@ def run_features(
         DataError: features are not finite.
     """
     require_method(method)
-    run = clients.run
     algorithm = run.experiment.algorithm
     if not isinstance(algorithm, FedAFD) or algorithm.fusion == "none":
         raise ConfigError(
             f"clients of '{algorithm.component_name()}' in '{run.folder}' do not fuse their features with the "
             "server's; give a run of fedafd with a fusion"
         )
-    client = _classifier(clients, client)
+    client = _classifier(run, client)
     member = run.federation.members[client]
-    task, model, batch = member.settings.task, clients.model(client), run.experiment.run.evaluation_batch
+    task, model, batch = member.settings.task, run.client_model(client), run.experiment.run.evaluation_batch
     assert isinstance(task, Classification)
     with cpu_threads(run.experiment.run.threads):
-        tables, numbered = _tables(clients, algorithm, member, samples)
+        tables, numbered = _tables(run, algorithm, member, samples)
         # the head goes to where the tables are
         labels, head = numbered.targets[task.target].long(), model.heads[member.head].cpu()
         kinds, units = {}, {}
@@ -182,7 +181,7 @@ def run_features(
     return ComparedFeatures(
         run=run.name,
         client=client,
-        round=clients.versions[client][0],
+        round=run.clients[client][0],
         primary=task.primary,
         labels=labels,
         classes=dict(enumerate(numbered.classes.get(task.target, ()))),
@@ -193,15 +192,15 @@ def run_features(
     )
 
 
-def _classifier(clients: KeptClients, client: str | None) -> str:
+def _classifier(run: Run, client: str | None) -> str:
     if client is not None:
-        clients.member(client)  # refuses a name that nobody has
-    classifying = [name for name in clients.versions if _classifies(clients.member(name))]
+        run.client(client)  # refuses a name that nobody has
+    classifying = [name for name in run.clients if _classifies(run.client(name))]
     chosen = client or next(iter(classifying), "")
     if chosen not in classifying:
         who = f"not client '{client}'" if client else "no client"
         raise ConfigError(
-            f"{who} of '{clients.run.folder}' classifies test samples of its own; {nearest(client or '', classifying)}"
+            f"{who} of '{run.folder}' classifies test samples of its own; {nearest(client or '', classifying)}"
         )
     return chosen
 
@@ -211,13 +210,11 @@ def _classifies(member: Member) -> bool:
 
 
 @torch.no_grad()
-def _tables(
-    clients: KeptClients, algorithm: FedAFD, member: Member, most: int | None
-) -> tuple[dict[str, Tabled], Samples]:
+def _tables(run: Run, algorithm: FedAFD, member: Member, most: int | None) -> tuple[dict[str, Tabled], Samples]:
     """Embeddings by kind, local and global ones as they enter the fusion; and the test samples, as rows of these."""
-    kept = clients.state(member.id)
-    model, guidance = clients.model(member.id, kept), _guidance(clients, algorithm, member, kept)
-    test = clients.run.federation.test(member)
+    kept = run.client_state(member.id)
+    model, guidance = run.client_model(member.id, kept), _guidance(run, algorithm, member, kept)
+    test = run.federation.test(member)
     assert test is not None
     test = test.subset(drawn(len(test), most, "features", member.id)).only(_judged(member, test, guidance))
     partner, numbered = of_rows(guidance, test)
@@ -227,7 +224,7 @@ def _tables(
     for modality, inputs in test.inputs.items():
         rows = torch.unique(test.rows[modality])
         parts: dict[str, list[Tensor]] = {kind: [] for kind in FEATURE_KINDS}
-        for part in torch.split(rows, clients.run.experiment.run.evaluation_batch):
+        for part in torch.split(rows, run.experiment.run.evaluation_batch):
             parts["local"].append(model.embed(modality, inputs(part).to(device)))
             parts["global"].append(server.embed(modality, theirs[modality](part).to(device)))
             parts["fused"].append(fused.embed(modality, part))
@@ -254,11 +251,9 @@ def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
     return names
 
 
-def _guidance(
-    clients: KeptClients, algorithm: FedAFD, member: Member, kept: Mapping[str, Mapping[str, Tensor]]
-) -> Guidance:
+def _guidance(run: Run, algorithm: FedAFD, member: Member, kept: Mapping[str, Mapping[str, Tensor]]) -> Guidance:
     """The encoders that the client received last, and its test samples in their views."""
-    run, weights = clients.run, kept.get("encoders", {})
+    weights = kept.get("encoders", {})
     assert run.experiment.server is not None
     if not weights:
         raise ConfigError(f"client '{member.id}' has received no encoders of the server; choose another --client")

@@ -19,7 +19,7 @@ from polyfed.lab.analysis.hessian import Eigenpairs, Loss, flat, like, top_eigen
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import SEQUENTIAL, empty_figure, styled
 from polyfed.reporting.tables import TextTable
-from polyfed.runs.opened import ServerModel
+from polyfed.runs.saved import ServerModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -183,8 +183,8 @@ def run_landscape(
     size = cfg.server.training.batch_size
     with cpu_threads(cfg.run.threads):
         data, batches = _shuffled_batches(server, samples, size)
-        head = dict(model.heads.items()).get(server.head_name)
-        losses: list[Loss] = [partial(server.saved.task.loss, model, head, batch) for batch in batches]
+        head = server.head
+        losses: list[Loss] = [partial(server.task.loss, model, head, batch) for batch in batches]
         parameters = list(model.trained().values())
         pairs = top_eigenvectors(losses, parameters, 2, steps=steps, generator=generator("landscape"))
         values = loss_surface(losses, parameters, pairs.vectors, grid=grid, extent=extent)
@@ -211,7 +211,7 @@ def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, l
 def _has_targets(server: ServerModel, samples: Samples) -> bool:
     try:
         with isolated("landscape"):  # a head that is built draws its weights
-            server.saved.task.head(server.saved.settings.dim, samples)
+            server.task.head(server.settings.dim, samples)
     except ConfigError:
         return False
     return True

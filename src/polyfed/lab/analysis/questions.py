@@ -20,7 +20,7 @@ from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.runs.opened import Run
 
 if TYPE_CHECKING:
-    from polyfed.runs.opened import ServerModel
+    from polyfed.runs.saved import ServerModel
 
 _FILE_NAME = re.compile(r"[\w.,=-]{0,120}", re.ASCII)
 Which = Annotated[str, Field(description="the server's final model (last), its best, or that of a round")]
@@ -73,7 +73,7 @@ def drift(
     """Measure how differently clients and server represent the same public samples, and draw these on a map."""
     from polyfed.lab.analysis.drift import run_drift
 
-    return run_drift(run.kept_clients(), which=model, samples=samples, method=method)
+    return run_drift(run, which=model, samples=samples, method=method)
 
 
 def features(
@@ -86,7 +86,7 @@ def features(
     """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
     from polyfed.lab.analysis.fused_features import run_features
 
-    return run_features(run.kept_clients(), client, samples=samples, method=method)
+    return run_features(run, client, samples=samples, method=method)
 
 
 def weights(

@@ -119,11 +119,11 @@ class Simulated:
     def keepers(self) -> dict[str, int]:
         if not self.run.has_client_models:
             return {}
-        return {client: version[0] for client, version in self.run.kept_clients().versions.items()}
+        return {client: version[0] for client, version in self.run.clients.items()}
 
     def kept(self, client: str) -> TrainedModel:
         member = self.federation.members[client]
-        return self._of_member(client, self.keepers[client], member, self.run.kept_clients().model(client))
+        return self._of_member(client, self.keepers[client], member, self.run.client_model(client))
 
     @property
     def is_server_untrained(self) -> bool:
@@ -136,8 +136,8 @@ class Simulated:
         if self.experiment.server is not None:
             server = self.run.server_model(self.which)
             server.warn_if_untrained()
-            settings, task = server.saved.settings, server.saved.task
-            return TrainedModel(SERVER, server.round, settings, task, server.head_name, server.classes, server.model)
+            facts = server.facts
+            return TrainedModel(SERVER, facts.round, facts.model, facts.task, facts.head, server.classes, server.model)
         if len(self.run.global_weights) == 1:
             return self._global(next(iter(self.run.global_weights)), SERVER)
         valid = [*self.run.global_weights, *self.keepers]

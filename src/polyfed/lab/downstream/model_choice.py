@@ -106,7 +106,7 @@ def _server(run: Run, which: str | None) -> Opened:
         raise ConfigError(f"run '{run.folder}' has no server model; test a client's with {hint}")
     server = run.server_model(which)
     title = f"{run.name}, {server.which} server model (round {server.round})"
-    opened = _of_run(run, title, server.model, server.saved.settings, server.context, _trained_on(run))
+    opened = _of_run(run, title, server.model, server.settings, server.context, _trained_on(run))
     server.warn_if_untrained()  # when nothing can be refused any more
     return opened
 
@@ -115,9 +115,8 @@ def _client(run: Run, client: str) -> Opened:
     """A client's kept model, or the global model of its type where clients keep none."""
     members = run.federation.members
     if run.has_client_models:
-        kept = run.kept_clients()
-        model, settings = kept.model(client), kept.member(client).model
-        title = f"{run.name}, model of client {client} (round {kept.versions[client][0]})"
+        model, settings = run.client_model(client), run.client(client).model
+        title = f"{run.name}, model of client {client} (round {run.clients[client][0]})"
     elif client not in members:
         raise ConfigError(f"no client '{client}' in '{run.folder}'; {nearest(client, members)}")
     else:
