@@ -5,14 +5,25 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from polyfed.runs.sink import Record, SinkRun, round_records
+from polyfed.runs.events import Incident, Measured, RoundComplete
+from polyfed.runs.sink import Record, SinkRun, Trackers, round_records
 
 CONFIG = {"name": "demo", "run": {"rounds": 3, "seed": 0}, "clients": [{"dim": 8}, {"dim": 16}], "server": None}
 
 
 def sink_run(folder: Path, resumed_from: int = 0) -> SinkRun:
     folder.mkdir(exist_ok=True)
-    return SinkRun(folder, "demo", CONFIG, resumed_from, "run-0001")
+    return SinkRun(folder, "demo", CONFIG, "run-0001", resumed_from)
+
+
+def complete(trackers: Trackers, number: int) -> None:
+    """Tell of a round as the loop does."""
+    for record in a_round(number):
+        if record["kind"] == "event":
+            trackers.handle(Incident(number, record["participant"], record["event"], record["reason"]))
+        elif record["kind"] == "test":
+            trackers.handle(Measured(number, record["participant"], "test", record["metrics"]))
+    trackers.handle(RoundComplete(number, 1.5, 7, 5))
 
 
 def a_round(number: int) -> list[Record]:

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -15,8 +16,9 @@ import pytest
 from polyfed.reporting.sinks.mlflow import MLflow, fit
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
-from polyfed.runs.sink import Sink, SinkRun, SinkSet
-from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
+from polyfed.runs.events import RunStarted
+from polyfed.runs.sink import Sink, Trackers
+from sink_rounds import CONFIG, EXPECTED, a_round, complete, sink_run
 
 # ---- TensorBoard, for real
 
@@ -165,8 +167,7 @@ def test_mlflow_goes_on_in_the_run_that_was_created(fake_mlflow, tmp_path):
 
 
 def test_mlflow_requests_hold_no_more_than_it_takes(fake_mlflow, tmp_path):
-    run = sink_run(tmp_path)
-    run = SinkRun(run.folder, run.name, {str(k): "v" * 999 for k in range(250)}, 0, run.run_id)
+    run = replace(sink_run(tmp_path), config={str(k): "v" * 999 for k in range(250)})
     writer = MLflow().open(run)
     metrics = {f"m{k}": 1.0 for k in range(2300)}
     writer.write([{"round": 1, "participant": "server", "kind": "test", "metrics": metrics}])
@@ -194,12 +195,10 @@ def wandb_rounds(folder: Path) -> list[int]:
 
 def begun_and_resumed(kind: type[Sink], folder: Path) -> None:
     """A round of a run, and one after it was resumed."""
-    for resumed_from in (0, 1):
-        sinks = SinkSet([kind()])
-        sinks.open(sink_run(folder, resumed_from))
-        sinks.write(a_round(resumed_from + 1))
-        assert len(sinks) == 1
-        sinks.close(failed=False)
+    for done in (0, 1):
+        with Trackers([kind()], sink_run(folder)) as trackers:
+            trackers.handle(RunStarted("demo", 2, 3, done))
+            complete(trackers, done + 1)
 
 
 def test_wandb_for_real(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -14,8 +15,9 @@ from polyfed.core.errors import ConfigError
 from polyfed.reporting.sinks.mlflow import MLflow
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
-from polyfed.runs.sink import Record, Sink, SinkRun, SinkSet, SinkWriter, flat_settings, round_points, round_records
-from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
+from polyfed.runs.events import RunStarted
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, Trackers, flat_settings, round_points, round_records
+from sink_rounds import CONFIG, EXPECTED, a_round, complete, sink_run
 
 # ---- what a round is made of
 
@@ -127,29 +129,24 @@ def told(monkeypatch) -> list[tuple[Any, ...]]:
     return Memory.told
 
 
-def test_all_sinks_are_told_everything(told, tmp_path):
-    with SinkSet([Memory(label="a"), Memory(label="b")]) as sinks:
-        sinks.require()
-        sinks.open(sink_run(tmp_path))
-        sinks.write(a_round(1))
-    assert told == [("a", "write", 1), ("b", "write", 1), ("a", "close", False), ("b", "close", False)]
+def started(folder: Path, *sinks: Memory, done: int = 0) -> Trackers:
+    trackers = Trackers(sinks, sink_run(folder))
+    trackers.handle(RunStarted("demo", 3, 3, done))
+    return trackers
 
 
-def test_an_exception_closes_them_as_failed_and_once(told, tmp_path):
-    sinks = SinkSet([Memory(label="a")])
-    sinks.open(sink_run(tmp_path))
-    with pytest.raises(ZeroDivisionError), sinks:
+def test_all_sinks_are_told_everything_and_of_an_exception(told, tmp_path):
+    trackers = started(tmp_path, Memory(label="a"), Memory(label="b"))
+    complete(trackers, 1)
+    with pytest.raises(ZeroDivisionError), trackers:
         1 / 0  # noqa: B018
-    sinks.close(failed=False)
-    assert told == [("a", "close", True)]
+    assert told == [("a", "write", 1), ("b", "write", 1), ("a", "close", True), ("b", "close", True)]
 
 
 def test_a_sink_that_fails_is_switched_off_with_one_warning(told, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING), SinkSet([Memory(label="a", fails="write"), Memory(label="b")]) as sinks:
-        sinks.open(sink_run(tmp_path))
+    with caplog.at_level(logging.WARNING), started(tmp_path, Memory(label="a", fails="write"), Memory(label="b")) as on:
         for number in (1, 2, 3):
-            sinks.write(a_round(number))
-        assert len(sinks) == 1
+            complete(on, number)
     assert [entry for entry in told if entry[0] == "a"] == [("a", "write", 1), ("a", "close", True)]
     assert [entry for entry in told if entry[0] == "b"] == [("b", "write", k) for k in (1, 2, 3)] + [
         ("b", "close", False)
@@ -159,9 +156,8 @@ def test_a_sink_that_fails_is_switched_off_with_one_warning(told, tmp_path, capl
 
 
 def test_a_sink_that_cannot_be_closed_keeps_no_other_from_it(told, tmp_path, caplog):
-    sinks = SinkSet([Memory(label="a", fails="close"), Memory(label="b")])
-    sinks.open(sink_run(tmp_path))
-    sinks.close(failed=False)
+    with started(tmp_path, Memory(label="a", fails="close"), Memory(label="b")):
+        pass
     assert told == [("a", "close", False), ("b", "close", False)]
     assert len(caplog.records) == 1
 
@@ -171,23 +167,19 @@ def test_an_interruption_is_not_swallowed(told, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(MemoryWriter, "write", interrupted)
-    sinks = SinkSet([Memory()])
-    sinks.open(sink_run(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        sinks.write(a_round(1))
+        complete(started(tmp_path, Memory()), 1)
 
 
 def test_a_sink_that_cannot_be_opened_is_an_error_before_work_starts(told, tmp_path):
-    sinks = SinkSet([Memory(label="a"), Memory(label="b", fails="open")])
     with pytest.raises(ConfigError, match=r"Memory' cannot be opened \(OSError: no route\); mend its settings"):
-        sinks.open(sink_run(tmp_path))
+        started(tmp_path, Memory(label="a"), Memory(label="b", fails="open"))
     assert told == [("a", "close", True)]
-    assert len(sinks) == 0
 
 
 def test_a_resumed_run_goes_on_without_a_sink_that_cannot_be_opened(told, tmp_path, caplog):
-    sinks = SinkSet([Memory(label="a", fails="open"), Memory(label="b")])
-    sinks.open(sink_run(tmp_path, 1), lenient=True)
-    sinks.write(a_round(2))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "round-0001.json").touch()
+    complete(started(tmp_path, Memory(label="a", fails="open"), Memory(label="b"), done=1), 2)
     assert told == [("b", "write", 2)]
     assert "the run goes on without it" in caplog.text

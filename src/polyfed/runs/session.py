@@ -40,7 +40,7 @@ from polyfed.runs.records import SERVER
 from polyfed.runs.robustness import with_conspirators
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
-from polyfed.runs.trackers import Trackers
+from polyfed.runs.sink import SinkRun, Trackers
 from polyfed.wire.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,10 @@ class Session:
 
     @cached_property
     def trackers(self) -> Trackers:
-        return Trackers(self.experiment, self.folder, self.identity)
+        cfg = self.experiment
+        name = f"{cfg.name}-seed{cfg.run.seed}"
+        run = SinkRun(self.folder.path, name, cfg.model_dump(mode="json"), self.identity)
+        return Trackers(cfg.run.sinks, run)
 
     @cached_property
     def events(self) -> Callbacks:
@@ -125,7 +128,7 @@ class Session:
         def work(engine: Engine) -> None:
             with heard_by(self.events):  # here too: an engine may have a thread of its own for it
                 self.attach(engine)
-                with disk_errors(self.folder), naming_tracebacks(self.folder), self.trackers.sinks:
+                with disk_errors(self.folder), naming_tracebacks(self.folder), self.trackers:
                     body()
 
         with heard_by(self.events):

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,8 @@ from pydantic import Field
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.core.settings import Settings
+from polyfed.runs.events import Callback, Event, Recorder, RoundComplete, RunStarted
+from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
 
 log = logging.getLogger(__name__)
@@ -35,15 +37,15 @@ class SinkRun:
         folder: the run folder; all that a sink keeps on disk belongs below it.
         name: name of the run, for people.
         config: the resolved configuration.
-        resumed_from: last complete round when the run was resumed, 0 for a new run.
         run_id: the same for all processes that ever work on the run, and for no other run.
+        resumed_from: last complete round when the run was resumed, 0 for a new run.
     """
 
     folder: Path
     name: str
     config: Mapping[str, Any]
-    resumed_from: int
     run_id: str
+    resumed_from: int = 0
 
 
 class SinkWriter(ABC):
@@ -93,57 +95,55 @@ class Sink(Settings):
         """Begin to follow a run, or go on with it after ``run.resumed_from``.
 
         Raises:
-            Exception: whatever the tracker raises; ``SinkSet`` makes it a ConfigError.
+            Exception: whatever the tracker raises; ``Trackers`` makes it a ConfigError.
         """
 
 
-class SinkSet:
-    """The sinks of a run, open together; one that fails while the run goes on is switched off.
+class Trackers(Callback):
+    """Gives each complete round to the sinks of a run; one that fails while the run goes on is switched off.
+
+    As a context it closes them, as failed on an error.
 
     Args:
         sinks: where to report; none is fine.
+        run: what they are told of it, when it starts.
     """
 
-    def __init__(self, sinks: Iterable[Sink]) -> None:
-        self._sinks = tuple(sinks)
+    def __init__(self, sinks: Iterable[Sink], run: SinkRun) -> None:
+        self._sinks, self._run = tuple(sinks), run
         self._writers: dict[int, SinkWriter] = {}
+        self._recorder = Recorder()
 
-    def __len__(self) -> int:
-        return len(self._writers)
-
-    def require(self) -> None:
-        """Check that the packages of all sinks are there; see ``Sink.require``."""
-        for sink in self._sinks:
-            sink.require()
-
-    def open(self, run: SinkRun, *, lenient: bool = False) -> None:
-        """Open all.
-
-        Args:
-            run: what to follow.
-            lenient: go on without a sink that cannot be opened, with a warning; for a run that is resumed, since
-                its configuration is fixed and its rounds are worth more than a tracker.
+    def handle(self, event: Event) -> None:
+        """Open the sinks when the run starts, and write to them when a round is complete.
 
         Raises:
-            ConfigError: a sink cannot be opened; none is left open.
+            ConfigError: a sink of a new run cannot be opened, and none is left open. A resumed run goes on without it:
+                its configuration is fixed, and its rounds are worth more than a tracker.
         """
+        self._recorder.handle(event)
+        if isinstance(event, RunStarted):
+            self._open(replace(self._run, resumed_from=event.done))
+        elif isinstance(event, RoundComplete):
+            self._write(round_records(event.round, self._recorder.take(), event.up, event.down, seconds=event.seconds))
+
+    def _open(self, run: SinkRun) -> None:
         for number, sink in enumerate(self._sinks):
             try:
                 sink.require()
                 self._writers[number] = sink.open(run)
             except Exception as error:  # trackers raise whatever their network or server raised
-                if not lenient:
-                    self.close(failed=True)
+                if not RunFolder(run.folder).has_checkpoints():  # then there is nothing to lose yet
+                    self._close(failed=True)
                     raise _unopened(sink, error) from error
                 log.warning("%s; the run goes on without it", _unopened(sink, error))
 
-    def write(self, records: Sequence[Record]) -> None:
+    def _write(self, records: Sequence[Record]) -> None:
         for number, writer in list(self._writers.items()):
             if not self._tried(number, partial(writer.write, records)):
                 _quietly_closed(self._writers.pop(number))
 
-    def close(self, failed: bool) -> None:
-        """Close all; may be called more than once."""
+    def _close(self, failed: bool) -> None:
         for number, writer in list(self._writers.items()):
             self._tried(number, partial(writer.close, failed))
             del self._writers[number]
@@ -154,7 +154,7 @@ class SinkSet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(failed=kind is not None)
+        self._close(failed=kind is not None)
 
     def _tried(self, number: int, call: Callable[[], None]) -> bool:
         """Whether ``call`` succeeded; a failure of a tracker must not stop hours of training."""
