@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,8 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from item_tables import column_of, struct_of
-from polyfed.core.errors import DataError
+from item_tables import column_of, in_memory, struct_of
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.assembly import assemble
+from polyfed.data.samples import Samples
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.data.views.masks import Masks
@@ -60,3 +64,53 @@ def test_a_missing_or_broken_mask_is_named(tmp_path: Path) -> None:
 
 def test_spec(tmp_path: Path) -> None:
     assert Masks(size=24).spec("mask", DataContext(tmp_path)).shape == (24, 24)
+
+
+MOVES = {"rotate": 30, "crop": 0.3, "shift": 3, "flip": True, "jitter": True}
+
+
+def pictures_and_masks(folder: Path, **changes: Any) -> Samples:
+    """Pictures that are black and white as their masks."""
+    rng = np.random.default_rng(0)
+    blocks = 255 * rng.integers(0, 2, (6, 4, 4)).repeat(8, 1).repeat(8, 2)
+    table = pa.table({"id": list("abcdef"), "image": values_of(blocks), "mask": values_of(blocks)})
+    split = in_memory(table, "id", columns={"image": "image"}, targets={})
+    view = Pixels(size=32, resampling="bilinear", augment=changes)
+    return assemble(split, {"image": view}, DataContext(folder), lazy={"mask": Masks(of="image")})
+
+
+def values_of(blocks: np.ndarray) -> pa.Array:
+    return pa.array([struct_of(Image.fromarray(block.astype(np.uint8))) for block in blocks])
+
+
+def test_a_mask_moves_as_its_picture(tmp_path: Path) -> None:
+    samples = pictures_and_masks(tmp_path, **(MOVES | {"jitter": False}))
+    still, moved = (samples.batch(torch.arange(6), stream) for stream in (None, torch.Generator().manual_seed(1)))
+    assert not torch.equal(still.targets["mask"], moved.targets["mask"])
+    for batch in (still, moved):
+        white = batch.inputs["image"][:, 0] > 0
+        assert torch.equal(batch.targets["mask"].bool(), white)
+
+
+def test_masks_leave_the_draws_of_pictures_as_they_are(tmp_path: Path) -> None:
+    samples, index = pictures_and_masks(tmp_path, **MOVES), torch.tensor([4, 0])
+    with_masks, without = (
+        each.batch(index, torch.Generator().manual_seed(2)).inputs["image"]
+        for each in (samples, samples.without_targets(["mask"]))
+    )
+    assert torch.equal(with_masks, without)
+
+
+def test_the_mask_of_a_lacking_picture_is_empty_and_draws_nothing(tmp_path: Path) -> None:
+    samples = pictures_and_masks(tmp_path, crop=0.3)
+    rows = {**samples.rows, "image": torch.tensor([0, -1, 2, 3, 4, 5])}
+    lacking = replace(samples, rows=rows).batch(torch.arange(6), torch.Generator().manual_seed(3))
+    others = samples.batch(torch.tensor([0, 2, 3, 4, 5]), torch.Generator().manual_seed(3))
+    assert torch.equal(lacking.targets["mask"][[0, 2, 3, 4, 5]], others.targets["mask"])
+    assert not lacking.targets["mask"][1].any()
+
+
+def test_masks_of_what_is_no_picture_are_refused(tmp_path: Path) -> None:
+    split = in_memory(pa.table({"id": ["a"], "mask": ["x"]}), "id", columns={}, targets={})
+    with pytest.raises(ConfigError, match="masks of 'image' need"):
+        assemble(split, {}, DataContext(tmp_path), lazy={"mask": Masks(of="image")})

@@ -60,7 +60,7 @@ def assemble(
         ids=split.ids,
         classes=split.classes,
         matches=items if split.matches is None else _groups(split.read(split.matches))[items],
-        lazy={name: view.open(columns[name], name, context) for name, view in lazy.items()},
+        lazy={name: view.beside(views).open(columns[name], name, context) for name, view in lazy.items()},
     )
 
 

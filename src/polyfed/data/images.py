@@ -64,7 +64,7 @@ class Augmentation(Settings, ABC):
         return data
 
     @abstractmethod
-    def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
+    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         """Changed pictures of the same shape and type."""
 
 
@@ -74,7 +74,7 @@ class Rotation(Augmentation):
     degrees: float = Field(default=10.0, ge=0, le=180, description="angle is drawn from [-degrees, degrees]")
     resampling: Literal["nearest", "bilinear"] = Field(default="nearest", description="how pixels are looked up")
 
-    def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
+    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         angle = _uniform(len(x), -math.radians(self.degrees), math.radians(self.degrees), generator).to(x.device)
         pixels = x if x.is_floating_point() else x.float()
         grid = _turned_grid(angle, x.shape[2], x.shape[3])
@@ -93,7 +93,7 @@ class RandomCrop(Augmentation):
         number = isinstance(data, int | float) and not isinstance(data, bool)
         return {"scale": (data, 1.0)} if number else data
 
-    def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
+    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         """Crops of the pictures' own size; a picture into which none of ten boxes fits stays whole."""
         size = x.shape[2], x.shape[3]
         boxes = _boxes(len(x), size, self.scale, self.ratio, generator)
@@ -111,7 +111,7 @@ class Shift(Augmentation):
 
     pixels: int = Field(default=4, ge=0, description="greatest shift in each direction")
 
-    def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
+    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         b, _, h, w = x.shape
         padded = F.pad(x, (self.pixels,) * 4)
         down, right = torch.randint(2 * self.pixels + 1, (2, b), generator=generator).to(x.device)
@@ -125,7 +125,7 @@ class Flip(Augmentation):
 
     p: float = Field(default=0.5, ge=0, le=1, description="probability")
 
-    def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
+    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         b = len(x)
         chosen = (torch.rand(b, generator=generator) < self.p).to(x.device)
         # a choice between whole pictures copies memory; torch.where would look at every pixel
@@ -139,7 +139,7 @@ class Jitter(Augmentation):
     contrast: float = Field(default=0.2, ge=0, le=1, description="strength: distance to the picture's mean grey")
     saturation: float = Field(default=0.2, ge=0, le=1, description="strength: distance to the pixel's own grey")
 
-    def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
+    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         """Pictures in other light, cut to 0 to 255 after each change."""
         strengths = torch.tensor((self.brightness, self.contrast, self.saturation)).view(3, 1, 1, 1, 1)
         draws = torch.rand(3, len(x), 1, 1, 1, generator=generator)
@@ -156,7 +156,7 @@ class Erase(Augmentation):
     scale: _Bounds = Field(default=(0.02, 0.33), description="least and greatest share of the area")
     ratio: _Bounds = Field(default=(0.3, 3.3), description="least and greatest width / height")
 
-    def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
+    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         """Pictures, some with a hole; one into which none of ten boxes fits stays whole."""
         return x * self.kept(x, generator)
 
@@ -188,7 +188,12 @@ class Augment(Settings):
         return None if value is False else value
 
     def pixels(self, x: UInt8[Tensor, "b 3 h w"], generator: torch.Generator) -> UInt8[Tensor, "b 3 h w"]:
-        for change in (self.rotate, self.crop, self.shift, self.flip, self.jitter):
+        x = self.moved(x, generator)
+        return x if self.jitter is None else self.jitter(x, generator)
+
+    def moved(self, x: UInt8[Tensor, "b c h w"], generator: torch.Generator) -> UInt8[Tensor, "b c h w"]:
+        """Changes of where pixels are; they draw first, so that a mask moves as its picture with an equal stream."""
+        for change in (self.rotate, self.crop, self.shift, self.flip):
             x = x if change is None else change(x, generator)
         return x
 

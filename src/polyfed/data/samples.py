@@ -19,7 +19,8 @@ class Inputs(Protocol):
     """One modality of a data set, opened through a view: row numbers in, encoder input out.
 
     Inputs whose second dimension differs between batches, such as texts, say with an attribute ``pad`` what shorter
-    ones are filled up with (0 without) where they are joined with others.
+    ones are filled up with (0 without) where they are joined with others. Those that go with another modality, as a
+    mask with its picture, say with an attribute ``of`` which: their training view draws what that modality's draws.
     """
 
     def __len__(self) -> int:
@@ -108,6 +109,18 @@ def _each(columns: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dic
     }
 
 
+def _filled(
+    inputs: Inputs, rows: Int64[Tensor, " b"], there: Bool[Tensor, " b"], generator: torch.Generator | None
+) -> Tensor:
+    """Values of the rows that are there, zeros for the others."""
+    if bool(there.all()):
+        return inputs(rows, generator)
+    if not bool(there.any()):
+        return _Blank(inputs)(rows)
+    loaded = inputs(rows[there], generator)
+    return loaded.new_zeros(len(rows), *loaded.shape[1:]).index_put((there.nonzero()[:, 0],), loaded)
+
+
 @dataclass(frozen=True)
 class Samples:
     """A fixed, ordered set of n samples over any number of modalities.
@@ -159,9 +172,18 @@ class Samples:
         names = self.modalities if modalities is None else modalities
         rows = {name: self.rows[name][index] for name in (*names, *self.lazy)}
         there = {name: rows[name] >= 0 for name in names}
-        lazy = {name: inputs(rows[name], generator) for name, inputs in self.lazy.items()}
+        inputs, streams = dict[str, Tensor](), dict[str, torch.Generator | None]()
+        for name in names:
+            streams[name] = generator.clone_state() if generator is not None and self.lazy else None
+            inputs[name] = self.load(name, rows[name], generator)
+        lazy = dict[str, Tensor]()
+        for name, target in self.lazy.items():
+            of = str(getattr(target, "of", ""))
+            # where a picture is lacking nothing was drawn for it
+            shown, stream = (there[of], streams[of]) if of in names else (rows[name] >= 0, generator)
+            lazy[name] = _filled(target, rows[name], shown, stream)
         return Batch(
-            inputs={name: self.load(name, rows[name], generator) for name in names},
+            inputs=inputs,
             targets=_each(self.targets, lambda column: column[index]) | lazy,
             index=index,
             items=self.items[index],
@@ -171,13 +193,7 @@ class Samples:
 
     def load(self, modality: str, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
         """Encoder input of rows of a modality, as ``Inputs``; zeros for a row of -1."""
-        inputs, there = self.inputs[modality], rows >= 0
-        if bool(there.all()):
-            return inputs(rows, generator)
-        if not bool(there.any()):
-            return _Blank(inputs)(rows)
-        loaded = inputs(rows[there], generator)
-        return loaded.new_zeros(len(rows), *loaded.shape[1:]).index_put((there.nonzero()[:, 0],), loaded)
+        return _filled(self.inputs[modality], rows, rows >= 0, generator)
 
     def batches(
         self,

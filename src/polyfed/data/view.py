@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from polyfed.core.settings import Settings
 from polyfed.data.pictures import PIXELS
@@ -65,6 +65,10 @@ class View(Settings):
         Raises:
             DataError: a value cannot be decoded; the message names the row and the file.
         """
+
+    def beside(self, views: Mapping[str, View]) -> Self:
+        """The view as it is beside those of other modalities, whose settings it may share."""
+        return self
 
     @abstractmethod
     def spec(self, modality: str, context: DataContext) -> InputSpec:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Int64
@@ -75,14 +76,16 @@ class OpenedData:
             self._splits[source, name] = opened
         return self._splits[source, name]
 
-    def samples(self, split: Split, views: Views, *, layout: tuple[str, ...] = ()) -> Samples:
-        """All samples of a split; modalities in ``layout`` shape them without being loaded, as in ``assemble``."""
+    def samples(
+        self, split: Split, views: Views, *, layout: tuple[str, ...] = (), lazy: Views = MappingProxyType({})
+    ) -> Samples:
+        """All samples of a split, as in ``assemble``."""
         # views are compared by their settings: two models with equal ones share what was opened
-        written = [(name, view.model_dump_json()) for name, view in views.items()]
+        written = [(name, view.model_dump_json()) for name, view in (*views.items(), *lazy.items())]
         key = (split.source, split.name, str((layout, written)))
         if key not in self._samples:
             preparing(f"preparing {split.source} {split.name} ({', '.join(views) or 'who holds what'})")
-            self._samples[key] = assemble(split, views, self.context, layout=layout)
+            self._samples[key] = assemble(split, views, self.context, layout=layout, lazy=lazy)
         return self._samples[key]
 
 

@@ -154,7 +154,8 @@ class Population:
 
     def server_samples(self, split: str) -> Samples:
         assert self.server is not None
-        return self.data.samples(self.data.split(self.server.source, split), _views(self.server.model))
+        opened = self.data.split(self.server.source, split)
+        return self.data.samples(opened, _views(self.server.model), lazy=self.server.task.target_views)
 
     def _held_in(self, split: Split, member: Member, model: ModelSettings | None, *, public: bool) -> Samples:
         """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
@@ -166,7 +167,7 @@ class Population:
     def _viewed(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
         own = _views(member.model)
         if model is None:
-            return self.data.samples(split, own)
+            return self.data.samples(split, own, lazy=member.settings.task.target_views)
         views = {name: view for name, view in _views(model).items() if name in own}
         # its own modalities lay out the samples, so that positions are the same in both views
         return self.data.samples(split, views, layout=tuple(own))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
+from polyfed.data.view import View
 from polyfed.models.model import Embedder, Model
 
 
@@ -51,6 +52,11 @@ class Task(Settings):
         Raises:
             ConfigError: the samples lack what the task needs (labels, a modality).
         """
+
+    @property
+    def target_views(self) -> Mapping[str, View]:
+        """Targets that are loaded with each batch, such as masks, and the view that opens each."""
+        return {}
 
     def require_model(self, model: Model) -> None:
         """Raise ConfigError if the task cannot be trained with this model; most can with any."""
