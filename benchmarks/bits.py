@@ -93,7 +93,7 @@ TRANSFERS = {  # on the data of fedcola-flickr8k, with its models
     "scaffold": ("algorithm={name: scaffold, local_steps: 2}",),
     "creamfl": ("algorithm={name: creamfl_averaged, local_steps: 20}",),
     "fed-mae": ("algorithm={name: fed_mae, decoder_depth: 1, decoder_width: 64, decoder_heads: 4, local_steps: 2}",),
-    "fedema": ("algorithm={name: fedema, predictor_width: 96, local_steps: 2}", _AUGMENTED),
+    "fedema": ("algorithm={name: fedema, byol: {predictor_width: 96}, local_steps: 2}", _AUGMENTED),
     "local": (
         "algorithm={name: local, local_steps: 2}",
         "clients.paired.test_split=test",

@@ -1,30 +1,37 @@
-"""How trained weights become new global models, folded in as they come: a setting of methods that average weights."""
+"""How trained weights become new global models: which types of clients average what with each other.
+
+Every type of client (one architecture, task and classes: image-only, text-only, paired, ...) has a global model of its
+own. Within a type updates are averaged by sample count; between types a rule says, slot by slot, which types' updates a
+global model takes, and with which coefficient: W <- W + sum of coefficient x update.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-import torch
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.collaboration import Contribution, Holder, Layers, Range, Rule, Scope, collaborate
-from polyfed.aggregation.mean import WeightedMean, accumulator
-from polyfed.core.effects import SEVERAL, SEVERAL_TYPES, SINGLE, Not, Only, Where
+from polyfed.aggregation.mean import Contribution, GlobalModel, Rule, Update, exact_average, sequential_average
+from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.models.slots import Slot
+from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, Slot
 from polyfed.optim.servers import Models, Replace, ServerOptimizer, State
 
-Update = tuple[str, Mapping[str, Tensor], float]
-"""A client's type, the weights that it has trained, and on how many samples."""
+Layers = Literal["attention", "mlp", "mlp_norm", "blocks", "encoder"]
+
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    "attention": ("attention",),
+    "mlp": ("mlp",),
+    "mlp_norm": ("mlp", "norm"),
+    "blocks": BLOCK_ROLES,
+}
 
 
 class Averaging(Settings):
-    """Averages what clients have trained: each type of clients (one architecture, task and classes) has a global model.
-
-    Subclasses say in ``scope`` what types average with each other.
-    """
+    """Averages what clients have trained; subclasses say which types of clients average what with each other."""
 
     home: ClassVar[str] = "polyfed.aggregation.averaging"
 
@@ -36,19 +43,29 @@ class Averaging(Settings):
         description="how the global models follow the averages: replace, momentum, adam, yogi, adagrad",
     )
 
-    @property
-    def scope(self) -> Scope:
-        """Which slots types average with each other, and how; none unless a subclass says so."""
-        return Scope()
+    mixes_types: ClassVar[bool] = True
+    """Whether weights of clients of one type act on models of another."""
 
-    @property
-    def mixes_types(self) -> bool:
-        return self.scope.layers != "none" and self.scope.range != "own"
+    @abstractmethod
+    def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
+        """What each global model takes from which type, slot by slot.
+
+        Args:
+            models: type -> its global model.
+            sizes: type -> samples of its clients whose updates arrived; a type that is not there was absent.
+        """
+
+    def require(self, models: Mapping[str, GlobalModel]) -> None:
+        """Check that all slots that are averaged with each other have the same tensors.
+
+        Raises:
+            ConfigError: naming the clients and slots that cannot be averaged; or nobody has a slot of that kind.
+        """
 
     def average(
         self,
         weights: Models,
-        holders: Mapping[str, Holder],
+        models: Mapping[str, GlobalModel],
         updates: Iterable[Update],
         asked: Mapping[str, float],
         state: State,
@@ -57,15 +74,15 @@ class Averaging(Settings):
 
         Args:
             weights: type -> its global model at the start of the round.
-            holders: type -> what its global model consists of.
+            models: type -> what its global model consists of.
             updates: one by one; none is kept.
             asked: type -> samples of the clients that are asked.
             state: of the server optimiser, whose momenta last in it.
         """
         if self.mean == "exact":
-            averages = exact_average(weights, holders, self.scope, updates)
+            averages = exact_average(weights, models, lambda sizes: self.rule(models, sizes), updates)
         else:
-            averages = sequential_average(weights, holders, self.scope, updates, asked)
+            averages = sequential_average(weights, models, self.rule(models, asked), updates, asked)
         return self.server_optimizer.step(weights, averages, state)
 
 
@@ -76,43 +93,116 @@ class ByType(Averaging):
     """
 
     short_name: ClassVar[str] = "by_type"
+    mixes_types: ClassVar[bool] = False
 
-
-MIXES = Only(layers=Not("none"), range=Not("own")) & Where(SEVERAL_TYPES)
-"""Types of clients average layers with each other."""
+    def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
+        return {
+            (kind, slot): (Contribution(kind, slot, 1.0),) if sizes.get(kind, 0) > 0 else ()
+            for kind, model in models.items()
+            for slot in model.keys
+        }
 
 
 class BySlot(Averaging):
     """Types of clients average some layers with each other, the other layers among their own clients.
 
-    ``layers: encoder, range: modality`` averages encoders over all who have the modality (CreamFL, section 4.1).
+    ``layers: encoder`` averages encoders over all who have the modality (CreamFL, section 4.1). With clients of one
+    type alone it is ``by_type``.
     """
 
     short_name: ClassVar[str] = "by_slot"
 
-    layers: Annotated[Layers, Only(range=Not("own")) & Where(SEVERAL_TYPES)] = Field(
-        default="none", description="what types of clients average with each other"
+    layers: Layers = Field(
+        default="encoder",
+        description="what types average with each other; mlp_norm: what the name blocks matches in FedCola's code",
     )
-    range: Annotated[Range, Only(layers=Not("none")) & Where(SEVERAL_TYPES)] = Field(
-        default="own", description="with whom: own type, all who have the modality, or the stacks of all modalities"
+    range: Literal["modality", "all"] = Field(
+        default="modality", description="with whom: all who have the modality, or the stacks of all modalities"
     )
-    compensation: Annotated[bool, MIXES] = Field(
+    compensation: bool = Field(
         default=False, description="scale the other layers as those that are averaged between types (FedCola)"
     )
-    factor: Annotated[float, MIXES & Where(SINGLE) & Where(SEVERAL)] = Field(
+    factor: float = Field(
         default=1.0, gt=0, le=1e6, description="on sample counts of clients with several modalities (FedIoT: 100)"
     )
-    denominator: Annotated[Literal["slot", "model"], MIXES & Only(compensation=False) & Where(SEVERAL)] = Field(
-        default="slot", description="without compensation: shares add up to one; model: as FedCola's released code"
-    )
-    names: Annotated[Literal["role", "released"], MIXES & Only(layers={"blocks", "mlp"})] = Field(
-        default="role", description="layers by role; released: as FedCola's code matches names (no attention in blocks)"
+    denominator: Literal["slot", "model"] = Field(
+        default="slot",
+        description="of a share: samples of the types that have the slot; model: of all that average any slot of the "
+        "model with it, as FedCola's released code (compensation does so itself)",
     )
 
-    @property
-    def scope(self) -> Scope:
-        # plain data: aggregation functions do not see settings
-        return Scope(self.layers, self.range, self.compensation, self.factor, self.denominator, self.names)
+    @model_validator(mode="after")
+    def _has_one_denominator(self) -> Self:
+        if self.compensation and self.denominator == "model":
+            raise ValueError("denominator 'model' has no effect with compensation; leave it at slot")
+        return self
+
+    def covers(self, slot: Slot) -> bool:
+        """Whether types average a slot with each other."""
+        if self.layers == "encoder":
+            return slot.role not in (HEAD, EXTRA)
+        return slot.role in _ROLES[self.layers]
+
+    def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
+        """FedCola's Omega_attn, Omega_others and Omega_comp (section 4.3), and FedIoT's factor."""
+        weights = {
+            kind: float(sizes.get(kind, 0)) * (self.factor if len(model.modalities) > 1 else 1.0)
+            for kind, model in models.items()
+        }
+        return {
+            (kind, slot): self._contributions(models, weights, kind, slot)
+            for kind, model in models.items()
+            for slot in model.keys
+        }
+
+    def _contributions(
+        self, models: Mapping[str, GlobalModel], weights: Mapping[str, float], kind: str, slot: Slot
+    ) -> tuple[Contribution, ...]:
+        total = sum(weights[name] for name in self._basis(models, kind, slot))
+        return tuple(
+            Contribution(name, source, weights[name] / len(slots) / total)
+            for name, slots in self._stacks(models, kind, slot).items()
+            for source in slots
+            if weights[name] > 0
+        )
+
+    def _basis(self, models: Mapping[str, GlobalModel], kind: str, slot: Slot) -> list[str]:
+        """Types whose samples a share is taken of: where not all of them contribute, shares add up to less than 1."""
+        basis = set(self._stacks(models, kind, slot))
+        several = len(models[kind].modalities) > 1
+        if self.compensation or (self.denominator == "model" and several and self.covers(slot)):
+            basis = {kind}.union(*(self._stacks(models, kind, other) for other in models[kind].keys))
+        # in a fixed order: a set's would change the sum's last bits from process to process
+        return [name for name in models if name in basis]
+
+    def _stacks(self, models: Mapping[str, GlobalModel], kind: str, slot: Slot) -> dict[str, list[Slot]]:
+        """Type -> its slots that contribute to a slot of ``kind``; a type's several stacks share its weight."""
+        if not self.covers(slot):
+            return {kind: [slot]}
+        # a slot of another modality only with range all, whatever the keys are called
+        slots_of = {
+            name: [
+                other
+                for other in model.keys
+                if other.role == slot.role and (self.range == "all" or other.modality == slot.modality)
+            ]
+            for name, model in models.items()
+        }
+        return {name: slots for name, slots in slots_of.items() if slots}
+
+    def require(self, models: Mapping[str, GlobalModel]) -> None:
+        present = {slot for model in models.values() for slot in model.keys}
+        if not any(map(self.covers, present)):
+            raise ConfigError(
+                f"algorithm.averaging.layers is '{self.layers}', but no client's model has such layers; roles there "
+                f"are: {', '.join(sorted({slot.role for slot in present}))}; give clients encoders 'blocks', or set "
+                "algorithm.averaging.layers=encoder"
+            )
+        for kind, model in models.items():
+            for slot in model.keys:
+                for name, others in self._stacks(models, kind, slot).items():
+                    for other in others:
+                        require_equal(model, slot, models[name], other)
 
 
 class CollaborativeAveraging(BySlot):
@@ -124,7 +214,6 @@ class CollaborativeAveraging(BySlot):
     short_name: ClassVar[str] = "fedcola"
 
     layers: Layers = Field(default="attention", description="what types average with each other (Omega_attn)")
-    range: Range = Field(default="modality", description="with whom: own type, the modality (paper), all stacks")
     compensation: bool = Field(default=True, description="scale the other layers like attention (Omega_comp)")
 
 
@@ -137,117 +226,29 @@ class MultimodalAveraging(BySlot):
     short_name: ClassVar[str] = "fediot"
 
     layers: Layers = Field(default="blocks", description="what types of clients average with each other")
-    range: Range = Field(
-        default="modality", description="with whom: own type, all who have the modality, or the stacks of all"
-    )
     factor: float = Field(
         default=100.0, gt=0, le=1e6, description="alpha, on sample counts of clients with several modalities"
     )
 
 
-def exact_average(
-    weights: Models, holders: Mapping[str, Holder], scope: Scope, updates: Iterable[Update]
-) -> dict[str, dict[str, Tensor]]:
-    """Means of each type, then W <- W + sum of coefficient x (mean - W) as the rule says (FedCola, Eq. 3).
+def require_equal(target: GlobalModel, slot: Slot, source: GlobalModel, other: Slot) -> None:
+    """Check that a slot of one type has the same tensors as a slot of another.
 
-    The order of the clients of a type does not matter (up to rounding). Memory: the global models and one mean of
-    each, whatever the number of clients. Integer tensors (counters) are the rounded mean of the type's own.
+    Raises:
+        ConfigError: naming clients and slots.
     """
-    means, sizes = _means(weights, updates)
-    # shares between types need sizes, which are known only now
-    rule = collaborate(holders, sizes, scope)
-    return {
-        kind: {
-            name: _moved(weights, means, holders, rule[kind, place.slot], kind, name)
-            for name, place in holder.places.items()
-        }
-        for kind, holder in holders.items()
-    }
+    here = {key: target.shapes[name] for key, name in target.keys.get(slot, {}).items()}
+    there = {key: source.shapes[name] for key, name in source.keys.get(other, {}).items()}
+    if here != there:
+        # the first difference by name is enough to find the others
+        key = sorted(set(here.items()) ^ set(there.items()))[0][0]
+        sizes = ["missing" if shape is None else str(list(shape)) for shape in (here.get(key), there.get(key))]
+        raise ConfigError(
+            f"slot '{slot}' of clients {_some(target.clients)} cannot be averaged with slot '{other}' of "
+            f"clients {_some(source.clients)}: '{key}' is {sizes[0]} and "
+            f"{sizes[1]}; give them equal encoders, or set algorithm.averaging=by_type"
+        )
 
 
-def _means(kinds: Iterable[str], updates: Iterable[Update]) -> tuple[Models, dict[str, float]]:
-    """Mean of each type that has samples, and samples of each type."""
-    running = {kind: WeightedMean() for kind in kinds}
-    sizes = dict.fromkeys(running, 0.0)
-    # never under no_grad: clients may train while their updates are iterated
-    for kind, tensors, samples in updates:
-        running[kind].add(tensors, samples)
-        sizes[kind] += samples
-        del tensors  # before the next come
-    return {kind: mean.take() for kind, mean in running.items() if sizes[kind] > 0}, sizes
-
-
-@torch.no_grad()
-def _moved(
-    weights: Models,
-    means: Models,
-    holders: Mapping[str, Holder],
-    shares: tuple[Contribution, ...],
-    kind: str,
-    name: str,
-) -> Tensor:
-    old, place = weights[kind][name], holders[kind].places[name]
-    if not shares:  # the very tensor: server optimisers leave alone what nobody has moved
-        return old
-    if shares == (Contribution(kind, place.slot, 1.0),) or not old.is_floating_point():
-        return means[kind][name] if kind in means else old
-    # shares need not add up to one, so that the old model is moved by differences and not replaced by a mean
-    total = old.to(accumulator(old.dtype), copy=True)
-    for share in shares:
-        # the same tensor under the name that the other type has for it
-        source = holders[share.source].keys[share.slot][place.key]
-        total.add_(means[share.source][source].to(total), alpha=share.coefficient)
-        total.sub_(weights[share.source][source].to(total), alpha=share.coefficient)
-    return total.to(old.dtype)
-
-
-def sequential_average(
-    weights: Models,
-    holders: Mapping[str, Holder],
-    scope: Scope,
-    updates: Iterable[Update],
-    asked: Mapping[str, float],
-) -> dict[str, dict[str, Tensor]]:
-    """W <- W + c (W_k - W) for one client after the other, as the released code of FedCola and its relatives does.
-
-    This is not the weighted mean: early clients count less than late ones, a share of the old model stays, and the
-    result depends on the order of the clients. For comparison with published numbers only. Shares are of the samples
-    of all clients that are ``asked``, by type.
-    """
-    rule = collaborate(holders, asked, scope)
-    running = {kind: {name: value.clone() for name, value in model.items()} for kind, model in weights.items()}
-    moved: set[tuple[str, Slot]] = set()
-    for update in updates:
-        moved |= interpolate(running, holders, rule, asked, update)
-        del update  # before the next comes
-    return {
-        kind: {
-            name: (running if (kind, place.slot) in moved else weights)[kind][name]
-            for name, place in holder.places.items()
-        }
-        for kind, holder in holders.items()
-    }
-
-
-def interpolate(
-    running: Models, holders: Mapping[str, Holder], rule: Rule, asked: Mapping[str, float], update: Update
-) -> set[tuple[str, Slot]]:
-    """Move the running models towards one client's, in place; the types and slots that it has a share in."""
-    kind, tensors, samples = update
-    moved = set()
-    for (target, slot), shares in rule.items():
-        for share in (share for share in shares if share.source == kind):
-            moved.add((target, slot))  # even by 0: a client came, so that momenta may follow
-            share_of_client = share.coefficient * samples / asked[kind]
-            for key, name in holders[target].keys[slot].items():
-                _move(running[target][name], tensors[holders[kind].keys[share.slot][key]], share_of_client)
-    return moved
-
-
-@torch.no_grad()
-def _move(running: Tensor, towards: Tensor, share: float) -> None:
-    if running.is_floating_point():
-        running.lerp_(towards.to(running), share)
-    else:
-        # counters have no lerp, and in fp32 would lose their last digits
-        running.copy_(running.double().lerp(towards.to(running.device).double(), share).round())
+def _some(clients: tuple[str, ...]) -> str:
+    return ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else "")

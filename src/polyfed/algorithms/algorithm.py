@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
+
+from pydantic import model_validator
 
 from polyfed.core.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
 from polyfed.core.errors import ConfigError
@@ -66,7 +68,10 @@ class Algorithm(Settings):
     @property
     def mixes_types(self) -> bool:
         """Whether weights of clients of one type act on models of another: then their updates are compared as well."""
-        return True
+        return bool(getattr(getattr(self, "averaging", None), "mixes_types", True))
+
+    has_global_models: ClassVar[bool] = False
+    """Whether the server has a model for each type of clients, by which these are judged, and not by their own."""
 
     asks_clients: ClassVar[bool] = True
     """Whether clients take part in rounds, and not only in evaluations."""
@@ -105,8 +110,12 @@ class Algorithm(Settings):
 
     @property
     def local_training(self) -> LocalTraining | None:
-        """How long a client trains a round; schedules, twins and analyses go by it. None: the method does not say."""
-        return None
+        """How long a client trains a round; schedules, twins and analyses go by it. None: the method does not say.
+
+        By default ``local_epochs``, or ``local_steps`` if there are any.
+        """
+        epochs, steps = getattr(self, "local_epochs", None), getattr(self, "local_steps", None)
+        return None if epochs is None and steps is None else LocalTraining(epochs or 1, steps)
 
     @property
     def rounds_without_clients(self) -> int:
@@ -132,7 +141,15 @@ class Algorithm(Settings):
     @property
     def is_personal(self) -> bool:
         """Whether ``evaluate_clients`` judges models of the clients' own, which change only when they take part."""
-        return "model" in self.keeps
+        return "model" in self.keeps and not self.has_global_models
+
+    @model_validator(mode="after")
+    def _epochs_or_steps(self) -> Self:
+        field = type(self).model_fields.get("local_epochs")
+        epochs, steps = getattr(self, "local_epochs", None), getattr(self, "local_steps", None)
+        if field and steps is not None and epochs != field.default:
+            raise ValueError(f"local_epochs has no effect with local_steps; leave it at {field.default}")
+        return self
 
     def setup(self, server: Server) -> None:
         """Called once before the first round of a run (not on resume)."""
@@ -143,12 +160,20 @@ class Algorithm(Settings):
 
     def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
         """Every asked client's own test metrics, by client id."""
-        return {reply.sender.id: reply.payload.scalars for reply in cohort.ask(self.assess)}  # type: ignore[misc]
+        weights = each(server.weights_for)
+        replies = cohort.ask(self.assess_global, weights=weights) if self.has_global_models else cohort.ask(self.assess)
+        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
 
     @client_query(float)
     def assess(self, client: Client) -> Reply:
         """Evaluate the client's model on the client's test samples."""
         return Reply(**(client.evaluate(client.test) if client.test is not None else {}))
+
+    @client_query(float)
+    def assess_global(self, client: Client, weights: Weights) -> Reply:
+        """Evaluate the received model on the client's test samples."""
+        client.load_weights(weights)
+        return self.assess(client)
 
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:

@@ -9,14 +9,25 @@ from typing import ClassVar
 import torch
 
 from polyfed.aggregation.averaging import ByType
-from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import GlobalModels, average, noted
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    Cohort,
+    Lifetime,
+    Reply,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
+from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps, average, noted, weights_check
 from polyfed.core.errors import ConfigError
 
 _BUDGET = ("steps", "epochs", "samples")  # cost of training: optimiser steps, passes over the data, samples seen
 
 
-class Centralised(GlobalModels):
+class Centralised(Algorithm):
     """All data of a type of clients at one place; the upper bound for what federation reaches.
 
     Every group has one client, which holds all of the group's data. Its model and optimiser last for the run: T rounds
@@ -29,6 +40,15 @@ class Centralised(GlobalModels):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+
+    @property
+    def mixes_types(self) -> bool:
+        return False
+
     # ---- server half
 
     def setup(self, server: Server) -> None:
@@ -38,7 +58,7 @@ class Centralised(GlobalModels):
             ConfigError: the data of a type is spread over several clients.
         """
         _require_pooled(server)
-        super().setup(server)
+        server.share_weights()
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask everybody to train on, and take over the models; those who have not trained yet get initial weights."""
@@ -52,7 +72,7 @@ class Centralised(GlobalModels):
             budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
 
         budget = server.state.setdefault("budget", {})
-        replies = cohort.ask(self.fit, check=self.shape_check(server), weights=each(initial))
+        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(initial))
         average(server, cohort, noted(replies, account), ByType())
         kinds = [kind for kind in server.types if kind in budget]  # a checkpoint has an order of its own
         server.record(**{f"{what}.{kind}": float(budget[kind][k]) for kind in kinds for k, what in enumerate(_BUDGET)})

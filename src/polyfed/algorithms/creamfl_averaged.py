@@ -10,9 +10,11 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
 from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment
+from polyfed.aggregation.averaging import ByType
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import (
+    Algorithm,
     Client,
     ClientInfo,
     Cohort,
@@ -26,7 +28,16 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.ensemble_distillation import MOVES
-from polyfed.algorithms.shared.global_models import ReplyCheck, noted
+from polyfed.algorithms.shared.global_models import (
+    LocalEpochs,
+    LocalSteps,
+    ReplyCheck,
+    WeightAveraging,
+    average,
+    noted,
+    start_averaging,
+    weights_check,
+)
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
@@ -41,7 +52,7 @@ from polyfed.optim.settings import OptimizerSettings
 _CONTRASTS = Only(gamma=Not(0))
 
 
-class CreamFLAveraged(FedAvg):
+class CreamFLAveraged(Algorithm):
     """CreamFL (Yu et al., ICLR 2023) in a federation that averages weights (Sun et al., ECCV 2024, baselines).
 
     Every type of clients has an averaged global model; the server's model is that of the clients with several
@@ -61,6 +72,11 @@ class CreamFLAveraged(FedAvg):
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = ByType()
     gamma: float = Field(default=1e-7, ge=0, description="weight of the contrasts (CreamFL, Eq. 3); FedCola's script 1")
     tau_inter: Annotated[float, _CONTRASTS] = Field(
         default=0.5, gt=0, description="temperature of the inter-modal contrast (Eq. 1)"
@@ -119,7 +135,7 @@ class CreamFLAveraged(FedAvg):
                 f"contrasts between modalities need two, but server.model encodes {list(modalities)}; give it the "
                 "model and task of clients with several modalities"
             )
-        super().setup(server)
+        start_averaging(server, self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
@@ -133,14 +149,15 @@ class CreamFLAveraged(FedAvg):
             weights=each(server.weights_for),
             representations=each(lambda client: sent if _is_single(client) else nothing),
         )
-        self.aggregate(server, cohort, noted(replies, lambda reply: ensembles.add(reply, reply.representations)))
+        folded = noted(replies, lambda reply: ensembles.add(reply, reply.representations))
+        average(server, cohort, folded, self.averaging)
         self.creamfl.distil(server, ensembles.targets())
         # the server's model goes on training in place next round, the broadcast must not follow it
         distilled = {name: value.clone() for name, value in server.model.exchanged().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
-        check_weights, shapes = self.shape_check(server), self.creamfl.shapes(server, server_outputs)
+        check_weights, shapes = weights_check(server), self.creamfl.shapes(server, server_outputs)
 
         def check(reply: Reply) -> None:
             check_weights(reply)

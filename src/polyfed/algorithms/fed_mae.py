@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import noted
-from polyfed.core.effects import Not, Only
+from polyfed.aggregation.averaging import ByType
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import (
+    LocalEpochs,
+    LocalSteps,
+    WeightAveraging,
+    average,
+    noted,
+    start_averaging,
+    weights_check,
+)
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.models.masked import (
@@ -26,10 +33,9 @@ from polyfed.models.masked import (
 from polyfed.models.model import Embedder, Model
 
 _DECODER = "mae_"
-_REBUILDS = Only(mae_weight=Not(0))
 
 
-class FedMAE(FedAvg):
+class FedMAE(Algorithm):
     """Federated masked autoencoding (Yan et al. 2023, with the autoencoder of He et al., CVPR 2022).
 
     Clients rebuild the hidden patches of their pictures from the visible ones, beside their own task (as in FedAID's
@@ -40,29 +46,23 @@ class FedMAE(FedAvg):
     ``mae_clients`` say what was done.
     """
 
-    local_epochs: int = Field(default=1, ge=1, description="E, passes over private data a round")
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 1
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = ByType()
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: none")
-    mae_weight: float = Field(default=1.0, ge=0, description="factor of the reconstruction; 0: FedAvg")
-    mask_ratio: Annotated[float, _REBUILDS] = Field(
-        default=0.75, gt=0, lt=1, description="share of patches hidden, rounded; also used: 0.6"
-    )
-    decoder_depth: Annotated[int, _REBUILDS] = Field(default=8, ge=1, description="blocks of the decoder")
-    decoder_width: Annotated[int, _REBUILDS] = Field(
-        default=512, ge=4, multiple_of=4, description="width of the decoder"
-    )
-    decoder_heads: Annotated[int, _REBUILDS] = Field(
-        default=16, ge=1, description="attention heads of the decoder; they divide its width"
-    )
-    normalise_patches: Annotated[bool, _REBUILDS] = Field(
-        default=True, description="rebuild each patch at mean 0 and deviation 1"
-    )
+    mae_weight: float = Field(default=1.0, gt=0, description="factor of the reconstruction")
+    mask_ratio: float = Field(default=0.75, gt=0, lt=1, description="share of patches hidden, rounded; also used: 0.6")
+    decoder_depth: int = Field(default=8, ge=1, description="blocks of the decoder")
+    decoder_width: int = Field(default=512, ge=4, multiple_of=4, description="width of the decoder")
+    decoder_heads: int = Field(default=16, ge=1, description="attention heads of the decoder; they divide its width")
+    normalise_patches: bool = Field(default=True, description="rebuild each patch at mean 0 and deviation 1")
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
         if self.decoder_width % self.decoder_heads:
             raise ValueError(f"decoder_heads {self.decoder_heads} does not divide decoder_width {self.decoder_width}")
-        if self.task_weight == self.mae_weight == 0:
-            raise ValueError("task_weight and mae_weight are both 0: there is nothing to train; set one above 0")
         return self
 
     def add_modules(self, model: Model) -> None:
@@ -72,6 +72,10 @@ class FedMAE(FedAvg):
                 # under a name with the modality, as clients of one type average decoders by name
                 decoder = PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
                 model.extras[f"{_DECODER}{modality}"] = decoder
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
 
     # ---- server half
 
@@ -93,17 +97,18 @@ class FedMAE(FedAvg):
                 f"algorithm 'fed_mae' rebuilds patches of pictures, and {', '.join(unable)} cannot: give them an "
                 f"encoder 'blocks' of pictures with at least two patches{advice}"
             )
-        super().setup(server)
+        start_averaging(server, self.averaging)
 
-    def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
-        """As FedAvg, and record the mean reconstruction loss over clients, by sample count."""
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast, train, average; record the mean reconstruction loss over clients, by sample count."""
         losses: list[tuple[float, int]] = []
 
         def note(reply: Reply) -> None:
             if "reconstruction" in reply.payload.scalars:
                 losses.append((reply.reconstruction, reply.num_examples))
 
-        super().aggregate(server, cohort, noted(replies, note))
+        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
+        average(server, cohort, noted(replies, note), self.averaging)
         total = sum(count for _, count in losses)
         if total:
             mean = sum(loss * count for loss, count in losses) / total
@@ -130,7 +135,7 @@ class FedMAE(FedAvg):
             epochs=self.local_epochs,
             steps=self.local_steps,
             task_weight=self.task_weight,
-            regulariser=rebuild if able and self.mae_weight else None,
+            regulariser=rebuild if able else None,
         )
         means = {"reconstruction": float(torch.stack(losses).mean())} if losses else {}
         return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples, **means)

@@ -115,7 +115,7 @@ class FedAID(RobustAlignment):
         had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
         replies = cohort.ask(
             self.guide,
-            check=self.shape_check(server),
+            check=weights_check(server),
             origins={"weights": Weights(now)},
             weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=selected(now, parts.aligner if self.broadcast == "repeated" else ()),

@@ -3,96 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging, CollaborativeAveraging
-from polyfed.aggregation.collaboration import require_equal
+from polyfed.aggregation.averaging import CollaborativeAveraging, require_equal
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import holders_of
-from polyfed.core.effects import Not, Only
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import (
+    LocalEpochs,
+    LocalSteps,
+    WeightAveraging,
+    average,
+    global_models,
+    start_averaging,
+    weights_check,
+)
 from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
 from polyfed.models.gates import ROLES, gated, linears
 from polyfed.models.slots import Slot
 
-_COMPLEMENTS = Only(complement=Not("none"))
 
+class Complement(Settings):
+    """Complementary local training (section 4.2): clients of one modality train with another's block weights W_out."""
 
-class FedCola(FedAvg):
-    """Federated modality complementary and collaboration (Sun et al., ECCV 2024).
-
-    Transformers of equal blocks, a global model for each type of client, no public data. Clients of one modality
-    train with another modality's block weights behind gates (complementary local training, section 4.2); the server
-    averages attention over all types that share a modality and scales the rest to match (collaborative aggregation
-    with compensation, section 4.3). Clients of several modalities train plainly.
-
-    Defaults are the paper's; where the released code differs, the other behaviour is an option, and the preset
-    ``fedcola-released`` has them all.
-    """
-
-    averaging: SerializeAsAny[Averaging] = Field(
-        default=CollaborativeAveraging(),
-        description="how weights become the global models; the paper's: fedcola",
-    )
-    complement: Literal["none", "attention", "mlp", "blocks"] = Field(
+    layers: Literal["attention", "mlp", "blocks"] = Field(
         default="blocks", description="linear layers that get another modality's weights behind a gate"
     )
-    train_out: Annotated[bool, _COMPLEMENTS] = Field(
-        default=True, description="whether the other modality's weights W_out are trained or frozen"
-    )
-    first_out: Annotated[Literal["other", "own"], _COMPLEMENTS] = Field(
+    train_out: bool = Field(default=True, description="whether the other modality's weights W_out are trained")
+    first_out: Literal["other", "own"] = Field(
         default="other", description="W_out in round 1; own: a copy of the client's own initial weights, as released"
     )
-    send: Annotated[Literal["weights", "modules"], _COMPLEMENTS] = Field(
+    send: Literal["weights", "modules"] = Field(
         default="weights",
         description="what crosses for W_out: the matrices in use, or whole modules, whose bytes the paper counts",
     )
 
-    @property
-    def mixes_types(self) -> bool:
-        """Also by the other modality's weights, which W_out are."""
-        return super().mixes_types or self.complement != "none"
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {**super().summed, "complemented_fit": "num_examples"}
-
     # ---- server half
-
-    def setup(self, server: Server) -> None:
-        """Start common weights.
-
-        Raises:
-            ConfigError: types that are to exchange layers cannot.
-        """
-        super().setup(server)
-        for kind in server.types if self.complement != "none" else ():
-            for source in self.sources(server, kind):
-                self._require_complement(server, kind, source)
-
-    def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast own models and complements, train, uni-aggregation, collaborative aggregation (section 4.1)."""
-
-        @cache
-        def out(kind: str) -> Weights:
-            return self.out_weights(server, kind)
-
-        # W_out is the same for all clients of a type: computed once, in `out`
-        weights, others = each(server.weights_for), each[Weights](lambda client: out(server.type_of(client)))
-        replies = cohort.ask(self.complemented_fit, check=self.shape_check(server), weights=weights, others=others)
-        self.aggregate(server, cohort, replies)
 
     def sources(self, server: Server, kind: str) -> list[str]:
         """Types whose weights complement a type's: those of one other modality; none if it has several itself."""
         own = server.types[kind].modalities
-        if len(own) > 1 or self.complement == "none":
+        if len(own) > 1:
             return []
         return [name for name, other in server.types.items() if len(other.modalities) == 1 and other.modalities != own]
+
+    def require(self, server: Server) -> None:
+        """Check that types have the layers that complement each other, of equal shapes.
+
+        Raises:
+            ConfigError: naming clients and layers.
+        """
+        models = global_models(server)
+        pairs = [(name, source) for name in server.types for source in self.sources(server, name)]
+        for kind, source in pairs:
+            (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
+            roles = sorted({slot.role for slot in models[kind].keys} & ROLES[self.layers])
+            if not roles:
+                raise ConfigError(
+                    f"algorithm.complement.layers is '{self.layers}', but clients of type '{kind}' have no such "
+                    "layers; give them encoders 'blocks', or set algorithm.complement=null"
+                )
+            for role in roles:
+                require_equal(models[kind], Slot(own, role), models[source], Slot(other, role))
 
     def out_weights(self, server: Server, kind: str) -> Weights:
         """W_out of a type by name within its encoder; the mean by sample count where several types complement it.
@@ -114,23 +91,75 @@ class FedCola(FedAvg):
         tensors = server.weights[kind]
         return {
             key: tensors[name]
-            for slot, keys in holders_of(server)[kind].keys.items()
-            if slot.role in ROLES[self.complement]
+            for slot, keys in global_models(server)[kind].keys.items()
+            if slot.role in ROLES[self.layers]
             for key, name in keys.items()
             if self.send == "modules" or tensors[name].ndim == 2
         }
 
-    def _require_complement(self, server: Server, kind: str, source: str) -> None:
-        holders = holders_of(server)
-        (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
-        roles = sorted({slot.role for slot in holders[kind].keys} & ROLES[self.complement])
-        if not roles:
-            raise ConfigError(
-                f"algorithm.complement is '{self.complement}', but clients of type '{kind}' have no such layers; "
-                "give them encoders 'blocks', or set algorithm.complement=none"
-            )
-        for role in roles:
-            require_equal(holders[kind], Slot(own, role), holders[source], Slot(other, role))
+    # ---- client half
+
+    def gates(self, client: Client, others: Weights) -> AbstractContextManager[object]:
+        """W + g W_out in place of W, and afterwards as W, in the one encoder that the client has."""
+        (encoder,) = client.model.encoders.values()
+        layers = linears(encoder, ROLES[self.layers])
+        return gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out)
+
+
+class FedCola(Algorithm):
+    """Federated modality complementary and collaboration (Sun et al., ECCV 2024).
+
+    Transformers of equal blocks, a global model for each type of client, no public data. Clients of one modality
+    train with another modality's block weights behind gates (complementary local training, section 4.2); the server
+    averages attention over all types that share a modality and scales the rest to match (collaborative aggregation
+    with compensation, section 4.3). Clients of several modalities train plainly.
+
+    Defaults are the paper's; where the released code differs, the other behaviour is an option, and the preset
+    ``fedcola-released`` has them all.
+    """
+
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = CollaborativeAveraging()
+    complement: Complement | None = Field(default=Complement(), description="complementary local training; null: none")
+
+    @property
+    def mixes_types(self) -> bool:
+        """Also by the other modality's weights, which W_out are."""
+        return self.averaging.mixes_types or self.complement is not None
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"complemented_fit": "num_examples"}
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Start common weights.
+
+        Raises:
+            ConfigError: types that are to exchange layers cannot.
+        """
+        start_averaging(server, self.averaging)
+        if self.complement is not None:
+            self.complement.require(server)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast own models and complements, train, uni-aggregation, collaborative aggregation (section 4.1)."""
+
+        @cache  # W_out is the same for all clients of a type
+        def out_weights(kind: str) -> Weights:
+            return self.complement.out_weights(server, kind) if self.complement else Weights({})
+
+        replies = cohort.ask(
+            self.complemented_fit,
+            check=weights_check(server),
+            weights=each(server.weights_for),
+            others=each(lambda client: out_weights(server.type_of(client))),
+        )
+        average(server, cohort, replies, self.averaging)
 
     # ---- client half
 
@@ -138,12 +167,7 @@ class FedCola(FedAvg):
     def complemented_fit(self, client: Client, weights: Weights, others: Weights) -> Reply:
         """Train with W + g W_out in place of W, then send W + g W_out as W (section 4.2, compression trick)."""
         client.load_weights(weights)
-        if not others:
-            self.train(client)
-        else:
-            # only clients of one modality are sent others' weights
-            (encoder,) = client.model.encoders.values()
-            layers = linears(encoder, ROLES[self.complement])
-            with gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out):
-                self.train(client)
+        # only clients of one modality are sent others' weights
+        with self.complement.gates(client, others) if self.complement and others else nullcontext():
+            client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)

@@ -100,7 +100,7 @@ class FedDRA(RobustAlignment):
         factor = each(self.loss_factor(server)) if self.weighted_stages == "both" else 1.0
         replies = cohort.ask(
             self.bind,
-            check=self.shape_check(server),
+            check=weights_check(server),
             origins={"weights": Weights(server.weights[self.kind(server)] | robust)},
             aligner=Weights(robust),
             factor=factor,

@@ -33,7 +33,7 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, AlternatingDistillation
 from polyfed.algorithms.shared.ensembles import MEASURES
-from polyfed.algorithms.shared.global_models import GlobalEvaluation, ReplyCheck, weights_check
+from polyfed.algorithms.shared.global_models import ReplyCheck, weights_check
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.untrusted import read_json
@@ -62,7 +62,7 @@ class Vote(NamedTuple):
     log_weights: Float[Tensor, " n"] | float
 
 
-class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
+class FedET(SoftmaxForm, AlternatingDistillation):
     """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
 
     A round: each client trains its type's small model, as in FedAvg, and also sends that model's outputs on the
@@ -86,6 +86,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     share of samples on which some client contradicts the consensus.
     """
 
+    has_global_models: ClassVar[bool] = True
     learns_by_fit: ClassVar[bool] = True
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
     only_if: ClassVar[Mapping[str, Condition]] = {

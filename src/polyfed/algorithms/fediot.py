@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import ClassVar
 
-from pydantic import Field, SerializeAsAny
+from polyfed.aggregation.averaging import BySlot, MultimodalAveraging
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import (
+    LocalEpochs,
+    LocalSteps,
+    WeightAveraging,
+    average,
+    global_models,
+    noted,
+    start_averaging,
+    weights_check,
+)
 
-from polyfed.aggregation.averaging import Averaging, MultimodalAveraging
-from polyfed.aggregation.collaboration import collaborate
-from polyfed.algorithms.algorithm import Cohort, Reply, Server
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import holders_of, noted
 
-
-class FedIoT(FedAvg):
+class FedIoT(Algorithm):
     """Multimodal federated averaging (Zhao et al., IoTDI 2022), on transformers as FedCola's authors adapt it.
 
     Blocks of a modality A are averaged over all who have it, and the sample counts of clients with several modalities
@@ -29,17 +35,30 @@ class FedIoT(FedAvg):
     several modalities in the average of a round is recorded for every modality that is shared, ``share.<modality>``.
     """
 
-    averaging: SerializeAsAny[Averaging] = Field(
-        default=MultimodalAveraging(), description="how weights become the global models; the paper's: fediot"
-    )
+    has_global_models: ClassVar[bool] = True
 
-    def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = MultimodalAveraging()
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        start_averaging(server, self.averaging)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast, train, average with alpha; record what alpha amounts to."""
         sizes = dict.fromkeys(server.types, 0.0)
 
         def count(reply: Reply) -> None:
             sizes[server.type_of(reply.sender)] += reply.num_examples
 
-        super().aggregate(server, cohort, noted(replies, count))
+        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
+        average(server, cohort, noted(replies, count), self.averaging)
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
@@ -47,11 +66,22 @@ class FedIoT(FedAvg):
 
         ``sizes`` are the samples of the clients that replied, by type.
         """
-        holders, scope = holders_of(server), self.averaging.scope
+        if not isinstance(self.averaging, BySlot):
+            return {}
+        models = global_models(server)
         shares: dict[str, float] = {}
-        for (_, slot), contributions in collaborate(holders, sizes, scope).items():
+        for (_, slot), contributions in self.averaging.rule(models, sizes).items():
             # all shared slots of a modality have the same shares: the first tells
-            if contributions and scope.covers(slot) and slot.modality not in shares:
-                parts = [(len(holders[part.source].modalities) > 1, part.coefficient) for part in contributions]
+            if contributions and self.averaging.covers(slot) and slot.modality not in shares:
+                parts = [(len(models[part.source].modalities) > 1, part.coefficient) for part in contributions]
                 shares[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)
         return shares
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the received model on the client's own task."""
+        client.load_weights(weights)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)

@@ -28,14 +28,13 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     Lifetime,
-    LocalTraining,
     Reply,
     Server,
     client_query,
     client_step,
     each,
 )
-from polyfed.core.effects import Not, Only
+from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps
 from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.trainer import Regulariser
@@ -65,14 +64,10 @@ class FedProto(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
-    local_epochs: Annotated[int, Only(local_steps=None)] = Field(
-        default=1, ge=1, description="E, passes over private data a round; paper 1"
-    )
-    local_steps: int | None = Field(
-        default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
-    )
+    local_epochs: LocalEpochs = 1
+    local_steps: LocalSteps = None
     proto_weight: float = Field(default=1.0, ge=0, le=1e6, description="lambda, factor of the distance; HtFLlib 10")
-    distance: Annotated[Distillation, Only(proto_weight=Not(0))] = Field(
+    distance: Distillation = Field(
         default="l2", description="to the prototype: the norm; mse: squared, mean over dimensions, as released; cosine"
     )
     normalise: bool = Field(default=False, description="features of unit length in prototypes and distances")
@@ -90,11 +85,6 @@ class FedProto(Algorithm):
         default={},
         description="group -> class space, for groups with the same classes under other names or targets",
     )
-
-    @property
-    def local_training(self) -> LocalTraining:
-        """``local_epochs``, or ``local_steps`` if there are any."""
-        return LocalTraining(self.local_epochs, self.local_steps)
 
     @property
     def summed(self) -> Mapping[str, str | None]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.core.effects import Not, Only
+from polyfed.aggregation.averaging import ByType
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import (
+    LocalEpochs,
+    LocalSteps,
+    WeightAveraging,
+    average,
+    start_averaging,
+    weights_check,
+)
 
 
-class FedProx(FedAvg):
+class FedProx(Algorithm):
     """Federated optimisation with a proximal term (Li et al., MLSys 2020, Algorithm 2).
 
     Clients minimise F_k(w) + (mu / 2) ||w - W||^2, W being the model that they received; all else is FedAvg. The
@@ -22,12 +29,36 @@ class FedProx(FedAvg):
     FedAvg.
     """
 
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = ByType()
     mu: float = Field(default=0.001, ge=0, le=1e6, description="weight of the proximal term")
-    norm: Annotated[Literal["squared", "plain"], Only(mu=Not(0))] = Field(
+    norm: Literal["squared", "plain"] = Field(
         default="squared", description="of w - W; plain: un-squared, parameter by parameter, as FedCola's released code"
     )
 
-    def train(self, client: Client) -> None:
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        start_averaging(server, self.averaging)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast, train near what was received, average."""
+        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
+        average(server, cohort, replies, self.averaging)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the received model W with the gradient of the proximal term added to that of the loss."""
+        client.load_weights(weights)
         received = {name: value.detach().clone() for name, value in client.model.trained().items()}
 
         def correct(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
@@ -35,6 +66,7 @@ class FedProx(FedAvg):
                 gradient.add_(self.pull(weights[name].detach() - received[name]), alpha=self.mu)
 
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
+        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)
 
     def pull(self, drift: Tensor) -> Tensor:
         """Gradient of ||w - W||^2 / 2, or of ||w - W|| / 2, by w; 0 at w = W for both."""

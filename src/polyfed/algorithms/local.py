@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, LocalTraining, Reply, Server, client_step
-from polyfed.core.effects import Only
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, client_step
+from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps
 
 
 class LocalOnly(Algorithm):
@@ -16,21 +16,11 @@ class LocalOnly(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
-    local_epochs: Annotated[int, Only(local_steps=None)] = Field(
-        default=5, ge=1, description="E, passes over private data a round"
-    )
-    local_steps: int | None = Field(
-        default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
-    )
-
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
     idle_rounds: int = Field(
         default=0, ge=0, description="first rounds in which nobody trains, as in those of a method that warms up"
     )
-
-    @property
-    def local_training(self) -> LocalTraining:
-        """``local_epochs``, or ``local_steps`` if there are any."""
-        return LocalTraining(self.local_epochs, self.local_steps)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         if server.clock.round > self.idle_rounds:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.algorithms.algorithm import Client, Lifetime
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.core.effects import Not, Only
+from polyfed.aggregation.averaging import ByType
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import (
+    LocalEpochs,
+    LocalSteps,
+    WeightAveraging,
+    average,
+    start_averaging,
+    weights_check,
+)
 from polyfed.data.samples import Batch
 from polyfed.federation.trainer import Regulariser
 from polyfed.losses.contrast import model_contrast
 from polyfed.models.model import CachedModel, Model
 
 
-class MOON(FedAvg):
+class MOON(Algorithm):
     """Model-contrastive federated learning (Li et al., CVPR 2021, Algorithm 1).
 
     Clients add mu l_con to their loss (Eq. 3-4): their representations are drawn to those of the received model, and
@@ -33,9 +40,14 @@ class MOON(FedAvg):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"previous": Lifetime.RUN}
 
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = ByType()
     mu: float = Field(default=1.0, ge=0, le=1e6, description="weight of the contrast; the paper tries 0.1, 1, 5, 10")
-    tau: Annotated[float, Only(mu=Not(0))] = Field(default=0.5, gt=0, le=100, description="temperature of the contrast")
-    projection: Annotated[int | None, Only(mu=Not(0))] = Field(
+    tau: float = Field(default=0.5, gt=0, le=100, description="temperature of the contrast")
+    projection: int | None = Field(
         default=None, ge=1, description="width of a projection head for the contrast (paper: 256); None: no such head"
     )
 
@@ -44,13 +56,31 @@ class MOON(FedAvg):
             layers = nn.Linear(model.dim, model.dim), nn.ReLU(), nn.Linear(model.dim, self.projection or 0)
             model.extras[_head(modality)] = nn.Sequential(*layers)
 
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        start_averaging(server, self.averaging)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast, train with the contrast, average."""
+        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
+        average(server, cohort, replies, self.averaging)
+
     # ---- client half
 
-    def train(self, client: Client) -> None:
-        """Local training with the contrast; then remember the model."""
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the received model with the contrast; then remember the model."""
+        client.load_weights(weights)
         regulariser = self.contrast(client) if self.mu else None
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=regulariser)
-        client.state["previous"] = client.model.exchanged()
+        trained = client.model.exchanged()
+        client.state["previous"] = trained
+        return Reply(weights=Weights(trained), num_examples=client.num_examples)
 
     def contrast(self, client: Client) -> Regulariser | None:
         """mu l_con between the client's model, as it trains, the one that it is now, and its previous one."""

@@ -10,17 +10,37 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.aggregation.averaging import ByType
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import ReplyCheck, noted, weights_check
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    Cohort,
+    Lifetime,
+    Reply,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
+from polyfed.algorithms.shared.global_models import (
+    LocalEpochs,
+    LocalSteps,
+    ReplyCheck,
+    WeightAveraging,
+    average,
+    noted,
+    start_averaging,
+    weights_check,
+)
 from polyfed.core.errors import PayloadError
 from polyfed.federation.types import outline_of
 
 Tensors = Mapping[str, Tensor]
 
 
-class Scaffold(FedAvg):
+class Scaffold(Algorithm):
     """Stochastic controlled averaging (Karimireddy et al., ICML 2020, Algorithm 1).
 
     The server keeps a control variate c for each type of clients, every client one of its own, c_k; all start at
@@ -40,6 +60,11 @@ class Scaffold(FedAvg):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"control": Lifetime.RUN}
 
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = ByType()
     variate: Literal["path", "full"] = Field(
         default="path", description="new c_k: mean gradient along the path (option II), or at W over all data (I)"
     )
@@ -48,6 +73,9 @@ class Scaffold(FedAvg):
     )
 
     # ---- server half
+
+    def setup(self, server: Server) -> None:
+        start_averaging(server, self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast W and c, train, average both."""
@@ -61,12 +89,12 @@ class Scaffold(FedAvg):
 
         replies = cohort.ask(
             self.controlled_fit,
-            check=self.shape_check(server),
+            check=controls_check(server),
             changes=("controls",),
             weights=each(server.weights_for),
             controls=each(lambda client: self.control_for(server, client)),
         )
-        self.aggregate(server, cohort, noted(replies, fold))
+        average(server, cohort, noted(replies, fold), self.averaging)
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for kind, mean in means.items():
             part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)
@@ -78,18 +106,6 @@ class Scaffold(FedAvg):
     def control_for(self, server: Server, client: ClientInfo) -> Weights:
         """The control variate of a client's type; empty while it is zero."""
         return Weights(server.state.get(_key(server.type_of(client)), {}))
-
-    def shape_check(self, server: Server) -> ReplyCheck:
-        check_weights = weights_check(server)
-
-        def check(reply: Reply) -> None:
-            check_weights(reply)
-            outline = server.outline(server.type_of(reply.sender))
-            for name, change in outline_of(reply.controls).items():
-                if change != outline.get(name) or not change[1].is_floating_point:
-                    raise PayloadError(f"controls do not match the architecture, first at '{name}'")
-
-        return check
 
     # ---- client half
 
@@ -126,6 +142,20 @@ class Scaffold(FedAvg):
         client.model.zero_grad(set_to_none=True)
         client.load_weights(weights)
         return _filled(client, {name: value / seen for name, value in sums.items()})
+
+
+def controls_check(server: Server) -> ReplyCheck:
+    """Raises PayloadError for a reply whose weights or controls are not those of its sender's model."""
+    check_weights = weights_check(server)
+
+    def check(reply: Reply) -> None:
+        check_weights(reply)
+        outline = server.outline(server.type_of(reply.sender))
+        for name, change in outline_of(reply.controls).items():
+            if change != outline.get(name) or not change[1].is_floating_point:
+                raise PayloadError(f"controls do not match the architecture, first at '{name}'")
+
+    return check
 
 
 def shift_gradients(gradients: Tensors, weights: Tensors, *, shift: Tensors, sums: Tensors) -> None:

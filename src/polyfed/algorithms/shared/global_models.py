@@ -1,76 +1,55 @@
-"""The base of methods whose clients train copies of global models."""
+"""What methods do with the global models of types of clients: check replies against them, and average into them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
-from polyfed.aggregation.averaging import Averaging, Update
-from polyfed.aggregation.collaboration import Holder
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    LocalTraining,
-    Reply,
-    Server,
-    Weights,
-    client_query,
-    each,
-)
-from polyfed.core.effects import Only
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.mean import GlobalModel, Update
+from polyfed.algorithms.algorithm import Cohort, Reply, Server
 from polyfed.core.errors import PayloadError
 from polyfed.federation.types import Outline, outline_of
 
 ReplyCheck = Callable[[Reply], None]
 
-
-class GlobalEvaluation(Algorithm):
-    """Methods whose clients are judged by the global model of their type, and not by one of their own."""
-
-    @property
-    def is_personal(self) -> bool:
-        return False
-
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics of the global model of its type."""
-        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
-
-    @client_query(float)
-    def assess_global(self, client: Client, weights: Weights) -> Reply:
-        """Evaluate the received model on the client's test samples."""
-        client.load_weights(weights)
-        return self.assess(client)
+LocalEpochs = Annotated[int, Field(ge=1, description="E, passes over private data a round")]
+LocalSteps = Annotated[
+    int | None, Field(ge=1, description="so many batches a round instead of whole passes; None: local_epochs")
+]
+WeightAveraging = Annotated[
+    SerializeAsAny[Averaging],
+    Field(description="how trained weights become the global models: by_type, by_slot, fedcola, fediot"),
+]
 
 
-class GlobalModels(GlobalEvaluation):
-    """Each type of clients has a global model, which its clients receive, train and are judged by."""
+def start_averaging(server: Server, averaging: Averaging) -> None:
+    """Start everybody from common initial weights.
 
-    local_epochs: Annotated[int, Only(local_steps=None)] = Field(
-        default=5, ge=1, description="E, passes over private data a round"
-    )
-    local_steps: int | None = Field(
-        default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
-    )
+    Raises:
+        ConfigError: types that are to average layers with each other cannot.
+    """
+    averaging.require(global_models(server))
+    server.share_weights()
 
-    @property
-    def local_training(self) -> LocalTraining:
-        """``local_epochs``, or ``local_steps`` if there are any."""
-        return LocalTraining(self.local_epochs, self.local_steps)
 
-    @property
-    def mixes_types(self) -> bool:
-        return False
+def average(server: Server, cohort: Cohort, replies: Iterable[Reply], averaging: Averaging) -> None:
+    """Fold replies with ``weights`` and ``num_examples`` into the global models as they come."""
+    # sequential means need the sizes before the first reply, so they count those who are asked
+    asked: dict[str, float] = {}
+    for client in cohort.clients:
+        kind = server.type_of(client)
+        asked[kind] = asked.get(kind, 0.0) + server.weight(client)
 
-    def setup(self, server: Server) -> None:
-        server.share_weights()
+    def update(reply: Reply) -> Update:
+        return server.type_of(reply.sender), reply.weights, reply.num_examples
 
-    def shape_check(self, server: Server) -> ReplyCheck:
-        return weights_check(server)
+    # unlike a loop, map lets go of a reply before it asks for the next
+    updates = map(update, replies)
+    server.update_weights(averaging.average(server.weights, global_models(server), updates, asked, server.state))
 
 
 def weights_check(server: Server, part: Collection[str] | None = None) -> ReplyCheck:
@@ -102,26 +81,10 @@ def noted(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[R
         yield reply
 
 
-def average(server: Server, cohort: Cohort, replies: Iterable[Reply], averaging: Averaging) -> None:
-    """Fold replies with ``weights`` and ``num_examples`` into the global models as they come."""
-    # sequential means need the sizes before the first reply, so they count those who are asked
-    asked: dict[str, float] = {}
-    for client in cohort.clients:
-        kind = server.type_of(client)
-        asked[kind] = asked.get(kind, 0.0) + server.weight(client)
-
-    def update(reply: Reply) -> Update:
-        return server.type_of(reply.sender), reply.weights, reply.num_examples
-
-    # unlike a loop, map lets go of a reply before it asks for the next
-    updates = map(update, replies)
-    server.update_weights(averaging.average(server.weights, holders_of(server), updates, asked, server.state))
-
-
-def holders_of(server: Server) -> dict[str, Holder]:
+def global_models(server: Server) -> dict[str, GlobalModel]:
     """The global models, as aggregation sees them."""
     return {
-        name: Holder(
+        name: GlobalModel(
             kind.modalities,
             server.blueprints[kind.architecture].places,
             server.shapes(name),

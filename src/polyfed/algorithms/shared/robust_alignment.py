@@ -12,8 +12,18 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, LocalTraining, Reply, Server, Weights
-from polyfed.algorithms.shared.global_models import GlobalModels
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    Cohort,
+    Lifetime,
+    LocalTraining,
+    Reply,
+    Server,
+    Weights,
+)
+from polyfed.algorithms.shared.global_models import LocalEpochs
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
@@ -32,9 +42,12 @@ SQUARED = Only(guidance="l2", guidance_weight=Not(0))
 CONTRASTIVE = Only(guidance="contrastive", guidance_weight=Not(0))
 
 
-class RobustWeights(GlobalModels):
+class RobustWeights(Algorithm):
     """Methods whose server keeps a weight w_k for every client, which grows with the client's loss (Eq. 4)."""
 
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
     gamma: Annotated[float, Only(rho=Not(0)) | Only(divergence="none")] = Field(
         default=0.5, ge=0, le=1e3, description="step of w (Eq. 4); 0: w stays uniform. FedDRA's code: 0.01 x 50 steps"
     )
@@ -64,7 +77,7 @@ class RobustWeights(GlobalModels):
 
     def setup(self, server: Server) -> None:
         """Common initial weights, and uniform w."""
-        super().setup(server)
+        server.share_weights()
         share = 1 / len(server.clients)
         # in fp64, in which the mirror step computes
         server.state[_W] = {client.id: torch.tensor(share, dtype=torch.float64) for client in server.clients}
@@ -172,7 +185,7 @@ class RobustAlignment(RobustWeights):
 
     @property
     def local_training(self) -> LocalTraining:
-        return super().local_training._replace(other_steps=self.robust_steps)
+        return LocalTraining(self.local_epochs, self.local_steps, self.robust_steps)
 
     # ---- server half
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.byol import TargetNetwork, symmetric_byol
 from polyfed.models.model import Embedder, Model
+
+
+class Byol(Settings):
+    """How BYOL trains beside other losses."""
+
+    weight: float = Field(default=1.0, gt=0, description="factor of BYOL")
+    momentum: float = Field(default=0.99, ge=0, le=1, description="of the target network, at each step")
+    predictor_width: int = Field(default=4096, ge=1, description="hidden width of the predictors")
 
 
 class SecondViews:
