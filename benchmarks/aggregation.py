@@ -18,9 +18,16 @@ import harness
 import torch
 from torch import Tensor, nn
 
-from polyfed.aggregation.averaging import Update, exact_average, interpolate, sequential_average
-from polyfed.aggregation.collaboration import Holder, Rule, Scope, collaborate
-from polyfed.aggregation.mean import WeightedMean
+from polyfed.aggregation.averaging import Averaging, ByType, CollaborativeAveraging
+from polyfed.aggregation.mean import (
+    GlobalModel,
+    Rule,
+    Update,
+    WeightedMean,
+    exact_average,
+    interpolate,
+    sequential_average,
+)
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.model import Model
@@ -33,10 +40,10 @@ SLACK = 1.05  # resident memory: the C allocator leaves gaps
 WIDTH, SAMPLES = 384, 500
 INPUTS = {"image": InputSpec((3, 224, 224)), "text": InputSpec((40,), tuple(map(str, range(30_522))))}
 CLASSES = {"image": 100, "text": 4}
-FEDCOLA = Scope("attention", "modality", compensation=True)
+FEDCOLA = CollaborativeAveraging()
 
 
-def holder(*modalities: str) -> Holder:
+def global_model(*modalities: str) -> GlobalModel:
     """What aggregation knows of a ViT-S/16 client (methods, 1.1); nothing is drawn."""
     alone = len(modalities) == 1
     with torch.device("meta"):
@@ -44,46 +51,51 @@ def holder(*modalities: str) -> Holder:
         encoders = {name: encoder.build(WIDTH, INPUTS[name], context) for name in modalities}
         heads = {"label": nn.Linear(WIDTH, CLASSES[modalities[0]])} if alone else {}
         model = Model(encoders, heads, WIDTH, final_norm=None if alone else nn.LayerNorm(WIDTH))
-    return Holder(modalities, places(model), {name: value.shape for name, value in model.state_dict().items()})
+    return GlobalModel(modalities, places(model), {name: value.shape for name, value in model.state_dict().items()})
 
 
 class Population:
     """Types of clients, and updates made up on the spot.
 
     Attributes:
-        holders: type -> its global model, as aggregation knows it.
+        kinds: type -> its global model, as aggregation knows it.
         sizes: bytes of a model by type.
     """
 
-    def __init__(self, scope: Scope, *types: tuple[str, ...]) -> None:
-        self.scope = scope
-        self.holders = {"+".join(modalities): holder(*modalities) for modalities in types}
-        self.sizes = {kind: 4 * sum(map(math.prod, held.shapes.values())) for kind, held in self.holders.items()}
+    def __init__(self, averaging: Averaging, *types: tuple[str, ...]) -> None:
+        self.averaging = averaging
+        self.kinds = {"+".join(modalities): global_model(*modalities) for modalities in types}
+        self.sizes = {kind: 4 * sum(map(math.prod, held.shapes.values())) for kind, held in self.kinds.items()}
+
+    def rule(self, samples: Mapping[str, float]) -> Rule:
+        """Of the averaging, given samples by type."""
+        return self.averaging.rule(self.kinds, samples)
 
     def model(self, kind: str, value: float) -> Weights:
         """A model or update in memory of its own; what its numbers are changes no time."""
-        return {name: torch.full(shape, value) for name, shape in self.holders[kind].shapes.items()}
+        return {name: torch.full(shape, value) for name, shape in self.kinds[kind].shapes.items()}
 
     def models(self) -> dict[str, Weights]:
         """The global models."""
-        return {kind: self.model(kind, 0.0) for kind in self.holders}
+        return {kind: self.model(kind, 0.0) for kind in self.kinds}
 
     def exact(self, models: Models, updates: int) -> Models:
         """One round of so many updates."""
-        return exact_average(models, self.holders, self.scope, self.updates(updates))
+        return exact_average(models, self.kinds, self.rule, self.updates(updates))
 
     def sequential(self, models: Models, updates: int) -> Models:
         """The released code's, likewise."""
-        return sequential_average(models, self.holders, self.scope, self.updates(updates), self.samples(updates))
+        samples = self.samples(updates)
+        return sequential_average(models, self.kinds, self.rule(samples), self.updates(updates), samples)
 
     def updates(self, number: int) -> Iterator[Update]:
         """So many updates of the types in turn, each made when it is asked for."""
-        for index, kind in zip(range(number), cycle(self.holders)):
+        for index, kind in zip(range(number), cycle(self.kinds)):
             yield kind, self.model(kind, float(index)), SAMPLES
 
     def samples(self, updates: int) -> dict[str, float]:
         """Samples of each type when so many updates are dealt out among the types."""
-        kinds = list(self.holders)
+        kinds = list(self.kinds)
         return {kind: float(SAMPLES * len(range(k, updates, len(kinds)))) for k, kind in enumerate(kinds)}
 
     def stream(self, average: Callable[[Models, int], Models], updates: int) -> Callable[[], object]:
@@ -119,31 +131,31 @@ def bench_speed(name: str, federation: Population, updates: int, repeats: int) -
     """Folding one update in, type by type, against one flat tensor of the same size."""
     models = federation.models()
     asked = federation.samples(updates)
-    rule = collaborate(federation.holders, asked, federation.scope)
+    rule = federation.rule(asked)
     for kind, size in federation.sizes.items():
         update, mean = federation.model(kind, 1.0), WeightedMean()
         flat, other = torch.zeros(size // 4), torch.ones(size // 4)
         mean.add(update, SAMPLES)  # the first is only copied
         works: dict[str, harness.Work] = {
             "exact": lambda: mean.add(update, SAMPLES),  # noqa: B023
-            "sequential": lambda: interpolate(models, federation.holders, rule, asked, (kind, update, SAMPLES)),  # noqa: B023
+            "sequential": lambda: interpolate(models, federation.kinds, rule, asked, (kind, update, SAMPLES)),  # noqa: B023
             "flat": lambda: flat.lerp_(other, 0.1),  # noqa: B023
             "copy": lambda: flat.copy_(other),  # noqa: B023
         }
         times = harness.interleaved(works, repeats)
-        moved = {"exact": 3 * size, "sequential": 3 * folded(federation.holders, update, rule, kind)}
+        moved = {"exact": 3 * size, "sequential": 3 * folded(federation.kinds, update, rule, kind)}
         for fold, traffic in moved.items():
             report_speed(f"{name}_{fold}_{kind}", times, fold, traffic, size)
 
 
-def folded(holders: Mapping[str, Holder], update: Weights, rule: Rule, kind: str) -> int:
+def folded(kinds: Mapping[str, GlobalModel], update: Weights, rule: Rule, kind: str) -> int:
     """Bytes of an update that go into global models; what goes into two counts twice."""
     return sum(
         update[name].nbytes
         for shares in rule.values()
         for share in shares
         if share.source == kind
-        for name in holders[kind].keys[share.slot].values()
+        for name in kinds[kind].keys[share.slot].values()
     )
 
 
@@ -180,7 +192,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     updates, repeats = (20, 5) if arguments.quick else (100, 15)
-    one = Population(Scope(), ("image",))
+    one = Population(ByType(), ("image",))
     three = Population(FEDCOLA, ("image",), ("text",), ("image", "text"))
     for name, federation in {"one_type": one, "fedcola": three}.items():
         bench_memory(name, federation, updates, limit=3)

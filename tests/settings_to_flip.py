@@ -8,7 +8,7 @@ _ABSOLUTE = {"targets": "absolute"}
 _FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
 _SCORES = {"scores": True, "exchange": "scores"}
 _NOT_JOINT = {"kd_joint": False}
-_SHARED = {"name": "by_slot", "layers": "blocks", "range": "modality"}
+_SHARED = {"name": "by_slot", "layers": "blocks"}
 
 VALUES: dict[tuple[str, str], Any] = {
     ("", "averaging"): _SHARED,
@@ -30,6 +30,9 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fed_mae", "decoder_width"): 16,
     ("fedaid", "local_epochs"): 2,
     ("fedcola", "averaging"): "by_type",
+    ("fedcola", "complement"): {"layers": "mlp"},
+    ("fedema", "blending"): {"lam": 0.5},
+    ("fedema", "byol"): {"predictor_width": 8, "weight": 0.5},
     ("feddra", "local_epochs"): 2,
     ("feddra", "measure_share"): 1.0,
     ("fedet", "largest_update"): 1e-3,
@@ -87,9 +90,8 @@ AVERAGINGS: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("by_slot", "compensation"): (_SHARED, True),
     ("by_slot", "denominator"): (_SHARED, "model"),
     ("by_slot", "factor"): (_SHARED, 0.5),
-    ("by_slot", "layers"): ({"name": "by_slot", "range": "modality"}, "blocks"),
-    ("by_slot", "names"): (_SHARED, "released"),
-    ("by_slot", "range"): ({"name": "by_slot", "layers": "blocks"}, "modality"),
+    ("by_slot", "layers"): (_SHARED, "mlp"),
+    ("by_slot", "range"): (_SHARED, "all"),
     ("fedcola", "layers"): ({"name": "fedcola"}, "mlp"),
     ("fediot", "layers"): ({"name": "fediot"}, "mlp"),
 }

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.algorithms.fedavg import FedAvg
 
 Config = dict[str, Any]
 
@@ -266,7 +265,7 @@ def participants(config: Config) -> Iterator[Config]:
 
 _SMALL: dict[str, Config] = {
     "change_distillation": {"warmup_rounds": 0},
-    "fedema": {"predictor_width": 8},
+    "fedema": {"byol": {"predictor_width": 8}},
     "fed_mae": {"decoder_depth": 1, "decoder_width": 8, "decoder_heads": 2},
     "fedmkd": {"predictor_width": 8},
     "fedtgp": {"server_epochs": 2},
@@ -308,7 +307,7 @@ def _kind(method: str) -> Any:
         return classifiers
     if method in ("fedaid", "feddra"):
         return aligned
-    exchanges_weights = issubclass(Algorithm.named(method), FedAvg)
+    exchanges_weights = Algorithm.named(method).has_global_models and method not in ("centralised", "fedet")
     return transformers if exchanges_weights else three_kinds
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Cohort, Reply, Server, Weights
+from polyfed.algorithms.algorithm import Cohort, Reply, Server, Weights, each
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.global_models import average, weights_check
 from polyfed.wire.payload import Payload
 
 
@@ -20,10 +19,11 @@ class Bounded(FedAvg):
 
     length: float = Field(default=1.0, gt=0, description="largest L2 norm of a client's update")
 
-    def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
+    def round(self, server: Server, cohort: Cohort) -> None:
         """As FedAvg, of updates that are not too long."""
         cut: list[bool] = []
-        super().aggregate(server, cohort, (self.bounded(server, reply, cut) for reply in replies))
+        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
+        average(server, cohort, (self.bounded(server, reply, cut) for reply in replies), self.averaging)
         server.record(shortened=sum(cut) / max(len(cut), 1))
 
     def bounded(self, server: Server, reply: Reply, cut: list[bool]) -> Reply:

@@ -6,26 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.averaging import exact_average, sequential_average
-from polyfed.aggregation.collaboration import Holder, Scope, collaborate
+from polyfed.aggregation.averaging import Averaging, BySlot, ByType
+from polyfed.aggregation.mean import GlobalModel
 from polyfed.models.slots import Slot, TensorPlace
 
 ROLES = ("attention", "mlp")
 
 
-def holder(*modalities: str) -> Holder:
+def global_model(*modalities: str) -> GlobalModel:
     places = {f"{m}.{role}": TensorPlace(Slot(m, role), role) for m in modalities for role in ROLES}
     places["count"] = TensorPlace(Slot("+".join(modalities), "head"), "count")
-    return Holder(modalities, places, {name: () if name == "count" else (3,) for name in places})
+    return GlobalModel(modalities, places, {name: () if name == "count" else (3,) for name in places})
 
 
-HOLDERS = {"image": holder("image"), "text": holder("text"), "paired": holder("image", "text")}
-ONE = {"image": holder("image")}
+MODELS = {"image": global_model("image"), "text": global_model("text"), "paired": global_model("image", "text")}
+ONE = {"image": global_model("image")}
 Model = dict[str, Tensor]
 
 
 def model(kind: str, stream: torch.Generator) -> Model:
-    names = HOLDERS[kind].places
+    names = MODELS[kind].places
     return {
         name: torch.randint(0, 9, (), generator=stream) if name == "count" else torch.randn(3, generator=stream)
         for name in names
@@ -34,20 +34,20 @@ def model(kind: str, stream: torch.Generator) -> Model:
 
 def federation(seed: int = 0) -> tuple[dict[str, Model], list[tuple[str, Model, int]]]:
     stream = torch.Generator().manual_seed(seed)
-    start = {kind: model(kind, stream) for kind in HOLDERS}
+    start = {kind: model(kind, stream) for kind in MODELS}
     kinds = ["image", "image", "text", "paired", "paired", "paired"]
     return start, [(kind, model(kind, stream), 10 * k + 5) for k, kind in enumerate(kinds)]
 
 
-def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], scope: Scope) -> dict[str, Model]:
+def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], averaging: Averaging) -> dict[str, Model]:
     """W + sum over clients of coefficient x n_k / n_type x (W_k - W), in float64, client by client."""
     sizes = {kind: float(sum(n for other, _, n in clients if other == kind)) for kind in start}
-    rule = collaborate(HOLDERS, sizes, scope)
+    rule = averaging.rule(MODELS, sizes)
     found = {kind: {name: value.double() for name, value in weights.items()} for kind, weights in start.items()}
-    for kind, held in HOLDERS.items():
+    for kind, held in MODELS.items():
         for name, place in held.places.items():
             for share in rule[kind, place.slot]:
-                source = HOLDERS[share.source].keys[share.slot][place.key]
+                source = MODELS[share.source].keys[share.slot][place.key]
                 for other, weights, n in clients:
                     if other == share.source:
                         part = share.coefficient * n / sizes[other]
@@ -62,22 +62,22 @@ def own_count(clients: list[tuple[str, Model, int]], kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "scope",
+    "averaging",
     [
-        Scope(),
-        Scope("attention", "modality"),
-        Scope("attention", "modality", compensation=True),
-        Scope("blocks", "modality", factor=100.0),
-        Scope("blocks", "all"),
-        Scope("attention", "modality", denominator="model"),
+        ByType(),
+        BySlot(layers="attention"),
+        BySlot(layers="attention", compensation=True),
+        BySlot(layers="blocks", factor=100.0),
+        BySlot(layers="blocks", range="all"),
+        BySlot(layers="attention", denominator="model"),
     ],
 )
-def test_exact_equals_the_naive_sum_in_any_order(scope: Scope) -> None:
+def test_exact_equals_the_naive_sum_in_any_order(averaging: Averaging) -> None:
     start, clients = federation()
     before = {kind: {name: value.clone() for name, value in weights.items()} for kind, weights in start.items()}
-    expected = naive(start, clients, scope)
+    expected = naive(start, clients, averaging)
     for order in (clients, clients[::-1]):
-        found = exact_average(start, HOLDERS, scope, order)
+        found = averaging.average(start, MODELS, order, {}, {})
         for kind, weights in expected.items():
             for name, value in weights.items():
                 wanted = own_count(clients, kind) if name == "count" else value
@@ -89,7 +89,7 @@ def test_exact_equals_the_naive_sum_in_any_order(scope: Scope) -> None:
 def test_absent_types_stay_or_follow_the_others() -> None:
     start, clients = federation()
     paired = (client for client in clients if client[0] == "paired")
-    found = exact_average(start, HOLDERS, Scope("attention", "modality", compensation=True), paired)
+    found = BySlot(layers="attention", compensation=True).average(start, MODELS, paired, {}, {})
     assert torch.equal(found["image"]["image.mlp"], start["image"]["image.mlp"])
     update = found["paired"]["image.attention"] - start["paired"]["image.attention"]
     assert torch.allclose(found["image"]["image.attention"] - start["image"]["image.attention"], update, atol=1e-6)
@@ -97,7 +97,7 @@ def test_absent_types_stay_or_follow_the_others() -> None:
 
 def test_nobody_at_all_leaves_everything() -> None:
     start, _ = federation()
-    found = exact_average(start, HOLDERS, Scope("attention", "modality", compensation=True), ())
+    found = BySlot(layers="attention", compensation=True).average(start, MODELS, (), {}, {})
     assert all(torch.equal(found[kind][name], start[kind][name]) for kind in start for name in start[kind])
 
 
@@ -108,7 +108,7 @@ def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     for k in range(-1, 3):
         clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
         old = _only(start, 1.0 if k < 0 else 0.0)
-        found = sequential_average(old, ONE, Scope(), clients, {"image": 30.0})
+        found = ByType(mean="sequential").average(old, ONE, clients, {"image": 30.0}, {})
         shares.append(float(found["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
@@ -127,22 +127,22 @@ def _only(like: dict[str, Model], value: float) -> dict[str, Model]:
 
 def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
     start, clients = federation()
-    scope = Scope("attention", "modality", compensation=True)
+    averaging = BySlot(layers="attention", compensation=True, mean="sequential")
     sizes = {kind: float(sum(n for other, _, n in clients if other == kind)) for kind in start}
-    rule = collaborate(HOLDERS, sizes, scope)
+    rule = averaging.rule(MODELS, sizes)
 
     def loop(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
         running = {kind: {name: value.double() for name, value in model.items()} for kind, model in start.items()}
         for kind, weights, n in order:
-            for target, held in HOLDERS.items():
+            for target, held in MODELS.items():
                 for name, place in held.places.items():
                     for share in (share for share in rule[target, place.slot] if share.source == kind):
-                        towards = weights[HOLDERS[kind].keys[share.slot][place.key]].double()
+                        towards = weights[MODELS[kind].keys[share.slot][place.key]].double()
                         running[target][name] += share.coefficient * n / sizes[kind] * (towards - running[target][name])
         return running
 
     def streamed(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
-        return sequential_average(start, HOLDERS, scope, order, sizes)
+        return averaging.average(start, MODELS, order, sizes, {})
 
     found, expected = streamed(clients), loop(clients)
     for kind, weights in found.items():

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import polyfed
 from by_hand import RATE, copies, plain_training
-from polyfed.algorithms.fedcola import FedCola
+from polyfed.algorithms.fedcola import Complement, FedCola
 from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
@@ -114,32 +114,37 @@ def test_a_round_equals_one_by_hand(config: Config, tmp_path: Path) -> None:
             assert not torch.equal(value, start[kind][name]) or "positions" in name, (kind, name)
 
 
+def complement_of(session: Session) -> Complement:
+    algorithm = session.experiment.algorithm
+    assert isinstance(algorithm, FedCola)
+    assert algorithm.complement is not None
+    return algorithm.complement
+
+
 @pytest.mark.parametrize(
     ("options", "matrices"),
-    [({}, 4), ({"complement": "attention"}, 2), ({"complement": "mlp"}, 2), ({"complement": "none"}, 0)],
+    [({}, 4), ({"layers": "attention"}, 2), ({"layers": "mlp"}, 2)],
 )
 def test_uni_modal_clients_receive_the_other_types_matrices(
     config: Config, tmp_path: Path, options: Config, matrices: int
 ) -> None:
-    config["algorithm"] |= options
+    config["algorithm"] |= {"complement": options}
     session = prepared(config, tmp_path)
-    algorithm, server = session.experiment.algorithm, session.server
-    assert isinstance(algorithm, FedCola)
-    found = algorithm.out_weights(server, "image")
+    complement, server = complement_of(session), session.server
+    found = complement.out_weights(server, "image")
     assert len(found) == matrices
     assert all(torch.equal(value, server.weights["text"][f"encoders.text.{key}"]) for key, value in found.items())
-    assert len(algorithm.out_weights(server, "paired")) == 0
+    assert len(complement.out_weights(server, "paired")) == 0
 
 
 def test_the_released_first_round_gates_a_clients_own_weights(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] |= {"first_out": "own"}
+    config["algorithm"] |= {"complement": {"first_out": "own"}}
     session = prepared(config, tmp_path)
-    algorithm, server = session.experiment.algorithm, session.server
-    assert isinstance(algorithm, FedCola)
-    key, value = next(iter(algorithm.out_weights(server, "image").items()))
+    complement, server = complement_of(session), session.server
+    key, value = next(iter(complement.out_weights(server, "image").items()))
     assert torch.equal(value, server.weights["image"][f"encoders.image.{key}"])
     server.begin(2)
-    assert torch.equal(algorithm.out_weights(server, "image")[key], server.weights["text"][f"encoders.text.{key}"])
+    assert torch.equal(complement.out_weights(server, "image")[key], server.weights["text"][f"encoders.text.{key}"])
 
 
 def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: Path) -> None:
@@ -147,13 +152,12 @@ def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: P
     config["data"]["sources"]["more"] = config["data"]["sources"]["texts"] | {"seed": 9}
     config["clients"]["more"] = more
     session = prepared(config, tmp_path)
-    algorithm, server = session.experiment.algorithm, session.server
-    assert isinstance(algorithm, FedCola)
+    complement, server = complement_of(session), session.server
     for kind, value in (("text", 1.0), ("more", 2.0)):
         server.weights[kind] = {name: torch.full_like(old, value) for name, old in server.weights[kind].items()}
     sizes = {kind: server.weight(*server.types[kind].clients) for kind in ("text", "more")}
     expected = (sizes["text"] + 2 * sizes["more"]) / sum(sizes.values())
-    assert all(torch.allclose(v, torch.tensor(expected)) for v in algorithm.out_weights(server, "image").values())
+    assert all(torch.allclose(v, torch.tensor(expected)) for v in complement.out_weights(server, "image").values())
 
 
 @pytest.mark.parametrize("gone", [("text",), ("image",), ("image", "text"), ("paired",)])
@@ -174,7 +178,7 @@ def test_federations_without_a_type_train_plainly_what_has_no_complement(
 def test_blocks_that_do_not_match_stay_with_their_types_if_so_set(config: Config, tmp_path: Path) -> None:
     text = config["clients"]["text"]["model"]
     config["clients"]["text"]["model"] = text | {"encoders": {"text": text["encoders"]["text"] | {"depth": 3}}}
-    config["algorithm"] |= {"averaging": "by_type", "complement": "none"}
+    config["algorithm"] |= {"averaging": "by_type", "complement": None}
     prepared(config, tmp_path)
 
 
@@ -222,16 +226,16 @@ BLOCKS, MLP, ATTENTION = 12 * 1_774_464 * 4, 12 * 1_181_568 * 4, 12 * 591_360 * 
 @pytest.mark.parametrize(
     ("options", "out", "mib"),
     [
-        ({"complement": "none"}, 0, 208.81),
+        (None, 0, 208.81),
         ({"send": "modules"}, BLOCKS, 371.26),
-        pytest.param({"send": "modules", "complement": "mlp"}, MLP, 316.98, marks=pytest.mark.slow),
-        pytest.param({"send": "modules", "complement": "attention"}, ATTENTION, 262.95, marks=pytest.mark.slow),
+        pytest.param({"send": "modules", "layers": "mlp"}, MLP, 316.98, marks=pytest.mark.slow),
+        pytest.param({"send": "modules", "layers": "attention"}, ATTENTION, 262.95, marks=pytest.mark.slow),
     ],
 )
 def test_costs_are_the_papers_to_the_byte(
-    config: Config, tmp_path: Path, options: Config, out: int, mib: float
+    config: Config, tmp_path: Path, options: Config | None, out: int, mib: float
 ) -> None:
-    config["algorithm"] |= options | ({"averaging": "by_type"} if not out else {})
+    config["algorithm"] |= {"complement": options} | ({"averaging": "by_type"} if not out else {})
     found = downloads(paper_size(config), tmp_path)
     found["text"] -= TWO_MORE_CLASSES
     assert found == {"image": OWN[0] + out, "text": OWN[1] + out}
@@ -239,15 +243,15 @@ def test_costs_are_the_papers_to_the_byte(
 
 
 @pytest.mark.parametrize(
-    ("complement", "mib"),
+    ("layers", "mib"),
     [
         ("attention", 27.0),
         pytest.param("mlp", 54.0, marks=pytest.mark.slow),
         pytest.param("blocks", 81.0, marks=pytest.mark.slow),
     ],
 )
-def test_matrices_alone_cost_less(config: Config, tmp_path: Path, complement: str, mib: float) -> None:
-    config["algorithm"] |= {"complement": complement}
+def test_matrices_alone_cost_less(config: Config, tmp_path: Path, layers: str, mib: float) -> None:
+    config["algorithm"] |= {"complement": {"layers": layers}}
     found = downloads(paper_size(config), tmp_path)
     assert (found["image"] - OWN[0]) / 2**20 == mib
     assert (found["text"] - OWN[1] - TWO_MORE_CLASSES) / 2**20 == mib

@@ -27,7 +27,7 @@ from sessions import prepared, round_records, site_of, woken
 from small_federations import Config, in_steps, plain_sgd
 
 AUGMENT = {"flip": True, "jitter": True, "shift": 2}
-SMALL = {"name": "fedema", "local_epochs": 1, "predictor_width": 16}
+SMALL = {"name": "fedema", "local_epochs": 1, "byol": {"predictor_width": 16}}
 
 
 @pytest.fixture
@@ -68,14 +68,16 @@ class ByHand:
         self.session, self.name = session, name
         found = session.experiment.algorithm
         assert isinstance(found, FedEMA)
-        self.settings = found
+        assert found.byol is not None
+        assert found.blending is not None
+        self.task_weight, self.byol, self.blending = found.task_weight, found.byol, found.blending
         self.model: dict[str, Tensor] = {}
         self.target: dict[str, Tensor] = {}
         self.scale: float | None = None
 
     def fit(self, number: int, received: dict[str, Tensor]) -> tuple[float | None, float]:
         """Two steps of round ``number``; m and the mean loss of BYOL."""
-        m = self.blend(received) if self.model else None
+        m = self.blended(received) if self.model else None
         member = self.session.federation.members[self.name]
         model, target = (self.session.federation.client_model(member).train() for _ in range(2))
         model.load_state_dict(self.model or received)
@@ -85,19 +87,19 @@ class ByHand:
         batches = woken(self.session, self.name, (number, 0)).batches(samples, "task-0")
         for batch in itertools.islice(batches, 2):
             x = model.encoders["image"](batch.inputs["image"])
-            loss = self.settings.task_weight * F.cross_entropy(model.heads[member.head](x), batch.targets["label"])
+            loss = self.task_weight * F.cross_entropy(model.heads[member.head](x), batch.targets["label"])
             again = samples.inputs["image"](samples.rows["image"][batch.index], second)
             byol = byol_by_hand(model, target, x, batch.inputs["image"], again)
             model.zero_grad()
-            (loss + self.settings.byol_weight * byol).backward()
+            (loss + self.byol.weight * byol).backward()
             self.descend(model, target)
             losses.append(float(byol.detach()))
         self.model, self.target = (copy.deepcopy(dict(part.state_dict())) for part in (model, target))
         return m, sum(losses) / 2
 
-    def blend(self, received: dict[str, Tensor]) -> float:
+    def blended(self, received: dict[str, Tensor]) -> float:
         gap = self.gap(received)
-        self.scale = self.scale or self.settings.tau / gap
+        self.scale = self.scale or self.blending.tau / gap
         m = min(self.scale * gap, 1.0)
         for key, value in self.model.items():
             self.model[key] = m * value + (1 - m) * received[key] if value.is_floating_point() else received[key]
@@ -110,7 +112,7 @@ class ByHand:
         for name in names:
             difference = (received[f"encoders.{name}"] - self.model[f"encoders.{name}"]).flatten().tolist()
             squares.append(sum(value * value for value in difference))
-        if self.settings.divergence == "norm":
+        if self.blending.divergence == "norm":
             return math.sqrt(sum(squares))
         kernels = [
             math.sqrt(s) for name, s in zip(names, squares, strict=True) if self.model[f"encoders.{name}"].dim() > 1
@@ -123,7 +125,7 @@ class ByHand:
             if value.grad is not None:
                 value -= RATE * value.grad
             slow = target.get_parameter(key)
-            slow.copy_(self.settings.momentum * slow + (1 - self.settings.momentum) * value)
+            slow.copy_(self.byol.momentum * slow + (1 - self.byol.momentum) * value)
 
 
 def byol_by_hand(model: Model, target: Model, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -139,7 +141,11 @@ def byol_by_hand(model: Model, target: Model, x: Tensor, first: Tensor, second: 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"divergence": "mean_layer", "byol_weight": 0.5}, {"task_weight": 0.0, "tau": 0.2, "momentum": 0.5}],
+    [
+        {},
+        {"blending": {"divergence": "mean_layer"}, "byol": {"weight": 0.5, "predictor_width": 16}},
+        {"task_weight": 0.0, "blending": {"tau": 0.2}, "byol": {"momentum": 0.5, "predictor_width": 16}},
+    ],
 )
 def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, settings: Config) -> None:
     session = two_clients(config, tmp_path / "s", **settings)
@@ -170,7 +176,7 @@ def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, setting
 
 
 def test_the_autoscaler_starts_at_tau_and_keeps_lambda(config: Config, tmp_path: Path) -> None:
-    session = two_clients(config, tmp_path / "s", tau=0.3)
+    session = two_clients(config, tmp_path / "s", blending={"tau": 0.3})
     rounds(session, 1)
     assert "blending" not in round_records(session)[-1]["metrics"]
     assert float(kept(session, "image-0", 1)["blending"]["lambda"]) == 0
@@ -183,14 +189,15 @@ def test_the_autoscaler_starts_at_tau_and_keeps_lambda(config: Config, tmp_path:
 
 
 def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: Path) -> None:
-    session = two_clients(config, tmp_path / "s", lam=1e9)
+    session = two_clients(config, tmp_path / "s", blending={"lam": 1e9})
     rounds(session, 1)
     before = kept(session, "image-0", 1)["model"]
     client = woken(session, "image-0", (2, 0), (1, 0))
     (kind,) = session.server.types
     algorithm = session.experiment.algorithm
     assert isinstance(algorithm, FedEMA)
-    assert algorithm.blend(client, session.server.weights_for(client.info)) == 1.0
+    assert algorithm.blending is not None
+    assert algorithm.blending.load(client, session.server.weights_for(client.info)) == 1.0
     received = session.server.weights[kind]
     for name, value in client.model.state_dict().items():
         assert torch.equal(value, before[name] if value.is_floating_point() else received[name]), name
@@ -256,30 +263,6 @@ def test_a_client_with_nothing_to_train_stops_the_run(tiny: Config, tmp_path: Pa
         polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
 
 
-# ---- runs
-
-
-def augmented(config: Config) -> Config:
-    participants = [config["server"], *config["clients"].values()] if "server" in config else config["clients"].values()
-    for participant in participants:
-        participant["model"] = copy.deepcopy(participant["model"])
-        for modality, encoder in participant["model"]["encoders"].items():
-            encoder["view"] |= {"augment": AUGMENT} if modality == "image" else {"drop": 0.1, "delete": 0.1}
-    return config
-
-
-class Stops(FedEMA):
-    """Stops once, after a round."""
-
-    marker: str
-
-    def round(self, server: Any, cohort: Any) -> None:
-        super().round(server, cohort)
-        if server.clock.round == 3 and Path(self.marker).exists():
-            Path(self.marker).unlink()
-            raise KeyboardInterrupt
-
-
 # ---- learning
 
 
@@ -310,7 +293,11 @@ def learner(config: Config, folder: Path) -> Session:
     encoder = image["model"]["encoders"]["image"]
     encoder["widths"] = [16, 32]
     encoder["view"]["augment"] = {"crop": 0.4, "flip": True, "jitter": True}
-    config["algorithm"] = SMALL | {"task_weight": 0.0, "momentum": 0.9, "predictor_width": 256, "local_epochs": 3}
+    config["algorithm"] = SMALL | {
+        "task_weight": 0.0,
+        "byol": {"momentum": 0.9, "predictor_width": 256},
+        "local_epochs": 3,
+    }
     return prepared(config, folder)
 
 

@@ -103,7 +103,7 @@ def test_the_share_is_of_those_who_came(
 
 
 def test_nothing_shared_has_no_share(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] |= averaged(range="own")
+    config["algorithm"] |= {"averaging": "by_type"}
     session = prepared(config, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     assert metrics(session) == {}

@@ -155,11 +155,6 @@ def test_weightings_know_whether_they_weigh_scores(tiny: Config) -> None:
 @pytest.mark.parametrize(
     ("kept", "algorithm", "key"),
     [
-        (
-            "paired",
-            {"name": "fedavg", "averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}},
-            "averaging.layers",
-        ),
         ("paired", {"name": "fedafd", "send_encoders": "all"}, "send_encoders"),
         ("image", {"name": "fedafd", "renormalise": False}, "renormalise"),
     ],

@@ -20,7 +20,10 @@ FORMS: dict[str, Config] = {
     "fedafd maps": {"fusion": "maps", "baa_update": "alternate"},
     "fedaid repeated": {"broadcast": "repeated", "aligner_in_stage_two": "local"},
     "fedavg adam": {"averaging": {"name": "by_type", "server_optimizer": "adam"}},
-    "fedcola modules": {"averaging": {"name": "fedcola", "mean": "sequential"}, "send": "modules", "train_out": False},
+    "fedcola modules": {
+        "averaging": {"name": "fedcola", "mean": "sequential"},
+        "complement": {"send": "modules", "train_out": False},
+    },
     "fedmd few": {"public_samples": 10},
     "moon projected": {"projection": 4},
 } | {method: {} for method in METHODS}

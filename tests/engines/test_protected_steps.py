@@ -158,11 +158,11 @@ def raising(*_: Any, **__: Any) -> None:
     raise ValueError("patient 17 has a label that is unknown")
 
 
-def diverging(self: Any, client: Any, *_: Any) -> None:
+def diverging(client: Any, *_: Any, **__: Any) -> None:
     next(client.model.parameters()).data.fill_(float("inf"))
 
 
-def growing(self: Any, client: Any, *_: Any) -> None:
+def growing(client: Any, *_: Any, **__: Any) -> None:
     next(client.model.parameters()).data.fill_(1e7)  # beyond run.limits
 
 
@@ -170,7 +170,7 @@ def growing(self: Any, client: Any, *_: Any) -> None:
 def test_what_goes_wrong_leaves_as_noise_on_what_was_received(
     site: Site, monkeypatch: pytest.MonkeyPatch, train: Any
 ) -> None:
-    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", train)
+    monkeypatch.setattr("polyfed.federation.client.Client.fit", train)
     request = asked(site)
     first, again = site.answer(request), site.answer(request)
     noise = change(request, first)
@@ -217,7 +217,7 @@ def test_the_classes_of_a_client_cannot_be_asked_for_by_weights_that_make_it_fai
 
 
 def test_steps_that_fail_spend_the_budget(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", raising)
+    monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     assert site.guard is not None
     budget = site.guard.settings.budget.model_copy(update={"epsilon": 3.0})
     site.guard = replace(site.guard, site_budget=budget)
@@ -230,7 +230,9 @@ def test_a_kill_after_the_charge_gives_the_same_answer_for_nothing_more(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("polyfed.algorithms.fedavg.FedAvg.train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            "polyfed.federation.client.Client.fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             site.answer(asked(site))
     assert site.guard is not None
@@ -245,7 +247,7 @@ def test_a_kill_after_the_charge_gives_the_same_answer_for_nothing_more(
 
 def test_another_answer_to_the_same_request_costs_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first = change(asked(site), site.answer(asked(site)))
-    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", raising)
+    monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     assert abs(float(torch.corrcoef(torch.stack([first, change(asked(site), site.answer(asked(site)))]))[0, 1])) < 0.05
     assert site.guard is not None
     assert len(site.guard.ledger("text-0").costs()) == 2
@@ -286,7 +288,7 @@ def test_a_state_says_which_requests_led_to_it(tmp_path: Path, monkeypatch: pyte
     assert len(ledger.costs()) == before
     moved = {name: value + 1e-3 for name, value in first.payload.bundles["weights"].items()}
     with monkeypatch.context() as patched:
-        patched.setattr("polyfed.algorithms.moon.MOON.train", raising)  # so that the client keeps nothing else of it
+        patched.setattr("polyfed.federation.client.Client.fit", raising)  # so that the client keeps nothing else of it
         site.answer(replace(first, payload=Payload({"weights": Weights(moved)})))
     site.answer(second)
     assert len(ledger.costs()) == before + 2
@@ -390,7 +392,7 @@ def test_a_step_of_training_that_fails_has_learnt_noise(sampled: Site, monkeypat
 def test_a_failure_that_blank_samples_have_too_is_told_and_has_cost(
     sampled: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyfed.algorithms.fedavg.FedAvg.train", raising)
+    monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     answer = sampled.answer(asked(sampled))
     assert answer.error == "PayloadError: step 'fit' failed; a protected client does not say how"
     assert "patient" not in answer.details

@@ -87,9 +87,9 @@ COMMON = Table(
         "algorithm.averaging.range": ("modality", "paper, section 4.3"),
         "algorithm.averaging.compensation": (True, "paper, section 4.3"),
         "algorithm.averaging.factor": (1.0, "paper, section 4.3"),
-        "algorithm.complement": ("blocks", "paper, section 4.2 and Table 3"),
-        "algorithm.train_out": (True, "paper, section 6.1 and Table 3"),
-        "algorithm.send": ("modules", "paper, section 4.2: the transformer blocks; Table 3: 371.26 MB"),
+        "algorithm.complement.layers": ("blocks", "paper, section 4.2 and Table 3"),
+        "algorithm.complement.train_out": (True, "paper, section 6.1 and Table 3"),
+        "algorithm.complement.send": ("modules", "paper, section 4.2: the transformer blocks; Table 3: 371.26 MB"),
         "algorithm.averaging.server_optimizer.name": ("replace", "paper, section 3"),
     },
     chosen={"*.encoders.image.pretrained_embedding": (True, "the ViT's patch embedding too")},
@@ -102,13 +102,12 @@ COMMON = Table(
         "clients.paired.task.folds": "paired clients are not tested",
         "server.training.*": "the server trains nothing (paper, section 3)",
         "algorithm.averaging.denominator": "acts only without compensation",
-        "algorithm.averaging.names": "acts only on other layers than attention",
     },
 )
 
 PAPER_METHOD = Table(
     sourced={
-        "algorithm.first_out": ("other", "paper, section 4.2"),
+        "algorithm.complement.first_out": ("other", "paper, section 4.2"),
         "algorithm.averaging.mean": ("exact", "paper, section 3"),
         "*.training.schedule.unit": ("epoch", f"{B1}: every epoch"),
     },
@@ -133,7 +132,7 @@ SMALL: Entries = {
 PAPER = COMMON.changed(PAPER_METHOD.sourced, PAPER_METHOD.chosen | SMALL)
 RELEASED = COMMON.changed(
     {
-        "algorithm.first_out": ("own", "code, mome.py and fedavgserver.py: not yet replaced in round 1"),
+        "algorithm.complement.first_out": ("own", "code, mome.py and fedavgserver.py: not yet replaced in round 1"),
         "algorithm.averaging.mean": ("sequential", "code, src/algorithm/fedavg.py"),
         "*.training.schedule.unit": ("round", f"{SCRIPT}, lr_decay_step 1"),
         "*.task.learn_temperature": (False, f"{CLIENT}: a new loss at each step"),
@@ -159,9 +158,10 @@ PAPER_SCALE = COMMON.changed(
 )
 COCO = PAPER_SCALE.changed({"clients.*.training.batch_size": (96, f"{SCRIPT}, COCO")})
 # rows of a study at the papers' size; the rest of them is fedcola-paper-scale
-NO_COMPLEMENT = dict.fromkeys(("algorithm.send", "algorithm.train_out", "algorithm.first_out"), "no complement")
-CA_ONLY = PAPER_SCALE.changed({"algorithm.complement": ("none", "supplement, Table 6, CA-only")}, idle=NO_COMPLEMENT)
-ATTN = PAPER_SCALE.changed({"algorithm.complement": ("attention", "paper, Table 3, Attention")})
+CA_ONLY = PAPER_SCALE.without(
+    *(f"algorithm.complement.{key}" for key in ("layers", "send", "train_out", "first_out"))
+).changed({"algorithm.complement": (None, "supplement, Table 6, CA-only")})
+ATTN = PAPER_SCALE.changed({"algorithm.complement.layers": ("attention", "paper, Table 3, Attention")})
 
 TABLES = {
     "fedcola-paper": PAPER,

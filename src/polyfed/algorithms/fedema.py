@@ -172,7 +172,7 @@ class FedEMA(Algorithm):
             steps=self.local_steps,
             task_weight=self.task_weight,
             regulariser=byol if byol and byol.views.names else None,
-            after_step=byol.views.target.follow if byol else None,
+            after_step=byol.views.target.follow if byol else lambda: None,
         )
         if byol:
             client.state["target"] = byol.views.target.state_dict()

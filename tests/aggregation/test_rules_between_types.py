@@ -7,39 +7,40 @@ from itertools import product
 
 import pytest
 
-from polyfed.aggregation.collaboration import Contribution, Holder, Scope, collaborate, require_exchangeable
+from polyfed.aggregation.averaging import BySlot, ByType
+from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
 from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Slot, TensorPlace
 
-FEDCOLA = Scope("attention", "modality", compensation=True)
-CA_ONLY = Scope("attention", "modality")
+FEDCOLA = BySlot(layers="attention", compensation=True)
+CA_ONLY = BySlot(layers="attention")
 DEFAULT = {"image": 12_500.0, "text": 30_000.0, "paired": 12_500.0}
 SHAPE = (4, 4)
 
 
-def holder(*modalities: str, head: str) -> Holder:
+def global_model(*modalities: str, head: str) -> GlobalModel:
     roles = ("embedding", "attention", "mlp", "norm", "projection")
     found = {f"{m}.{role}": TensorPlace(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
     if len(modalities) > 1:
         found["shared"] = TensorPlace(Slot("+".join(modalities), "final_norm"), "weight")
     found["head"] = TensorPlace(Slot(head, "head"), "weight")
-    return Holder(modalities, found, dict.fromkeys(found, SHAPE), (f"{head}-0", f"{head}-1"))
+    return GlobalModel(modalities, found, dict.fromkeys(found, SHAPE), (f"{head}-0", f"{head}-1"))
 
 
-HOLDERS = {
-    "image": holder("image", head="cifar"),
-    "text": holder("text", head="news"),
-    "paired": holder("image", "text", head="flickr"),
+MODELS = {
+    "image": global_model("image", head="cifar"),
+    "text": global_model("text", head="news"),
+    "paired": global_model("image", "text", head="flickr"),
 }
 
 
-def shares(rule: object, kind: str, modality: str, role: str) -> dict[str, float]:
+def shares(rule: Rule, kind: str, modality: str, role: str) -> dict[str, float]:
     """Type -> coefficient of a slot."""
-    return {share.source: share.coefficient for share in rule[kind, Slot(modality, role)]}  # type: ignore[index]
+    return {share.source: share.coefficient for share in rule[kind, Slot(modality, role)]}
 
 
 def test_the_default_round_has_the_papers_coefficients() -> None:
-    rule = collaborate(HOLDERS, DEFAULT, FEDCOLA)
+    rule = FEDCOLA.rule(MODELS, DEFAULT)
     assert shares(rule, "image", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
     assert shares(rule, "image", "image", "mlp") == pytest.approx({"image": 0.5})
     assert shares(rule, "image", "cifar", "head") == pytest.approx({"image": 0.5})
@@ -52,7 +53,7 @@ def test_the_default_round_has_the_papers_coefficients() -> None:
 
 
 def test_without_compensation_only_attention_is_shared() -> None:
-    rule = collaborate(HOLDERS, DEFAULT, CA_ONLY)
+    rule = CA_ONLY.rule(MODELS, DEFAULT)
     assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
     assert shares(rule, "paired", "text", "attention") == pytest.approx({"text": 30 / 42.5, "paired": 12.5 / 42.5})
     for (kind, slot), found in rule.items():
@@ -61,8 +62,8 @@ def test_without_compensation_only_attention_is_shared() -> None:
 
 
 def test_the_released_denominator_counts_types_that_have_no_such_stack() -> None:
-    released = Scope("attention", "modality", denominator="model")
-    rule = collaborate(HOLDERS, DEFAULT, released)
+    released = BySlot(layers="attention", denominator="model")
+    rule = released.rule(MODELS, DEFAULT)
     assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 12.5 / 55, "paired": 12.5 / 55})
     assert shares(rule, "paired", "image", "mlp") == {"paired": 1.0}
     assert shares(rule, "image", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
@@ -73,7 +74,7 @@ def test_the_released_denominator_counts_types_that_have_no_such_stack() -> None
 def test_every_combination_of_present_types(present: tuple[bool, ...], compensation: bool) -> None:
     n = {kind: DEFAULT[kind] * here for kind, here in zip(DEFAULT, present, strict=True)}
     v, t, p = n["image"], n["text"], n["paired"]
-    rule = collaborate(HOLDERS, n, Scope("attention", "modality", compensation=compensation))
+    rule = BySlot(layers="attention", compensation=compensation).rule(MODELS, n)
     whole = {"image": v + p, "text": t + p, "paired": v + t + p}
     own = {("image", "image"): v + p, ("paired", "image"): v + p, ("text", "text"): t + p, ("paired", "text"): t + p}
     for (kind, slot), found in rule.items():
@@ -86,19 +87,19 @@ def test_every_combination_of_present_types(present: tuple[bool, ...], compensat
         assert {share.source: share.coefficient for share in found} == pytest.approx(wanted), (kind, slot)
 
 
-@pytest.mark.parametrize("reach", ["own", "modality", "all"])
-@pytest.mark.parametrize("layers", ["none", "attention", "mlp", "blocks", "encoder"])
+@pytest.mark.parametrize("reach", ["modality", "all"])
+@pytest.mark.parametrize("layers", ["attention", "mlp", "mlp_norm", "blocks", "encoder"])
 def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None:
     if (layers, reach) == ("encoder", "all"):
         return  # embeddings of two modalities are not of one kind; the error is tested below
-    scope = Scope(layers, reach)  # type: ignore[arg-type]
-    rule = collaborate(HOLDERS, DEFAULT, scope)
+    averaging = BySlot(layers=layers, range=reach)
+    rule = averaging.rule(MODELS, DEFAULT)
     every = ["attention", "mlp", "norm", "embedding", "projection"]
-    covered = {"none": [], "blocks": every[:3], "encoder": every}.get(layers, [layers])
+    covered = {"mlp_norm": every[1:3], "blocks": every[:3], "encoder": every}.get(layers, [layers])
     for (kind, slot), found in rule.items():
         assert sum(share.coefficient for share in found) == pytest.approx(1.0)
-        assert ({share.source for share in found} != {kind}) == (slot.role in covered and reach != "own")
-    if reach == "all" and layers != "none":
+        assert ({share.source for share in found} != {kind}) == (slot.role in covered)
+    if reach == "all":
         role = covered[0]
         found = rule["image", Slot("image", role)]
         assert len(found) == 4  # the image stack, the text stack, and the paired clients' two, which share one weight
@@ -106,25 +107,22 @@ def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None
 
 
 def test_fediot_multiplies_the_samples_of_paired_clients() -> None:
-    rule = collaborate(HOLDERS, DEFAULT, Scope("blocks", "modality", factor=100.0))
+    rule = BySlot(layers="blocks", factor=100.0).rule(MODELS, DEFAULT)
     for role in ("attention", "mlp", "norm"):
         assert shares(rule, "image", "image", role) == pytest.approx({"image": 1 / 101, "paired": 100 / 101})
     assert shares(rule, "image", "image", "embedding") == {"image": 1.0}
 
 
-def test_released_names_leave_attention_out_of_blocks_and_match_no_mlp() -> None:
-    rule = collaborate(HOLDERS, DEFAULT, Scope("blocks", "modality", names="released"))
+def test_what_the_released_name_blocks_matches_leaves_attention_out() -> None:
+    rule = BySlot(layers="mlp_norm").rule(MODELS, DEFAULT)
     assert set(shares(rule, "image", "image", "attention")) == {"image"}
     assert set(shares(rule, "image", "image", "mlp")) == {"image", "paired"}
-    assert collaborate(HOLDERS, DEFAULT, Scope("mlp", "modality", names="released")) == collaborate(
-        HOLDERS, DEFAULT, Scope()
-    )
 
 
 def test_more_data_sets_of_a_modality_contribute_each() -> None:
-    more = HOLDERS | {"organs": holder("image", head="organs")}
+    more = MODELS | {"organs": global_model("image", head="organs")}
     sizes = DEFAULT | {"organs": 5_000.0}
-    rule = collaborate(more, sizes, FEDCOLA)
+    rule = FEDCOLA.rule(more, sizes)
     assert shares(rule, "organs", "image", "attention") == pytest.approx(
         {"image": 12.5 / 30, "organs": 5 / 30, "paired": 12.5 / 30}
     )
@@ -133,27 +131,30 @@ def test_more_data_sets_of_a_modality_contribute_each() -> None:
 
 
 def test_a_third_modality_needs_nothing_new() -> None:
-    more = {"sound": holder("audio", head="calls"), "video": holder("audio", "image", head="clips")} | HOLDERS
-    rule = collaborate(more, DEFAULT | {"sound": 10_000.0, "video": 10_000.0}, FEDCOLA)
+    more = {
+        "sound": global_model("audio", head="calls"),
+        "video": global_model("audio", "image", head="clips"),
+    } | MODELS
+    rule = FEDCOLA.rule(more, DEFAULT | {"sound": 10_000.0, "video": 10_000.0})
     assert shares(rule, "sound", "audio", "attention") == {"sound": 0.5, "video": 0.5}
     assert set(shares(rule, "paired", "image", "attention")) == {"image", "paired", "video"}
     assert shares(rule, "text", "text", "attention") == pytest.approx({"text": 30 / 42.5, "paired": 12.5 / 42.5})
 
 
 def test_slots_that_differ_are_named_with_their_clients() -> None:
-    paired = HOLDERS["paired"]
-    odd = HOLDERS | {"paired": replace(paired, shapes={**paired.shapes, "image.attention": (8, 4)})}
-    require_exchangeable(odd, Scope("mlp", "modality"))
+    paired = MODELS["paired"]
+    odd = MODELS | {"paired": replace(paired, shapes={**paired.shapes, "image.attention": (8, 4)})}
+    BySlot(layers="mlp").require(odd)
     message = (
         r"slot 'image/attention' of clients cifar-0, cifar-1 cannot be averaged with slot 'image/attention' of clients "
         r"flickr-0, flickr-1: 'attention.weight' is \[4, 4\] and \[8, 4\]"
     )
     with pytest.raises(ConfigError, match=message):
-        require_exchangeable(odd, CA_ONLY)
+        CA_ONLY.require(odd)
 
 
 def test_layers_that_nobody_has_are_an_error() -> None:
-    bare = {"image": Holder(("image",), {"w": TensorPlace(Slot("image", "trunk"), "w")}, {"w": SHAPE}, ("a",))}
+    bare = {"image": GlobalModel(("image",), {"w": TensorPlace(Slot("image", "trunk"), "w")}, {"w": SHAPE}, ("a",))}
     with pytest.raises(ConfigError, match="no client's model has such layers; roles there are: trunk"):
-        require_exchangeable(bare, CA_ONLY)
-    require_exchangeable(bare, Scope())
+        CA_ONLY.require(bare)
+    ByType().require(bare)
