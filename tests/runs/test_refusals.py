@@ -252,7 +252,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
     (
         tiny(name="creamfl"),
         {"run.phases": {"fti": {"deadline": 3}}},
-        r"run\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, fit",
+        r"run\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, assess_global, fit",
     ),
 ]
 
