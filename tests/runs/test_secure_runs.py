@@ -300,7 +300,7 @@ def _changed(config: Config, **sections: Any) -> Config:
     [
         (
             federation(method="scaffold"),
-            r"'scaffold' needs weights, controls, num_examples of each client in its step 'controlled_fit'",
+            r"'scaffold', as it is set, needs each of them",
         ),
         (federation(method="fedema"), r"'fedema' needs random_views"),
         (
