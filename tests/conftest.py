@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 import yaml
@@ -37,6 +38,12 @@ def pytest_collection_finish() -> None:
 def one_thread() -> None:
     """A run leaves its process with as many threads as it is set to; the next test would wait for them."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong shapes reach the function, as they do outside the tests, for what it says of them itself."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session", autouse=True)

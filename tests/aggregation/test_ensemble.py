@@ -124,6 +124,7 @@ def test_weights_of_nobody_are_an_error():
         (torch.zeros(2, 2), torch.tensor([0.0, math.inf]), "inf"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_bad_uploads_are_refused_and_leave_the_ensemble_as_it_was(values, logs, match):
     ensemble = Ensemble(2, 2)
     ensemble.add(torch.ones(2, 2), 0.0)

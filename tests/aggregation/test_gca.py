@@ -140,6 +140,7 @@ def test_never_holds_public_times_public():
         ({"local": torch.ones(1, 4), "other": torch.ones(1, 4)}, ConfigError, "1 sample"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_impossible_requests_are_refused(change, error, match):
     with pytest.raises(error, match=match):
         contrastive_scores(**({"local": torch.zeros(5, 4), "other": torch.zeros(5, 4)} | change))

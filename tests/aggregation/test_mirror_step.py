@@ -151,6 +151,7 @@ def test_a_value_that_is_not_finite_is_named_by_its_index(bad):
         (lambda: mirror_step_of(torch.ones(2), torch.tensor([0]), torch.ones(2), 1.0, 1.0), "1 clients are present"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_what_cannot_be_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

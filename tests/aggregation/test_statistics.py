@@ -287,6 +287,7 @@ def test_never_holds_public_times_public():
         ({"tau": math.nan}, ConfigError, "tau is nan"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_impossible_requests_are_refused(change, error, match):
     with pytest.raises(error, match=match):
         row_statistics(**({"rows": torch.zeros(5, 4), "anchors": torch.zeros(5, 4), "wanted": ALL} | change))
@@ -319,6 +320,7 @@ def test_the_true_class_wins_ties():
 
 
 @pytest.mark.parametrize(("labels", "match"), [([0, 1], "2 labels for 3"), ([0, 1, 4], "from 0 to 4.*4 classes")])
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_labels_that_do_not_fit_are_refused(labels, match):
     with pytest.raises(PayloadError, match=match):
         scores_statistics(torch.zeros(3, 4), ALL, labels=torch.tensor(labels))

@@ -253,6 +253,7 @@ def test_fusion_is_close_under_autocast(maps, mask):
     assert all(value.dtype == torch.float32 for value in fusion.state_dict().values() if value.is_floating_point())
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_features_that_do_not_fit_are_refused(maps):
     fusion = GranularityFusion(8).double()
     with pytest.raises(ValueError, match=r"\[3, 4, 8\] and received ones \[3, 1, 8\].*match_positions"):

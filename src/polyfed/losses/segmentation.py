@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,7 +11,7 @@ from polyfed.losses.precision import in_full_precision
 
 
 @in_full_precision
-def focal(logits: Float[Tensor, "b h w"], masks: Num[Tensor, "b h w"], gamma: float = 2.0) -> Float[Tensor, ""]:
+def focal(logits: Float[Tensor, "b h w"], masks: Shaped[Tensor, "b h w"], gamma: float = 2.0) -> Float[Tensor, ""]:
     """Mean over pixels of -(1 - p)^gamma log p, where p is the chance given to the pixel's true value.
 
     Args:
@@ -25,7 +25,7 @@ def focal(logits: Float[Tensor, "b h w"], masks: Num[Tensor, "b h w"], gamma: fl
 
 
 @in_full_precision
-def soft_dice(logits: Float[Tensor, "b h w"], masks: Num[Tensor, "b h w"], smooth: float = 1.0) -> Float[Tensor, ""]:
+def soft_dice(logits: Float[Tensor, "b h w"], masks: Shaped[Tensor, "b h w"], smooth: float = 1.0) -> Float[Tensor, ""]:
     """(2 sum p m + s) / (sum p + sum m + s) over all pixels of the batch: 1 where chances p are the masks m.
 
     Args:
@@ -41,7 +41,7 @@ def soft_dice(logits: Float[Tensor, "b h w"], masks: Num[Tensor, "b h w"], smoot
 @in_full_precision
 def focal_dice(
     logits: Float[Tensor, "b h w"],
-    masks: Num[Tensor, "b h w"],
+    masks: Shaped[Tensor, "b h w"],
     *,
     focal_weight: float = 10.0,
     dice_weight: float = 1.0,

@@ -153,7 +153,7 @@ class Aligner(nn.Module):
 
 
 @torch.no_grad()
-def _shares(layer: nn.Module, tokens: Float[Tensor, "b l+1 w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
+def _shares(layer: nn.Module, tokens: Float[Tensor, "b n w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
     assert isinstance(layer, TransformerBlock | PostBlock)
     # the summary attends to itself too, which says nothing about positions
     attention = layer.leading(tokens, mask)[:, 1:]
@@ -184,7 +184,7 @@ class Aligned(nn.Module):
         return self.aligner.detail(self.trunk(x))
 
 
-def sequence(features: LocalFeatures) -> tuple[Float[Tensor, "b l+1 w"], Bool[Tensor, "b l+1"] | None]:
+def sequence(features: LocalFeatures) -> tuple[Float[Tensor, "b n w"], Bool[Tensor, "b n"] | None]:
     """The pooled vector as a first token before the positions, and which of them are valid.
 
     A position that is the pooled vector itself (CLS) comes once.

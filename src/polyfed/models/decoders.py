@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Maps = Sequence[Float[Tensor, "b c h w"]]
+Maps = Sequence[Float[Tensor, "b _ _ _"]]
 """Feature maps of a batch, the coarsest first."""
 
 

@@ -43,7 +43,7 @@ class _LedEmbedding(Embedding):
         self.cls = nn.Parameter(torch.randn(1, 1, width) * SPREAD)
         self.positions = nn.Parameter(torch.randn(1, count + 1, width) * SPREAD)
 
-    def led(self, tokens: Float[Tensor, "b l w"]) -> Float[Tensor, "b l+1 w"]:
+    def led(self, tokens: Float[Tensor, "b n w"]) -> Float[Tensor, "b n+1 w"]:
         # positions are added to CLS as well (ViT)
         tokens = torch.cat([self.cls.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         return tokens + self.positions[:, : tokens.shape[1]]
@@ -63,13 +63,13 @@ class PatchEmbedding(_LedEmbedding):
         self.content = channels * patch**2
         self.conv = nn.Conv2d(channels, width, patch, stride=patch)
 
-    def patches(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
+    def patches(self, x: Float[Tensor, "b c down across"]) -> Float[Tensor, "b n q"]:
         (batch, channels), (down, across), p = x.shape[:2], self.grid, self.patch
         # channels last, as in the released code of MAE: the order of what a decoder rebuilds
         tiles = x.reshape(batch, channels, down, p, across, p).permute(0, 2, 4, 3, 5, 1)
         return tiles.reshape(batch, down * across, p * p * channels)
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Embedded:
+    def forward(self, x: Float[Tensor, "b c down across"]) -> Embedded:
         return self.led(self.conv(x).flatten(2).transpose(1, 2)), None
 
 
@@ -85,7 +85,7 @@ class FeatureEmbedding(_LedEmbedding):
         """The features themselves: what a masked autoencoder rebuilds of a picture that is known by features only."""
         return x
 
-    def forward(self, x: Float[Tensor, "b l f"]) -> Embedded:
+    def forward(self, x: Float[Tensor, "b n f"]) -> Embedded:
         # (x != 0).any: padding of cached features is written as zeros
         return self.led(self.linear(x)), _first_valid(nn.functional.pad((x != 0).any(-1), (1, 0)))
 

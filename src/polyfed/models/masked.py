@@ -56,13 +56,13 @@ def maskable(encoder: nn.Module) -> BlocksModule | None:
     return blocks if isinstance(blocks, BlocksModule) and has_grid else None
 
 
-def patches_of(encoder: BlocksModule, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
+def patches_of(encoder: BlocksModule, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b n q"]:
     """The pixels of each patch of a ``maskable`` encoder, channels last; of features by position, these."""
     assert isinstance(encoder.embedding, PatchEmbedding | FeatureEmbedding)
     return encoder.embedding.patches(x)
 
 
-def encode_visible(encoder: BlocksModule, x: Float[Tensor, "b c h w"], masking: Masking) -> Float[Tensor, "b k+1 w"]:
+def encode_visible(encoder: BlocksModule, x: Float[Tensor, "b ..."], masking: Masking) -> Float[Tensor, "b s w"]:
     """CLS and the visible patches after the blocks, which see nothing else."""
     tokens, _ = encoder.tokens(x)
     # positions are added before patches are left out, or they would be lost
@@ -101,7 +101,7 @@ class PatchDecoder(nn.Module):
         # not persistent: it follows from the settings, and need not cross
         self.register_buffer("positions", sine_cosine(embedding.grid, width), persistent=False)
 
-    def forward(self, encoded: Float[Tensor, "b k+1 w"], restore: Int64[Tensor, "b n"]) -> Float[Tensor, "b n p*p*c"]:
+    def forward(self, encoded: Float[Tensor, "b s w"], restore: Int64[Tensor, "b n"]) -> Float[Tensor, "b n q"]:
         """Pixels of each patch, channels last, in the order of the picture."""
         tokens = self.embed(encoded)
         lead, seen = tokens[:, :1], tokens[:, 1:]
