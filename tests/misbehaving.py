@@ -31,7 +31,7 @@ def contents(result: Run | Path) -> dict[str, bytes]:
 
 
 def happened(result: Run) -> list[tuple[int, str, str]]:
-    return [(event.round, event.participant, event.event) for event in result.records.events]
+    return [(event.round, event.participant, event.incident) for event in result.records.events]
 
 
 def facts(folder: Path, number: int) -> dict[str, Any]:

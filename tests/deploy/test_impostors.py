@@ -66,7 +66,7 @@ def test_impostors_get_nothing_and_are_named(live: Live, tmp_path: Path) -> None
         attended(late, "late").wait_for("SuperNode ID:")
         attended(live.folders.path / "hospital", "hospital-again")
         assert run.process.wait(300) == 0, run.output
-    told = {(e.participant, e.reason) for e in RunRecords.load(out).events if e.event == SITE_REFUSED}
+    told = {(e.participant, e.reason) for e in RunRecords.load(out).events if e.incident == SITE_REFUSED}
     sent_nothing = "it is connected and not among run.engine.sites; it is sent nothing"
     assert told == {("clinic", f"{sent_nothing} (key {early_key})"), ("spa", f"{sent_nothing} (key {late_key})")}
     for folder in (early, late):

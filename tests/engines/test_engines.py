@@ -145,5 +145,5 @@ def test_a_late_client_is_dropped_and_returns(tiny: Config, tmp_path: Path) -> N
         name = engine if isinstance(engine, str) else engine["name"]
         phases = {"fit": {"deadline": 2.0}}
         folder = finished(config, tmp_path / name, engine=engine, phases=phases, evaluate_clients=False)
-        events = [(event.round, event.participant, event.event) for event in RunRecords.load(folder).events]
+        events = [(event.round, event.participant, event.incident) for event in RunRecords.load(folder).events]
         assert events == [(1, "image", "client_excluded"), (2, "image", "client_returned")], name

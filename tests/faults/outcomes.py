@@ -17,7 +17,7 @@ def results(folder: Path) -> dict[str, bytes]:
 
 def events(folder: Path) -> list[tuple[int, str, str]]:
     """Round, client and kind of all events."""
-    return [(event.round, event.participant, event.event) for event in RunRecords.load(folder).events]
+    return [(event.round, event.participant, event.incident) for event in RunRecords.load(folder).events]
 
 
 def reasons(folder: Path) -> dict[str, str]:

@@ -48,7 +48,7 @@ def key_of(federation: InProcess, site: str) -> str:
 
 def refusals(folder: Path) -> list[tuple[int, str, str]]:
     """Round, site and reason of all refusals in a run's metrics."""
-    found = [event for event in RunRecords.load(folder).events if event.event == "site_refused"]
+    found = [event for event in RunRecords.load(folder).events if event.incident == "site_refused"]
     return [(event.round, event.participant, event.reason) for event in found]
 
 

@@ -69,7 +69,7 @@ def test_a_round_whose_logs_are_lost_is_done_again(
     result = polyfed.resume(out, quiet=True)
     assert contents(result) == whole
     assert (1, "server", "checkpoint_skipped") in happened(result)
-    reasons = [event.reason for event in result.records.events if event.event == "checkpoint_skipped"]
+    reasons = [event.reason for event in result.records.events if event.incident == "checkpoint_skipped"]
     assert f"{log}.jsonl" in reasons[0]
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.runs import tuning
-from polyfed.runs.events import RunStarted
+from polyfed.runs.events import Measured, RunStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.records import Measurement, RunRecords
+from polyfed.runs.records import RunRecords
 from polyfed.runs.tuning import tuned_twin, tuning_folder
 from small_federations import three_kinds
 
@@ -49,8 +49,8 @@ class Runs:
         self.experiments.append(experiment)
         value = self._value(*point)
         best, worse = {"r1_sum": value}, {"r1_sum": value - 1}
-        validation = [Measurement(k, "server", "validation", m) for k, m in enumerate([worse, best, worse])]
-        test = [Measurement(k, "server", "test", {"r1_sum": -value}) for k in range(3)]
+        validation = [Measured(k, "server", "validation", m) for k, m in enumerate([worse, best, worse])]
+        test = [Measured(k, "server", "test", {"r1_sum": -value}) for k in range(3)]
         return SimpleNamespace(records=RunRecords(out, (*test, *validation)))
 
 

@@ -21,7 +21,8 @@ from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS
-from polyfed.runs.records import SERVER, SITE_REFUSED, EventRecord, RunRecords
+from polyfed.runs.events import Incident
+from polyfed.runs.records import SERVER, SITE_REFUSED, RunRecords
 
 if TYPE_CHECKING:
     from polyfed.runs.evaluation import Evaluation
@@ -51,7 +52,7 @@ def write_report(records: RunRecords) -> Path:
 
 def tables(records: RunRecords) -> list[TextTable]:
     """The parts of the report; a part without content is left out."""
-    refused = [event for event in records.events if event.event == SITE_REFUSED]
+    refused = [event for event in records.events if event.incident == SITE_REFUSED]
     parts = [
         *(table for kind in _KINDS for table in server_tables(records, kind)),
         *(clients_table(records, kind) for kind in _KINDS),
@@ -145,7 +146,7 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     return [part for part in parts if part.rows]
 
 
-def _happened(title: str, events: Sequence[EventRecord]) -> TextTable:
+def _happened(title: str, events: Sequence[Incident]) -> TextTable:
     # events come by round, so the last of a participant stays
     latest = {event.participant: event for event in events}
     times = Counter(event.participant for event in events)

@@ -130,10 +130,8 @@ class RunState(Callback):
         """What a run folder tells; its rounds count as complete."""
         state = cls(name=records.name, round=max(records.seconds, default=0), total_clients=len(records.clients))
         state.rounds = records.number("rounds") or 0
-        for record in records.measurements:
-            state.handle(Measured(record.round, record.participant, record.kind, record.metrics))
-        for event in records.events:
-            state.handle(Incident(event.round, event.participant, event.event, event.reason))
+        for event in (*records.measurements, *records.events):
+            state.handle(event)
         up, down = records.bytes_per_round("up"), records.bytes_per_round("down")
         state.sent = {number: (up[number], down[number]) for number in up}
         state.seconds = dict(records.seconds)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Metrics = Mapping[str, float]
+Metrics = Mapping[str, int | float]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json, typed, yaml_content
 from polyfed.privacy.accounting import between_sets
+from polyfed.runs.events import Incident, Measured
 from polyfed.runs.model_folders import untrained_best
 
 if TYPE_CHECKING:
@@ -38,27 +39,6 @@ _COLUMNS = {
 _MOST_ROUNDS = 1_000_000
 _T = TypeVar("_T")
 _Line = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Metrics of one participant after one round; ``kind`` is ``test``, ``validation`` or ``train``."""
-
-    round: int
-    participant: str
-    kind: str
-    metrics: Mapping[str, int | float]
-    intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of metrics, 95 % over test items
-
-
-@dataclass(frozen=True, slots=True)
-class EventRecord:
-    """Something that happened to a participant in a round, such as ``client_excluded``."""
-
-    round: int
-    participant: str
-    event: str
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +93,8 @@ class RunRecords:
     """Records of a run, in the order in which they were written."""
 
     folder: Path
-    measurements: tuple[Measurement, ...] = ()
-    events: tuple[EventRecord, ...] = ()  # what befell the run, such as that it was resumed, then all else
+    measurements: tuple[Measured, ...] = ()
+    events: tuple[Incident, ...] = ()  # what befell the run, such as that it was resumed, then all else
     transfers: tuple[Transfer, ...] = ()  # the ledger
     seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
     holdings: Mapping[str, Holding] = field(default_factory=dict)  # client id -> in the order of the partition
@@ -133,12 +113,14 @@ class RunRecords:
         warnings: list[str] = []
         lines = list(_lines(folder / "metrics.jsonl", warnings))
         happened = list(_lines(folder / "history.jsonl", warnings))
-        measurements = tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event")
-        transfers = tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings))
-        times = [_typed(Timing, line, at) for at, line in _lines(folder / "timing.jsonl", warnings)]
+        measured = ((at, line) for at, line in lines if line.get("kind") != "event")
+        measurements = _typed(Measured, measured, "measurement")
+        transfers = _typed(Transfer, _lines(folder / "ledger.jsonl", warnings), "transfer")
+        times = _typed(Timing, _lines(folder / "timing.jsonl", warnings), "timing")
         config = _parsed(folder / "config.yaml", yaml_content)
         privacy = _with_privacy(measurements, config)
-        events = tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line)
+        told = ((at, {**line, "incident": line["event"]}) for at, line in happened + lines if "event" in line)
+        events = _typed(Incident, told, "event")
         _require_rounds(folder, chain(measurements, events, transfers, times))
         return cls(
             folder=folder,
@@ -226,11 +208,11 @@ class RunRecords:
         # rounds ascend, and max gives the first of several
         return max((item for item in series if not math.isnan(item[1])), key=lambda item: item[1], default=None)
 
-    def excluded(self) -> tuple[EventRecord, ...]:
-        return tuple(event for event in self.events if event.event == "client_excluded")
+    def excluded(self) -> tuple[Incident, ...]:
+        return tuple(event for event in self.events if event.incident == "client_excluded")
 
-    def shortened(self) -> tuple[EventRecord, ...]:
-        return tuple(event for event in self.events if event.event == "update_shortened")
+    def shortened(self) -> tuple[Incident, ...]:
+        return tuple(event for event in self.events if event.incident == "update_shortened")
 
     def bytes_per_round(self, direction: str) -> dict[int, int]:
         """Round -> bytes that crossed ``down`` or ``up``, rounds ascending."""
@@ -276,7 +258,7 @@ class RunRecords:
                 about = record.round, record.participant, group_of.get(record.participant, SERVER), record.kind
                 yield from ((*about, name, value) for name, value in record.metrics.items())
         elif table == "events":
-            yield from map(astuple, self.events)
+            yield from ((event.round, event.participant, event.incident, event.reason) for event in self.events)
         elif table == "traffic":
             for entry in self.transfers:
                 number, client, *what, _ = astuple(entry)
@@ -286,20 +268,20 @@ class RunRecords:
             for number in range(1, self.rounds + 1):
                 yield number, self.seconds.get(number, math.nan), up.get(number, 0), down.get(number, 0)
 
-    def _of(self, participant: str, kind: str) -> Sequence[Measurement]:
+    def _of(self, participant: str, kind: str) -> Sequence[Measured]:
         return self._by_participant.get((participant, kind), ())
 
     @cached_property
-    def _by_participant(self) -> dict[tuple[str, str], list[Measurement]]:
-        by_participant: dict[tuple[str, str], list[Measurement]] = {}
+    def _by_participant(self) -> dict[tuple[str, str], list[Measured]]:
+        by_participant: dict[tuple[str, str], list[Measured]] = {}
         for record in self.measurements:
             by_participant.setdefault((record.participant, record.kind), []).append(record)
         return by_participant
 
 
-def _with_attackers(events: Iterable[EventRecord]) -> str:
+def _with_attackers(events: Iterable[Incident]) -> str:
     """In words that a run is an experiment with attackers, if it is."""
-    names = [event.participant for event in events if event.event == ATTACKER]
+    names = [event.participant for event in events if event.incident == ATTACKER]
     if not names:
         return ""
     return (
@@ -308,7 +290,7 @@ def _with_attackers(events: Iterable[EventRecord]) -> str:
     )
 
 
-def _with_privacy(measurements: Iterable[Measurement], config: Mapping[str, Any]) -> str:
+def _with_privacy(measurements: Iterable[Measured], config: Mapping[str, Any]) -> str:
     """In words what the clients of a protected run gave away, and what is not counted."""
     largest = max((record.metrics["epsilon"] for record in measurements if record.kind == PRIVACY), default=None)
     if largest is None or not (settings := config.get("privacy")):
@@ -349,15 +331,17 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:
             warnings.append(f"{path.name}: the last line is cut off (the run was killed) and left out")
 
 
-def _typed(kind: type[_T], line: _Line, where: str) -> _T:
-    try:
-        return typed(kind, line)
-    except ValueError as error:
-        noun = kind.__name__.removesuffix("Record").lower()
-        raise RunError(f"{where} is no {noun}: {error}; is it of another version of polyfed?") from error
+def _typed(kind: type[_T], lines: Iterable[tuple[str, _Line]], noun: str) -> tuple[_T, ...]:
+    records = []
+    for where, line in lines:
+        try:
+            records.append(typed(kind, line))
+        except ValueError as error:
+            raise RunError(f"{where} is no {noun}: {error}; is it of another version of polyfed?") from error
+    return tuple(records)
 
 
-def _require_rounds(folder: Path, records: Iterable[Measurement | EventRecord | Transfer | Timing]) -> None:
+def _require_rounds(folder: Path, records: Iterable[Measured | Incident | Transfer | Timing]) -> None:
     for record in records:
         if not 0 <= record.round <= _MOST_ROUNDS:
             raise RunError(f"'{folder}' has a record of round {record.round}; rounds are from 0 to {_MOST_ROUNDS:,}")
@@ -374,5 +358,6 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _holdings(path: Path) -> dict[str, Holding]:
-    clients = _parsed(path, file_json).items()
-    return {client: _typed(Holding, entry, f"{path.name} entry '{client}'") for client, entry in clients}
+    clients = _parsed(path, file_json)
+    entries = ((f"{path.name} entry '{client}'", entry) for client, entry in clients.items())
+    return dict(zip(clients, _typed(Holding, entries, "holding"), strict=True))

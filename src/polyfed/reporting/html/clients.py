@@ -10,7 +10,8 @@ from polyfed.reporting.html.events import rounds_of
 from polyfed.reporting.html.facts import client_kinds
 from polyfed.reporting.html.page_tables import PageTable, TableCell, TableColumn, count_cell, number_cell
 from polyfed.reporting.traffic import byte_size, client_bytes
-from polyfed.runs.records import EventRecord, RunRecords
+from polyfed.runs.events import Incident
+from polyfed.runs.records import RunRecords
 
 _ColumnCells = tuple[TableColumn, Sequence[TableCell]]
 
@@ -68,7 +69,7 @@ def _effort(records: RunRecords) -> Iterator[_ColumnCells]:
 
 
 def _exclusions(records: RunRecords) -> Iterator[_ColumnCells]:
-    excluded: dict[str, list[EventRecord]] = {client: [] for client in records.clients}
+    excluded: dict[str, list[Incident]] = {client: [] for client in records.clients}
     for event in records.excluded():
         excluded.setdefault(event.participant, []).append(event)
     if not any(excluded.values()):

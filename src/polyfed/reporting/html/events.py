@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from polyfed.reporting.charts import RoundChart, stacked_chart
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.html.page_tables import PageTable, TableCell, TableColumn
-from polyfed.runs.records import SITE_REFUSED, EventRecord, RunRecords
+from polyfed.runs.events import Incident
+from polyfed.runs.records import SITE_REFUSED, RunRecords
 
 _RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation
@@ -16,12 +17,12 @@ _MOST_ROWS = 2000
 _FEW = 8  # up to so many events need no chart
 
 
-def happenings(records: RunRecords) -> list[EventRecord]:
+def happenings(records: RunRecords) -> list[Incident]:
     """All events by round, and the returns of clients that the run did not record."""
     return sorted([*records.events, *_returns(records)], key=lambda event: event.round)
 
 
-def timeline(events: Sequence[EventRecord]) -> PageTable | None:
+def timeline(events: Sequence[Incident]) -> PageTable | None:
     """One row an event, the latest if there are too many; None if nothing happened."""
     if not events:
         return None
@@ -30,7 +31,7 @@ def timeline(events: Sequence[EventRecord]) -> PageTable | None:
         [
             TableCell(str(event.round)),
             TableCell(event.participant),
-            TableCell(_words(event.event), pill=_mood(event.event)),
+            TableCell(_words(event.incident), pill=_mood(event.incident)),
             TableCell(event.reason),
         ]
         for event in latest
@@ -40,13 +41,13 @@ def timeline(events: Sequence[EventRecord]) -> PageTable | None:
     return PageTable(caption, columns, rows, "timeline", participants=[event.participant for event in latest])
 
 
-def events_charts(events: Sequence[EventRecord]) -> list[RoundChart]:
+def events_charts(events: Sequence[Incident]) -> list[RoundChart]:
     """Events by round; few of them are seen at a glance in the table."""
     if len(events) <= _FEW:
         return []
     # further kinds would share a colour; the table has them all
-    kinds = list(dict.fromkeys(event.event for event in events))[: len(COLOURS)]
-    counts = {kind: Counter(event.round for event in events if event.event == kind) for kind in kinds}
+    kinds = list(dict.fromkeys(event.incident for event in events))[: len(COLOURS)]
+    counts = {kind: Counter(event.round for event in events if event.incident == kind) for kind in kinds}
     parts = {_words(kind): dict(sorted(by_round.items())) for kind, by_round in counts.items()}
     return [stacked_chart("Events by round", "events", parts)]
 
@@ -60,16 +61,16 @@ def rounds_of(records: RunRecords) -> dict[str, list[int]]:
     return {client: sorted(numbers) for client, numbers in rounds.items()}
 
 
-def _returns(records: RunRecords) -> list[EventRecord]:
+def _returns(records: RunRecords) -> list[Incident]:
     """Read off the ledger, where the run did not record it: a client that was excluded answers again."""
-    recorded = {(event.participant, event.round) for event in records.events if event.event == _RETURNED}
+    recorded = {(event.participant, event.round) for event in records.events if event.incident == _RETURNED}
     rounds = rounds_of(records)
-    returns: dict[tuple[str, int], EventRecord] = {}
+    returns: dict[tuple[str, int], Incident] = {}
     for event in records.excluded():
         later = next((number for number in rounds.get(event.participant, ()) if number > event.round), None)
         if later is not None and not any((event.participant, n) in recorded for n in range(event.round, later + 1)):
             reason = f"first answer after its exclusion in round {event.round}"
-            returns[event.participant, later] = EventRecord(later, event.participant, _RETURNED, reason)
+            returns[event.participant, later] = Incident(later, event.participant, _RETURNED, reason)
     return list(returns.values())
 
 
