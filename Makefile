@@ -10,11 +10,12 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-others test-studies test-all bench lint house docs dist clean
+.PHONY: help install demo test test-docs test-methods test-engines test-deploy test-browser test-others test-studies test-all bench lint house docs dist clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, beside its server alone"
 	@echo "make test      fast tests        make test-all   all tests"
+	@echo "make test-docs tests of the documentation and of the tools"
 	@echo "make bench     benchmarks        make lint       ruff and mypy"
 	@echo "make docs      the site          make dist       wheel and source archive, tested"
 
@@ -35,11 +36,16 @@ demo: install
 	@echo "One seed is no claim: make results STUDY=demo runs five of each."
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --ignore=$(HOUSE)
+
+# what pages promise and what tools count, slow ones too; the wheel's tests belong to make dist
+test-docs: install
+	$(BIN)/python -m pytest -q -n 2 $(HOUSE) --ignore=$(HOUSE)/test_wheel.py
 
 # all tests, slow ones too, in parts that can run side by side: make -j 5 test-all
 METHODS := $(addprefix tests/,algorithms aggregation losses models optim presets tasks)
 ENGINES := $(addprefix tests/,engines faults runs)
+HOUSE := tests/house
 BROWSER := tests/reporting/test_html_browser.py
 
 test-methods: install
@@ -59,9 +65,9 @@ test-studies: install
 	$(BIN)/python -m pytest -q -rs tests/lab/studies/test_smoke.py
 
 test-others: install
-	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(BROWSER) tests/deploy)
+	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(BROWSER) $(HOUSE) tests/deploy)
 
-test-all: test-methods test-engines test-deploy test-browser test-others
+test-all: test-docs test-methods test-engines test-deploy test-browser test-others
 
 bench: install
 	@for name in losses evaluation engine gca released_round weights gates backbone aggregation transport engines studies; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
@@ -93,7 +99,7 @@ $(VENV)/.docs: $(STAMP)
 dist: install
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
-	$(BIN)/python -m pytest -q tests/test_wheel.py
+	$(BIN)/python -m pytest -q $(HOUSE)/test_wheel.py
 
 clean:
 	rm -rf dist site $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -12,7 +12,7 @@ import pytest
 
 from polyfed.runs.experiment import Experiment
 
-PROGRAMS = Path(__file__).parents[1] / "benchmarks" / "attackers"
+PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "attackers"
 OPTIONS = SimpleNamespace(set=[], seed=0, rounds=2)
 
 

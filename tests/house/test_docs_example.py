@@ -38,7 +38,7 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 METHOD = {"name": "consensus.Consensus", "digest_epochs": 3}
 SECTIONS = (
     *(Experiment, DataSettings, PublicSettings, ServerSettings, GroupSettings, ModelSettings),

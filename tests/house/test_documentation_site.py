@@ -20,7 +20,7 @@ from messages import Message, messages
 from polyfed.cli import catalogue
 from polyfed.runs.presets import preset_names
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "headless_shell")
 BROWSER = next((found for found in map(shutil.which, BROWSERS) if found), None)
 WIDTHS = [400, 900, 1400]

@@ -14,7 +14,7 @@ from polyfed.lab.studies.study_files import study_files
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import preset_names
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 OPTIONS = {"--seed": "run.seed", "--rounds": "run.rounds", "--engine": "run.engine.name", "--twin": "twin.kind"}
 

@@ -15,7 +15,7 @@ import yaml
 
 from small_federations import tiny_experiment
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
