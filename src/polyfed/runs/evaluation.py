@@ -15,7 +15,7 @@ from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
-from polyfed.runs.conditions import Conditions
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
 from polyfed.runs.saved import ServerModel
 
@@ -117,7 +117,7 @@ def _samples(server: ServerModel, target: Target) -> Samples:
     return samples
 
 
-def _source(conditions: Conditions, target: Target, modalities: Sequence[str]) -> Source:
+def _source(conditions: Experiment, target: Target, modalities: Sequence[str]) -> Source:
     known = conditions.data.sources
     if target.data in known:
         source = known[target.data]
@@ -134,7 +134,7 @@ def _source(conditions: Conditions, target: Target, modalities: Sequence[str]) -
     return bare.model_copy(update={"columns": columns, "targets": _target_columns(conditions, target, there)})
 
 
-def _parquet_folder(conditions: Conditions, target: Target) -> Path:
+def _parquet_folder(conditions: Experiment, target: Target) -> Path:
     below = conditions.data.data_folder
     places = [Path(target.data).expanduser(), *([below / target.data] if below is not None else [])]
     for place in places:
@@ -145,7 +145,7 @@ def _parquet_folder(conditions: Conditions, target: Target) -> Path:
     raise DataError(f"--data '{target.data}' is neither a source of the run nor a folder, {looked}; {hint}")
 
 
-def _column(conditions: Conditions, target: Target, modality: str, there: Sequence[str]) -> str:
+def _column(conditions: Experiment, target: Target, modality: str, there: Sequence[str]) -> str:
     """What the user says, else what a source of the run calls it (the server's first), else its own name."""
     sources = [*_server_source(conditions), *conditions.data.sources.values()]
     known = [source.columns[modality] for source in sources if modality in source.columns]
@@ -160,12 +160,12 @@ def _column(conditions: Conditions, target: Target, modality: str, there: Sequen
     )
 
 
-def _target_columns(conditions: Conditions, target: Target, there: Sequence[str]) -> dict[str, str]:
+def _target_columns(conditions: Experiment, target: Target, there: Sequence[str]) -> dict[str, str]:
     known = {name: column for source in _server_source(conditions) for name, column in source.targets.items()}
     return {name: column for name, column in known.items() if column in there} | dict(target.targets)
 
 
-def _server_source(conditions: Conditions) -> list[Source]:
+def _server_source(conditions: Experiment) -> list[Source]:
     return [conditions.data.sources[conditions.server.source]] if conditions.server else []
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import require_plain
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from polyfed.federation.population import Population
     from polyfed.federation.types import ClientType
     from polyfed.models.model import Model
-    from polyfed.runs.conditions import Conditions
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.loaded import LoadedModel
     from polyfed.runs.saved import ServerModel
     from polyfed.wire.messages import StateVersion
+
+_JUDGING = ("device", "threads", "precision", "evaluation_batch")  # settings of a run that judging a model takes
 
 
 def open_run(
@@ -118,21 +119,31 @@ class Run:
             RunError: as for ``files``.
             ConfigError: it names code, which ``allow_code`` does not allow.
         """
-        from polyfed.runs.conditions import moved
+        return self._settings(self._config)
+
+    @cached_property
+    def conditions(self) -> Experiment:
+        """What judging a saved model takes: data, server, device; not the method, whose code may be elsewhere."""
+        content = self._config
+        run = content.get("run", {})
+        judging = {key: run[key] for key in _JUDGING if key in run} if isinstance(run, dict) else run
+        kept = {key: content[key] for key in ("name", "data", "server") if key in content}
+        return self._settings(kept | {"algorithm": "server_only", "run": judging})
+
+    @property
+    def _config(self) -> dict[str, Any]:
         from polyfed.runs.config_files import resolved_config
+
+        return resolved_config(self.files.path / "config.yaml")
+
+    def _settings(self, content: Mapping[str, Any]) -> Experiment:
         from polyfed.runs.experiment import Experiment
 
         with code_of(self.folder, self.allow_code):
-            experiment = Experiment.load(resolved_config(self.files.path / "config.yaml"))
-        return moved(experiment, self.data_dir, self.weights_dir)
-
-    @cached_property
-    def conditions(self) -> Conditions:
-        """The part of the settings that takes no method, whose code may be elsewhere."""
-        from polyfed.runs.conditions import read_conditions
-
-        with code_of(self.folder, self.allow_code):
-            return read_conditions(self.files.path / "config.yaml", self.data_dir, self.weights_dir)
+            experiment = Experiment.load(content)
+        folders = {"dir": self.data_dir, "weights_dir": self.weights_dir}
+        moved = {key: folder.resolve() for key, folder in folders.items() if folder is not None}
+        return experiment.model_copy(update={"data": experiment.data.model_copy(update=moved)})
 
     @cached_property
     def federation(self) -> Population:
@@ -265,6 +276,8 @@ class Run:
             RunError: nobody has taken part yet.
             ConfigError: clients keep no model, or live elsewhere; or the device is not there.
         """
+        from polyfed.runs.cohorts import accepted_in
+
         algorithm = self.experiment.algorithm
         if not self.has_client_models:
             raise ConfigError(
@@ -277,8 +290,7 @@ class Run:
                 f"the clients of '{self.folder}' live at other sites, and so do their models; give a simulated run"
             )
         _ = self.place  # a device that is not there is told before anything is read
-        facts = {} if self.newest_checkpoint is None else self.newest_checkpoint.facts
-        accepted = {client: (version[0], version[1]) for client, version in facts.get("accepted", {}).items()}
+        accepted = {} if self.newest_checkpoint is None else accepted_in(self.newest_checkpoint.facts)
         if not accepted:
             raise RunError(f"no client of run '{self.folder}' has taken part in a complete round yet (polyfed resume)")
         return {name: accepted[name] for name in self.federation.members if name in accepted}
