@@ -205,7 +205,7 @@ def _config(
         "round": saved.config["round"],
         "dim": saved.settings.dim,
         "task": saved.config["task"],
-        "classes": named.get(getattr(saved.task, "target", "")) if classes else None,
+        "classes": named.get(saved.task.class_targets[0]) if classes else None,
         "modalities": {
             modality: {
                 "program": program.path.name,

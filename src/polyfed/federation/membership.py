@@ -185,16 +185,17 @@ def _additional_group(name: str, group: GroupSettings, public: PublicSettings | 
 
 def _require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> None:
     """Check that one model and one task fit both splits that the clients of a group hold."""
-    key, target = f"clients.{name}.also", _target(group.task)
+    key = f"clients.{name}.also"
     missing = [modality for model in group.models for modality in model.encoders if modality not in also.columns]
     if missing:
         has = ", ".join(also.columns) or "none"
         raise ConfigError(f"{key}: '{also.source}' has no '{missing[0]}', which these clients encode; it has: {has}")
-    if target and own.source != also.source and not _have_equal_classes(target, own, also):
-        raise ConfigError(
-            f"{key}: classes of '{target}' in '{also.source}' are not those of '{own.source}', by their names, so one "
-            "classifier cannot learn both; hold sources with the same classes"
-        )
+    for target in group.task.class_targets:
+        if own.source != also.source and not _have_equal_classes(target, own, also):
+            raise ConfigError(
+                f"{key}: classes of '{target}' in '{also.source}' are not those of '{own.source}', by their names, so "
+                "one classifier cannot learn both; hold sources with the same classes"
+            )
 
 
 def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
@@ -210,10 +211,6 @@ def with_additional(own: Samples, also: Samples, task: Task) -> Samples:
     differing = {
         name
         for name in own.classes.keys() & also.classes.keys()
-        if tuple(own.classes[name]) != tuple(also.classes[name]) and name != _target(task)
+        if tuple(own.classes[name]) != tuple(also.classes[name]) and name not in task.class_targets
     }
     return union([own.without_targets(differing), also.without_targets(differing)])
-
-
-def _target(task: Task) -> str:
-    return str(getattr(task, "target", ""))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.core.settings import Settings
 from polyfed.data.pictures import MOST_PIXELS, PIXELS
@@ -98,11 +98,19 @@ def _require_batch(task: Task, training: TrainingSettings) -> None:
         )
 
 
+def _several(value: Any) -> Any:
+    return {"name": "joint", "tasks": value} if isinstance(value, list | tuple) else value
+
+
+TaskSettings = Annotated[SerializeAsAny[Task], BeforeValidator(_several, json_schema_input_type=Task | list[Task])]
+"""A task, or a list of several."""
+
+
 class ServerSettings(Settings):
     """The server's model, its task, and the data that it is judged on."""
 
     model: ModelSettings
-    task: SerializeAsAny[Task]
+    task: TaskSettings
     source: str = Field(description="source of the server's validation and test samples")
     validation_split: str | None = Field(
         default="validation", description="split for model selection; None: no selection"
@@ -165,7 +173,7 @@ class GroupSettings(Settings):
     also: AlsoSettings | None = Field(
         default=None, description="items that are dealt out among the clients in addition: ``public``, or a source"
     )
-    task: SerializeAsAny[Task]
+    task: TaskSettings
     type: TypeName = ""
     models: list[ModelSettings] = Field(min_length=1, description="client k gets models[k % len(models)]")
     training: TrainingSettings = Field(default_factory=TrainingSettings)

@@ -14,6 +14,7 @@ from torch import Tensor
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import TensorPlaces
+from polyfed.tasks.joint import Joint
 from polyfed.tasks.task import Task
 
 _DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes or of frozen values, in an architecture's
@@ -84,20 +85,23 @@ def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
     """Name of a task's head in ``Model.heads`` and in the name of an architecture; equal where heads mean the same.
 
     It says the task, those of its settings that shape the head (where they are not the defaults), and, for a task with
-    classes, which classes these are: by their names, or, where they have none, by the source that numbers them.
+    classes, which classes these are: by their names, or, where they have none, by the source that numbers them. Several
+    tasks have the names of all.
 
     Args:
         task: whose head.
         split: data that the head is for.
         kept_apart: what the configuration calls the type, if it keeps it apart from others that are alike.
     """
+    if isinstance(task, Joint):
+        names = "+".join(head_name(one, split) for one in task.tasks)
+        return ":".join(map(_escaped, [names, "", kept_apart])).rstrip(":")
     parts = [task.component_name()]
     for name in task.shaping_settings():
         value = getattr(task, name)
         if value != type(task).model_fields[name].get_default(call_default_factory=True):
             parts.append(_written(name, value))
-    target = str(getattr(task, "target", ""))
-    classes = [target, _classes_of(target, split)] if target else [""]
+    classes = [text for target in task.class_targets for text in (target, _classes_of(target, split))] or [""]
     return ":".join(map(_escaped, ["-".join(parts), *classes, *filter(None, [kept_apart])])).rstrip(":")
 
 

@@ -170,12 +170,12 @@ def _server_source(conditions: Experiment) -> list[Source]:
 
 
 def _require_same_classes(server: ServerModel, samples: Samples, target: Target) -> None:
-    """Labels mean what the model learnt; a task without ``target`` uses none."""
-    name = getattr(server.task, "target", "")
-    learnt, there = server.classes.get(name), samples.classes.get(name)
-    if learnt and there and learnt != tuple(there):
-        first = next((a, b) for a, b in zip([*learnt, None], [*there, None], strict=False) if a != b)
-        raise DataError(
-            f"classes of '{name}' in '{target.data}' are not those that the model learnt (first difference: "
-            f"learnt {first[0]!r}, found {first[1]!r}); renumber the labels, or evaluate on another data set"
-        )
+    """Labels mean what the model learnt."""
+    for name in server.task.class_targets:
+        learnt, there = server.classes.get(name), samples.classes.get(name)
+        if learnt and there and learnt != tuple(there):
+            first = next((a, b) for a, b in zip([*learnt, None], [*there, None], strict=False) if a != b)
+            raise DataError(
+                f"classes of '{name}' in '{target.data}' are not those that the model learnt (first difference: "
+                f"learnt {first[0]!r}, found {first[1]!r}); renumber the labels, or evaluate on another data set"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -44,8 +44,6 @@ class PairTask(Task):
     are means over all queries, and so is ``gallery_<b>_batch<B>``. They are not part of ``r1_sum``.
     """
 
-    fewest: ClassVar[int] = 2
-
     between: tuple[str, str] = Field(default=("image", "text"), description="the two modalities")
     mask_siblings: bool = Field(
         default=False,
@@ -81,6 +79,10 @@ class PairTask(Task):
         if 1 not in self.cutoffs:
             raise ValueError(f"cutoffs {list(self.cutoffs)} lack 1, which the primary metric needs; add it")
         return self
+
+    @property
+    def fewest(self) -> int:
+        return 2
 
     @property
     def primary(self) -> str:

@@ -21,8 +21,16 @@ class Task(Settings):
     shapes_head: ClassVar[tuple[str, ...] | None] = None
     """Settings by which two heads of this task differ, besides their classes (``target``); None: all settings."""
 
-    fewest: ClassVar[int] = 1
-    """Samples of a batch below which there is nothing to learn."""
+    @property
+    def fewest(self) -> int:
+        """Samples of a batch below which there is nothing to learn."""
+        return 1
+
+    @property
+    def class_targets(self) -> tuple[str, ...]:
+        """Targets that hold the classes which the task tells apart."""
+        target = getattr(self, "target", "")
+        return (target,) if target else ()
 
     @classmethod
     def shaping_settings(cls) -> tuple[str, ...]:

@@ -161,13 +161,13 @@ class Simulated:
 
     def judges(self, trained: TrainedModel) -> dict[str, Member]:
         """Clients that can judge the model: with its task, modalities and classes, and test samples."""
-        target = getattr(trained.task, "target", "")
         suited = {}
         for name, member in self.federation.members.items():
             like = member.settings.task == trained.task and set(member.model.encoders) == set(trained.settings.encoders)
             if like and member.settings.test_split is not None:
                 test = self.test(trained, member)
-                if len(test) > 0 and test.classes.get(target) == trained.classes.get(target):
+                targets = trained.task.class_targets
+                if len(test) > 0 and all(test.classes.get(name) == trained.classes.get(name) for name in targets):
                     suited[name] = member
         return suited
 

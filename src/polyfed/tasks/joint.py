@@ -1,0 +1,112 @@
+"""Several tasks of one participant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Self, TypeVar
+
+from pydantic import Field, SerializeAsAny, model_validator
+from torch import Tensor, nn
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.data.view import View
+from polyfed.models.model import Embedder, Model
+from polyfed.tasks.scores import TaskScores
+from polyfed.tasks.task import Task
+
+_T = TypeVar("_T")
+
+
+class Joint(Task):
+    """Several tasks at once, of which each has a head of its own; written as a list where one task could stand.
+
+    Metrics are those of each task after its name, ``retrieval_r1_sum`` and ``classification_accuracy``; the first
+    task's primary metric selects models. Two tasks of one name are told apart by their targets, or else numbered.
+    """
+
+    tasks: tuple[SerializeAsAny[Task], ...] = Field(min_length=2, description="the tasks")
+    weights: tuple[float, ...] | None = Field(default=None, description="factor of each task's loss; None: all 1")
+
+    @model_validator(mode="after")
+    def _plain_and_weighted(self) -> Self:
+        if any(isinstance(task, Joint) for task in self.tasks):
+            raise ValueError("tasks holds a joint task; list its tasks here")
+        if self.weights is not None and (len(self.weights) != len(self.tasks) or min(self.weights) <= 0):
+            raise ValueError(f"weights {list(self.weights)} must be {len(self.tasks)} numbers above 0, one a task")
+        return self
+
+    @cached_property
+    def by_name(self) -> dict[str, Task]:
+        """The tasks by the names that their heads and metrics carry."""
+        shared = Counter(task.component_name() for task in self.tasks)
+        names = [
+            f"{name}-{target}" if shared[name] > 1 and target else name
+            for name, target in ((task.component_name(), "-".join(task.class_targets)) for task in self.tasks)
+        ]
+        return {
+            f"{name}-{names[:k].count(name) + 1}" if names.count(name) > 1 else name: task
+            for k, (name, task) in enumerate(zip(names, self.tasks, strict=True))
+        }
+
+    @property
+    def fewest(self) -> int:
+        return max(task.fewest for task in self.tasks)
+
+    @property
+    def class_targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(target for task in self.tasks for target in task.class_targets))
+
+    @property
+    def target_views(self) -> Mapping[str, View]:
+        return {name: view for task in self.tasks for name, view in task.target_views.items()}
+
+    @property
+    def is_per_sample(self) -> bool:
+        return all(task.is_per_sample for task in self.tasks)
+
+    @property
+    def primary(self) -> str:
+        name, first = next(iter(self.by_name.items()))
+        return f"{name}_{first.primary}"
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        known = {name: dict.fromkeys(task.metric_names) for name, task in self.by_name.items()}
+        return tuple(_prefixed(known)) if all(known.values()) else ()
+
+    def head(self, dim: int, samples: Samples) -> nn.Module | None:
+        heads = {name: task.head(dim, samples) for name, task in self.by_name.items()}
+        return nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
+
+    def require_model(self, model: Model) -> None:
+        for task in self.tasks:
+            task.require_model(model)
+
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        """Weighted sum of the tasks' losses."""
+        losses = [task.loss(model, _own(head, name), batch) for name, task in self.by_name.items()]
+        weighted = [weight * loss for weight, loss in zip(self.weights or [1.0] * len(losses), losses, strict=True)]
+        return sum(weighted[1:], weighted[0])
+
+    def evaluate(
+        self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
+        found = {
+            name: task.evaluate(model, _own(head, name), samples, batch_size=batch_size)
+            for name, task in self.by_name.items()
+        }
+        by_item = {name: scores.by_item for name, scores in found.items() if isinstance(scores, TaskScores)}
+        return TaskScores(_prefixed(found), _prefixed(by_item))
+
+    def judge(self, representations: Mapping[str, Tensor], samples: Samples) -> float | None:
+        return self.tasks[0].judge(representations, samples)
+
+
+def _own(head: nn.Module | None, name: str) -> nn.Module | None:
+    return head[name] if isinstance(head, nn.ModuleDict) and name in head else None
+
+
+def _prefixed(by_task: Mapping[str, Mapping[str, _T]]) -> dict[str, _T]:
+    return {f"{name}_{metric}": value for name, values in by_task.items() for metric, value in values.items()}
