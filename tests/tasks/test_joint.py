@@ -68,17 +68,16 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
 
 
 def test_a_participant_learns_several_tasks(tiny: dict[str, Any], tmp_path: Path) -> None:
-    both = ["retrieval", {"name": "classification", "modality": "text", "target": "topic"}]
+    both = ["retrieval", {"name": "classification", "modality": "image"}]
     for participant in (tiny["server"], tiny["clients"]["paired"]):
         participant["task"] = both
     tiny["clients"].pop("image")
-    tiny["data"]["sources"]["scenes"] |= {"train": 96, "targets": {"topic": "topic"}}
-    tiny["algorithm"]["local_epochs"] = 3
-    tiny["run"] |= {"rounds": 3, "evaluate_clients": True}
+    tiny["run"] |= {"rounds": 1, "evaluate_clients": True}
     finished = run(Experiment.load(tiny), tmp_path / "run")
-    losses = finished.records.series("server", "classification_loss")
-    assert losses[3] < losses[0]
-    assert set(finished.records.series("server", "retrieval_r1_sum")) == {0, 1, 2, 3}
-    assert "retrieval_r1_sum" in finished.records.metric_names("paired-0")
+    assert {"retrieval_r1_sum", "classification_accuracy"} <= set(finished.records.metric_names("paired-0"))
     again = open_run(tmp_path / "run")
-    assert isinstance(again.experiment.server.task, Joint)
+    assert isinstance(again.server_model().task, Joint)
+    (before,) = again.federation.server_model().heads.values()
+    (after,) = again.server_model().model.heads.values()
+    learnt = {name for name, value in after.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    assert {name.partition(".")[0] for name in learnt} == {"retrieval", "classification"}
