@@ -18,9 +18,18 @@ from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.wire.payload import Representations, Weights
+from small_federations import Config, tiny_experiment
 
-Config = dict[str, Any]
 COMPARED = ("metrics.jsonl", "ledger.jsonl", "partition.json")
+
+
+def creamfl() -> Config:
+    """Three rounds, with two of three clients each."""
+    config = tiny_experiment()
+    config["data"]["sources"]["scenes"]["train"] = 24  # of which 16 are public
+    config["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    config["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
+    return config
 
 
 def contents(result: Run | Path) -> dict[str, bytes]:

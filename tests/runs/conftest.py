@@ -9,19 +9,11 @@ from pathlib import Path
 import pytest
 
 import polyfed
-from misbehaving import contents, interrupted
+from misbehaving import contents, creamfl, interrupted
 from polyfed.runs.experiment import Experiment
-from small_federations import Config, tiny_experiment
+from small_federations import Config
 
 Stopped = Callable[..., Path]
-
-
-def creamfl() -> Config:
-    config = tiny_experiment()
-    config["data"]["sources"]["scenes"]["train"] = 24  # of which 16 are public
-    config["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
-    config["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    return config
 
 
 @pytest.fixture

@@ -38,27 +38,17 @@ def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(stopped: St
     assert contents(polyfed.resume(stopped(2), quiet=True)) == whole
 
 
+@pytest.mark.parametrize("file", ["round-000002.safetensors", "clients/*/000002-*.safetensors"])
 def test_a_damaged_checkpoint_falls_back_to_the_round_before(
-    stopped: Stopped, whole: Contents, caplog: pytest.LogCaptureFixture
+    stopped: Stopped, whole: Contents, caplog: pytest.LogCaptureFixture, file: str
 ) -> None:
     folder = stopped(3)
-    newest = sorted((folder / "checkpoints").glob("round-*.safetensors"))[-1]
-    assert newest.stem == "round-000002"
+    newest = sorted((folder / "checkpoints").glob(file))[0]
     newest.write_bytes(newest.read_bytes()[:-100])
     resumed = polyfed.resume(folder, quiet=True)
-    assert "round-000002 is damaged" in caplog.text
+    damaged = f"client '{newest.parent.name}'" if "clients" in file else "round-000002"
+    assert f"{damaged} is damaged" in caplog.text
     assert "continuing from round 1" in caplog.text
-    assert contents(resumed) == whole
-
-
-def test_a_damaged_client_state_falls_back_too(
-    stopped: Stopped, whole: Contents, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = stopped(3)
-    states = sorted((folder / "checkpoints" / "clients").rglob("000002-*.safetensors"))
-    states[0].write_bytes(b"rubbish")
-    resumed = polyfed.resume(folder, quiet=True)
-    assert f"client '{states[0].parent.name}' is damaged" in caplog.text
     assert contents(resumed) == whole
 
 
@@ -66,22 +56,31 @@ def test_resuming_a_finished_run_changes_nothing(finished: Path, whole: Contents
     assert contents(polyfed.resume(finished, quiet=True)) == whole
 
 
-def test_a_run_without_any_readable_checkpoint_says_so(finished: Path) -> None:
-    for path in (finished / "checkpoints").glob("round-*.safetensors"):
+def emptied(folder: Path) -> None:
+    for path in (folder / "checkpoints").glob("round-*.safetensors"):
         path.write_bytes(b"")
-    with pytest.raises(RunError, match=r"no usable checkpoint \(checkpoint round-000003 is damaged"):
-        polyfed.resume(finished, quiet=True)
 
 
-def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is no run folder"):
-        polyfed.resume(tmp_path, quiet=True)
+def edited(folder: Path) -> None:
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("rounds: 3", "rounds: 4"))
 
 
-def test_an_edited_configuration_cannot_be_resumed(finished: Path) -> None:
-    text = (finished / "config.yaml").read_text()
-    (finished / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
-    with pytest.raises(RunError, match="was edited"):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (emptied, r"no usable checkpoint \(checkpoint round-000003 is damaged"),
+        (
+            lambda folder: shutil.rmtree(folder / "checkpoints" / "clients"),
+            r"no usable checkpoint \(the state of client '[\w-]+' is damaged",
+        ),
+        (edited, "was edited"),
+        (lambda folder: (folder / "config.yaml").unlink(), "is no run folder"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_says_why(finished: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(finished)
+    with pytest.raises(RunError, match=message):
         polyfed.resume(finished, quiet=True)
 
 
@@ -103,16 +102,6 @@ def test_a_folder_of_preparations_that_were_killed_can_be_used(config: Config, t
     (tmp_path / "a" / "vocabulary").mkdir(parents=True)
     (tmp_path / "a" / ".lock").touch()
     assert polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True).records.rounds == 3
-
-
-# ---- what is lost
-
-
-def test_lost_states_of_clients_stop_a_resume_with_the_reason(stopped: Stopped) -> None:
-    folder = stopped(3)
-    shutil.rmtree(folder / "checkpoints" / "clients")
-    with pytest.raises(RunError, match=r"no usable checkpoint \(the state of client '[\w-]+' is damaged"):
-        polyfed.resume(folder, quiet=True)
 
 
 def test_a_run_keeps_its_identity_and_shares_it_with_no_other(config: Config, tmp_path: Path) -> None:

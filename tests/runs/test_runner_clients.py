@@ -6,31 +6,17 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import polyfed
 from by_hand import play
-from misbehaving import contents, facts, failing, happened
+from misbehaving import contents, creamfl, facts, failing, happened
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from sessions import prepared, site_of
-from small_federations import Config, tiny_experiment
-
-
-def creamfl(**run: Any) -> Config:
-    config = tiny_experiment()
-    config["data"]["sources"]["scenes"]["train"] = 24  # of which 16 are public
-    config["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
-    config["run"] |= {"rounds": 3} | run
-    return config
-
-
-@pytest.fixture
-def config(tiny: Config) -> Config:
-    return creamfl()
+from small_federations import Config
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +25,8 @@ def misbehaved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
     @cache
     def finished(how: str, evaluate_clients: bool = True) -> Run:
-        config = failing(creamfl(evaluate_clients=evaluate_clients), how)
+        config = failing(creamfl(), how)
+        config["run"]["evaluate_clients"] = evaluate_clients
         return polyfed.run(Experiment.parse(config), tmp_path_factory.mktemp(how) / "run", quiet=True)
 
     return finished
