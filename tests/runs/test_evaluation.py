@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from polyfed import Experiment
+from polyfed import Experiment, open_run
 from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.data.sources.scenes import Scenes, scenes_schema
 from polyfed.runs.evaluation import Target, evaluate_model
@@ -65,7 +65,7 @@ def test_the_best_model_is_that_of_the_best_validation(tiny_run: Path) -> None:
 def test_any_folder_of_pictures_and_captions_will_do(tiny_run: Path, parquet: Path) -> None:
     expected = evaluate_model(tiny_run, "scenes").metrics
     assert evaluate_model(tiny_run, str(parquet)).metrics == expected
-    assert evaluate_model(tiny_run, "pictures", data_dir=parquet.parent).metrics == expected
+    assert evaluate_model(open_run(tiny_run, data_dir=parquet.parent), "pictures").metrics == expected
 
 
 def test_columns_of_other_names_are_given(tiny_run: Path, parquet: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_run_folder_may_be_moved(tiny_run: Path, tmp_path: Path) -> None:
 )
 def test_data_that_is_not_there(tiny_run: Path, parquet: Path, data: str, split: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        evaluate_model(tiny_run, Target(data, split), data_dir=parquet.parent)
+        evaluate_model(open_run(tiny_run, data_dir=parquet.parent), Target(data, split))
     assert "\n" not in str(caught.value)
 
 
@@ -144,7 +144,7 @@ def test_threads_are_as_before(tiny_run: Path) -> None:
 
 def test_an_unusable_device(tiny_run: Path) -> None:
     with pytest.raises(ConfigError, match="'warp' is not usable here"):
-        evaluate_model(tiny_run, "scenes", device="warp")
+        evaluate_model(open_run(tiny_run, device="warp"), "scenes")
 
 
 def test_no_run(tmp_path: Path) -> None:

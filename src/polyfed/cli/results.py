@@ -116,7 +116,7 @@ def evaluate_command(
     from polyfed.runs.evaluation import Target, evaluate_model
 
     samples = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))
-    evaluation = evaluate_model(run, samples, which=which, **vars(places))
+    evaluation = evaluate_model(places.open(run), samples, which=which)
     if as_json:
         typer.echo(json.dumps({"run": str(run), **vars(evaluation)}, indent=1))
     else:
@@ -187,10 +187,11 @@ def export_command(
     from polyfed.export.hugging_face import export_hugging_face
     from polyfed.export.model import export_model
 
+    opened = open_run(run, weights_dir=weights_dir, allow_code=allow_code)
     if form == "huggingface":
-        path = export_hugging_face(run, out, which=which, weights_dir=weights_dir, push=push, allow_code=allow_code)
+        path = export_hugging_face(opened, out, which=which, push=push)
     elif push is not None:
         raise ConfigError(f"--push {push}: only a folder of --format huggingface is uploaded; add that")
     else:
-        path = export_model(run, out, which=which, weights_dir=weights_dir, onnx=form == "onnx", allow_code=allow_code)
+        path = export_model(opened, out, which=which, onnx=form == "onnx")
     typer.echo(f"exported and checked: {path}{f', uploaded: {push}' if push else ''}")

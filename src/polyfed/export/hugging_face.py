@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +27,30 @@ from polyfed.export.card import model_card
 from polyfed.export.inputs import Recipe
 from polyfed.export.model import Exported, export_programs, new_folder
 from polyfed.reporting.markup import resource
-from polyfed.runs.opened import open_run
+from polyfed.runs.opened import Run, opened
 
 _CODE = "modeling_polyfed"
 _KNOWN = {"torch", "device", "inf", "nan", "fx_pytree", "pytree", "NoneType", "math", "operator", "_operator"}
 
 
 def export_hugging_face(
-    run: Path | str,
+    run: Run | Path | str,
     out: Path | str | None = None,
     *,
     which: str | None = None,
-    weights_dir: Path | None = None,
     push: str | None = None,
     private: bool = True,
-    allow_code: bool = False,
 ) -> Path:
     """Export a run's server model as a Hugging Face folder; it appears complete and checked, or not at all.
 
     ``AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`` loads it, offline and without polyfed.
 
     Args:
-        run: run folder.
+        run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
         out: new folder; by default ``hugging-face`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
-        weights_dir: folder of pretrained weights that the architecture is built from, by default the run's.
         push: ``owner/name`` on the hub, where the folder is uploaded when it is complete; None: nowhere.
         private: whether a repository that is created for it is private.
-        allow_code: import what the run names by import path, see ``polyfed.open_run``.
 
     Returns:
         The folder.
@@ -64,12 +61,12 @@ def export_hugging_face(
     """
     if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
         raise ConfigError(f"'{push}' is no repository; give it as owner/name")
-    opened = open_run(run, weights_dir=weights_dir, device="cpu", allow_code=allow_code)
-    out = Path(out) if out else opened.folder / "hugging-face"
+    on_cpu = replace(opened(run), device="cpu")
+    out = Path(out) if out else on_cpu.folder / "hugging-face"
     with new_folder(out) as draft, tempfile.TemporaryDirectory() as place:
-        exported = export_programs(opened, Path(place), which)
+        exported = export_programs(on_cpu, Path(place), which)
         _write(exported, Path(place), draft)
-        card = model_card(opened.records, exported.config, exported.recipes)
+        card = model_card(on_cpu.records, exported.config, exported.recipes)
         (draft / "README.md").write_text(card, "utf-8")
     if push is not None:
         push_folder(out, push, private=private)

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,28 +35,24 @@ from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.runs.opened import Run, open_run
+from polyfed.runs.opened import Run, opened
 from polyfed.runs.saved import ServerModel
 
 
 def export_model(
-    run: Path | str,
+    run: Run | Path | str,
     out: Path | str | None = None,
     *,
     which: str | None = None,
-    weights_dir: Path | None = None,
     onnx: bool = False,
-    allow_code: bool = False,
 ) -> Path:
     """Export a run's server model; the folder appears complete, with every program checked, or not at all.
 
     Args:
-        run: run folder.
+        run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
         out: new folder; by default ``export`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
-        weights_dir: folder of pretrained weights that the architecture is built from, by default the run's.
         onnx: write each program as ONNX too, checked with onnxruntime (extra ``onnx``).
-        allow_code: import what the run names by import path, see ``polyfed.open_run``.
 
     Returns:
         The folder.
@@ -67,10 +63,10 @@ def export_model(
     """
     if onnx:
         require_onnx()
-    opened = open_run(run, weights_dir=weights_dir, device="cpu", allow_code=allow_code)
-    out = Path(out) if out else opened.folder / "export"
+    on_cpu = replace(opened(run), device="cpu")
+    out = Path(out) if out else on_cpu.folder / "export"
     with new_folder(out) as draft:
-        exported = export_programs(opened, draft, which)
+        exported = export_programs(on_cpu, draft, which)
         for modality, program in exported.all_programs if onnx else ():
             write_onnx(program, exported.specs[modality], f"encoder '{modality}'")
         save_file(dict(exported.saved.weights), draft / "model.safetensors", {"format": "pt"})
@@ -102,13 +98,13 @@ class Exported:
         return (*self.programs.items(), *self.classes.items())
 
 
-def export_programs(opened: Run, folder: Path, which: str | None) -> Exported:
+def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
     """Write the programs of a run's server model, each checked, and the files that preparing inputs takes.
 
     Raises:
         RunError, ConfigError: as for ``export_model``.
     """
-    saved = opened.server_model(which)
+    saved = run.server_model(which)
     model, context = saved.model, saved.context
     saved.warn_if_untrained()
     encoders = saved.settings.encoders
@@ -128,7 +124,7 @@ def export_programs(opened: Run, folder: Path, which: str | None) -> Exported:
         )
         for name, encoder in encoders.items()
     }
-    config = {"experiment": opened.conditions.name, "model": saved.which}
+    config = {"experiment": run.conditions.name, "model": saved.which}
     return Exported(saved, specs, programs, classes, recipes, config | _config(saved, programs, classes, recipes))
 
 

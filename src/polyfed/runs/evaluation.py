@@ -16,7 +16,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.opened import open_run
+from polyfed.runs.opened import Run, opened
 from polyfed.runs.saved import ServerModel
 
 
@@ -58,34 +58,21 @@ class Target:
     targets: Mapping[str, str] = field(default_factory=dict)
 
 
-def evaluate_model(
-    run: Path | str,
-    target: Target | str,
-    *,
-    which: str | None = None,
-    data_dir: Path | None = None,
-    weights_dir: Path | None = None,
-    device: str | None = None,
-    allow_code: bool = False,
-) -> Evaluation:
+def evaluate_model(run: Run | Path | str, target: Target | str, *, which: str | None = None) -> Evaluation:
     """Measure a saved server model on any data set; on the run's own test split, the run's own figures.
 
     Args:
-        run: run folder.
+        run: its folder; or as ``open_run`` gives it, with data or a device elsewhere.
         target: what to evaluate on.
         which: ``best`` or ``last``; by default ``best`` if there is one.
-        data_dir: folder of data sets; by default the run's, else POLYFED_DATA.
-        weights_dir: folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
-        device: by default the run's.
-        allow_code: import what the run names by import path, see ``polyfed.open_run``.
 
     Raises:
         RunError: no run folder or no model in it.
         DataError, ConfigError: the data set is not there or lacks what the model or its task needs.
     """
     target = Target(target) if isinstance(target, str) else target
-    opened = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device, allow_code=allow_code)
-    server, conditions = opened.server_model(which), opened.conditions
+    server = opened(run).server_model(which)
+    conditions = server.run.conditions
     with cpu_threads(conditions.run.threads):
         samples = _samples(server, target)
         server.warn_if_untrained()
