@@ -41,7 +41,7 @@ def report_command(
     run: RunArgument, out: Annotated[Path | None, typer.Option(help="file; by default RUN/report.html")] = None
 ) -> None:
     """Write the report of a run, finished or not, as one HTML file."""
-    from polyfed.reporting.html.page import write_html_report
+    from polyfed.reporting.page import write_html_report
 
     typer.echo(f"written: {write_html_report(open_run(run).records, out)}")
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from polyfed.core.version import __version__
 from polyfed.export.inputs import Recipe
-from polyfed.reporting.html.facts import component, setting
+from polyfed.reporting.facts import component, setting
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.tables import figure
 from polyfed.reporting.traffic import byte_size

@@ -26,7 +26,7 @@ from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.core.untrusted import plain
 from polyfed.data.pictures import opened_picture, picture_bytes
 from polyfed.reporting.gallery import picture_shelf, thumbnail
-from polyfed.reporting.html.page import rendered_page
+from polyfed.reporting.page import rendered_page
 from polyfed.runs.loaded import IMAGES, TEXTS, LoadedModel, Vectors
 from polyfed.runs.opened import Run
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from polyfed.reporting.charts import finite_values
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.statistics import finite_mean, spread_of
+from polyfed.reporting.statistics import finite_mean, finite_values, spread_of
 from polyfed.runs.records import RunRecords
 
 _EVERYBODY = "all clients"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from polyfed.reporting.charts import ChartBand, ChartLine, LegendEntry, RoundChart, RoundSeries, finite_values
+from polyfed.reporting.charts import ChartBand, ChartLine, LegendEntry, RoundChart, RoundSeries
 from polyfed.reporting.compare import PREFERRED
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
+from polyfed.reporting.statistics import finite_values
 from polyfed.reporting.tables import count
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -42,7 +43,7 @@ def recorded_charts(records: RunRecords) -> list[RoundChart]:
         if len(series) > len(COLOURS):
             charts.append(spread_chart(title, family, series, 1, carry=False))
             continue
-        lines = [ChartLine(label, values, (label,), place) for place, (label, values) in enumerate(series.items(), 1)]
+        lines = [ChartLine(label, values, place) for place, (label, values) in enumerate(series.items(), 1)]
         legend = [LegendEntry(line.label, line.colour) for line in lines] if len(lines) > 1 else []
         charts.append(RoundChart(title, family, lines, legend))
     return [chart for chart in charts if chart]
@@ -94,16 +95,16 @@ def spread_chart(
     low, mean, high = _mean_and_range(measured, carry=carry)
     legend = [LegendEntry("mean", colour), LegendEntry("range", colour, "band")]
     if len(measured) <= THIN_LINES:
-        lines = [ChartLine(client, values, ("one client",), 0, thin=True) for client, values in measured.items()]
+        lines = [ChartLine(client, values, 0, thin=True) for client, values in measured.items()]
         legend.append(LegendEntry("one client"))
     else:
         ends = {"lowest": low, "highest": high}
-        lines = [ChartLine(label, values, ("range",), colour, thin=True) for label, values in ends.items()]
-    lines.append(ChartLine("mean", mean, ("mean",), colour))
+        lines = [ChartLine(label, values, colour, thin=True) for label, values in ends.items()]
+    lines.append(ChartLine("mean", mean, colour))
     if reference is not None:
         lines.append(reference)
         legend.append(LegendEntry(reference.label, reference.colour, reference.dash))
-    return RoundChart(title, unit, lines, legend, [ChartBand(low, high, ("range",), colour)])
+    return RoundChart(title, unit, lines, legend, [ChartBand(low, high, colour)])
 
 
 def _mean_and_range(series: Mapping[str, RoundSeries], *, carry: bool) -> list[dict[int, float]]:
@@ -188,16 +189,14 @@ def _server_chart(
     """Metrics of the server, a colour each; how a line is dashed tells test, validation and chance apart."""
     names = {name: (label, 1 + place % len(COLOURS)) for place, (name, label) in enumerate(labels.items())}
     lines = [
-        ChartLine(f"{label} {kind}", values, (label, kind), colour, _DASHES[kind])
+        ChartLine(f"{label} {kind}", values, colour, _DASHES[kind])
         for name, (label, colour) in names.items()
         for kind in ("test", "validation")
         if (values := records.series(SERVER, name, kind))
     ]
     rounds = sorted({number for line in lines for number in line.values})
     for name, (label, colour) in names.items():
-        # two points make the line, one if there is a single round
-        flat = dict.fromkeys([*rounds[:1], *rounds[-1:]], chance_of(name, metrics))
-        line = ChartLine("chance", flat, ("chance", label), colour, "dotted", listed=False)
+        line = ChartLine(f"{label} chance", dict.fromkeys(rounds, chance_of(name, metrics)), colour, "dotted")
         lines += [line] * bool(line.finite)
     return RoundChart(title, unit, lines, [*(LegendEntry(*entry) for entry in names.values()), *_kinds(lines)])
 

@@ -1,9 +1,10 @@
-"""Figures without a display: style, colours that colour-blind readers can tell apart, and PNG files."""
+"""Figures without a display: style, colours that colour-blind readers can tell apart, PNG, and SVG for pages."""
 
 from __future__ import annotations
 
 import functools
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -12,10 +13,12 @@ import numpy as np
 from PIL import Image
 
 from polyfed.core.files import write_atomically
+from polyfed.reporting.markup import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +28,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 GREY = "#767676"
 SEQUENTIAL = "cividis"
 _BELOW = "below"  # marks legends that are put below their axes
+_MOST_PIXELS = 60_000  # of a side; Agg draws 65,535
+_HOVER = "hover:"  # begins the ids of artists whose text a browser shows under the pointer
 
 _STYLE: Any = {
     "font.size": 10,
@@ -39,6 +44,8 @@ _STYLE: Any = {
     "grid.linewidth": 0.8,
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "svg.fonttype": "none",  # texts stay texts: found by a search, read aloud, and small
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # every text of an SVG names them all
     "text.parse_math": False,  # names of classes and metrics are shown as they are; one with a $ would end the drawing
 }
 
@@ -90,13 +97,55 @@ def png_bytes(figure: Figure) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     settle_legends(figure)
-    figure.set_dpi(130)
+    figure.set_dpi(min(130.0, _MOST_PIXELS / max(figure.get_size_inches())))
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()  # once, with the layout: ``savefig`` would draw the figure before that to find it
     # into memory first: an error in drawing must not leave half a file
     buffer = io.BytesIO()
     Image.fromarray(np.asarray(canvas.buffer_rgba())).save(buffer, format="png")
     return buffer.getvalue()
+
+
+@styled
+def svg_text(figure: Figure, label: str) -> str:
+    """The figure as an SVG element for a page, which may stand beside others; ``label`` is read out instead of it."""
+    from html import escape
+
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    settle_legends(figure)
+    buffer = io.StringIO()
+    canvas: Any = FigureCanvasSVG(figure)
+    # equal figures have equal bytes, and ids that no other figure of the page has
+    with mpl.rc_context({"svg.hashsalt": label}):
+        canvas.print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    element = buffer.getvalue().partition("<svg")[2]
+    # ids of groups would be those of other figures on the page; texts are escaped, so that none can look like a group
+    element = re.sub(r'<g id="([^"]*)">', lambda group: f"<g>{_hover_title(group[1])}", element)
+    return printable(f'<svg role="img" aria-label="{escape(label)}"{element}')
+
+
+def hover_id(text: str) -> str:
+    """Id of an artist, a ``gid`` in matplotlib, whose text a browser shows under the pointer."""
+    return f"{_HOVER}{text}"
+
+
+def show_on_hovering(
+    axes: Axes, box: tuple[float, float, float, float], text: str, transform: Transform | None = None
+) -> None:
+    """What a browser shows under the pointer in a box: left, lower end, width, height; of data by default."""
+    from matplotlib.patches import Rectangle
+
+    left, low, width, height = box
+    where: Any = {} if transform is None else {"transform": transform}
+    area = Rectangle((left, low), width, height, alpha=0, gid=hover_id(text), **where)
+    area.set_in_layout(False)
+    axes.add_artist(area)
+
+
+def _hover_title(group: str) -> str:
+    return f"<title>{group.removeprefix(_HOVER)}</title>" if group.startswith(_HOVER) else ""
 
 
 def save(figure: Figure, path: Path) -> Path:

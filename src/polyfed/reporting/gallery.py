@@ -21,9 +21,8 @@ from polyfed.data.pictures import opened_picture, picture_bytes
 from polyfed.data.source import Column, Split
 from polyfed.federation.client import SERVER
 from polyfed.models.model import ModelSettings
-from polyfed.reporting.html.page import rendered_page
-from polyfed.reporting.html.page_tables import plain_table
-from polyfed.reporting.tables import figure
+from polyfed.reporting.page import rendered_page
+from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.loaded import IMAGES, TEXTS, LoadedModel, loaded_model
 from polyfed.runs.opened import Run
 
@@ -118,7 +117,7 @@ def write_gallery(
         "size": ", ".join(f"{len(shelf.values):,} {kind}s" for kind, shelf in shelves.items()),
         "k": k,
         "queries": [query for kind in shelves for query in _queries(shown, shelves, kind, queries)],
-        "table": plain_table(
+        "table": TextTable(
             f"Queries whose right answer is among the first {k}, per cent of all",
             ["participant", "direction", "before", "after"],
             [row for each in shown for row in each.summary()],

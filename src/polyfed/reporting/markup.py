@@ -37,7 +37,7 @@ def _environment(*, html: bool) -> Environment:
     return Environment(
         loader=PackageLoader("polyfed.reporting"),
         autoescape=html,
-        finalize=_printable if html else _markdown,
+        finalize=_html if html else _markdown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -46,12 +46,15 @@ def _environment(*, html: bool) -> Environment:
     )
 
 
-def _printable(value: Any) -> Any:
-    """What a template is about to write; Jinja2 escapes it after this."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
+def printable(text: str) -> str:
+    """The text without what is no HTML or disguises a name."""
     # a lone surrogate cannot be written as UTF-8 and would end the report
-    return value.translate(_UNSAFE).encode("utf-8", "replace").decode()
+    return text.translate(_UNSAFE).encode("utf-8", "replace").decode()
+
+
+def _html(value: Any) -> Any:
+    """What a template is about to write; Jinja2 escapes it after this."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _markdown(value: Any) -> Any:

@@ -1,20 +1,16 @@
-"""What each client holds: bubbles of clients by classes, shares by column, sizes, and bars of classes."""
+"""What each client holds: bubbles of clients by classes, shares by column, and sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
-from polyfed.reporting.charts import BarPart, BarRows, BubbleChart, FigureSheet, HeatMap, HeatMapFrame, SheetChart
+from polyfed.reporting.charts import BarPart, BarRows, BubbleChart, Chart, FigureSheet, HeatMap, LegendEntry
 from polyfed.reporting.curves import group_colour
 from polyfed.reporting.partition_tables import Held, classes_of, column_counts, groups_of, short_names, sources_of
 from polyfed.reporting.tables import count
-from polyfed.runs.records import Holding, RunRecords
+from polyfed.runs.records import RunRecords
 
-MOST_BARS = 60
-"""Up to so many clients of a group have a bar each on a page."""
-
+_MOST_BARS = 60  # up to so many clients of a group have a row each
 _NAMED_CLASSES = 30  # up to here class names fit below the axis
 _LONGEST_NAME = 30  # letters; classes with longer names are numbered, in the order of the table
 _WRITTEN_CELLS = 80  # up to here counts fit into the map
@@ -25,42 +21,28 @@ _QUANTILES = {"smallest": 0.0, "lower quarter": 0.25, "median": 0.5, "upper quar
 def partition_sheet(records: RunRecords) -> FigureSheet | None:
     """One row a group: samples by client and class as bubbles (where labelled), and sizes as bars.
 
-    Where the class is made of columns, shares of each client's items by column stand between them.
+    Where the class is made of columns, shares of each client's items by column stand between them. A group of many
+    clients has a map of items by class and quantiles of the sizes instead.
     """
-    rows: list[list[SheetChart]] = []
-    for group, held in groups_of(records.holdings).items():
-        colour, sources = group_colour(records, group), ", ".join(sources_of(held))
-        # a site that tells only its sizes has no classes to show
-        if not any(holding.labels for holding in held.values()):
-            rows.append([_sizes(f"{group}: sizes, no labels ({sources})", held, colour)])
-            continue
-        charts: list[SheetChart] = [_bubbles(f"{group}: samples by class ({sources})", held, colour)]
-        if any(column_counts(held).values()):
-            charts.append(_shares(held))
-        rows.append([*charts, _sizes("sizes", held, colour)])
+    rows = [
+        _charts_of(group, held, group_colour(records, group)) for group, held in groups_of(records.holdings).items()
+    ]
     return FigureSheet(f"{records.name}: partition", rows) if rows else None
 
 
-def group_charts(group: str, held: Held, colour: int) -> list[BarRows | HeatMap]:
-    """A bar for each client of a group; of many clients their sizes, and a map of classes where there are any."""
-    classes = classes_of(held)
-    if len(held) <= MOST_BARS:
-        strengths = class_strengths(classes)
-        rows = {client: _class_parts(holding, classes, strengths, colour) for client, holding in held.items()}
-        title = f"Items of {group} clients{' by class' if classes else ''}"
-        return [BarRows(title, rows, {client: _amount(holding) for client, holding in held.items()}, "client")]
-    # hundreds of bars say less than five quantiles
-    sizes = [holding.items for holding in held.values()]
-    quantiles = {name: float(np.quantile(sizes, share)) for name, share in _QUANTILES.items()}
-    parts = {name: [BarPart(size, count(size), colour)] for name, size in quantiles.items()}
-    amounts = {name: count(size) for name, size in quantiles.items()}
-    bars = BarRows("Items of a client", parts, amounts, "client")
-    return [bars, _class_map(group, held, classes)] if classes else [bars]
-
-
-def class_strengths(classes: Sequence[str]) -> dict[str, float]:
-    """How strong the colour of each class is, from 1 for the first to 0.35 for the last."""
-    return {name: 1.0 - 0.65 * place / max(1, len(classes) - 1) for place, name in enumerate(classes)}
+def _charts_of(group: str, held: Held, colour: int) -> list[Chart]:
+    sources = ", ".join(sources_of(held))
+    # a site that tells only its sizes has no classes to show
+    labelled = any(holding.labels for holding in held.values())
+    if len(held) > _MOST_BARS:
+        title = f"{group}: items of each of {len(held):,} clients ({sources})"
+        return [*([_class_map(group, held)] if labelled else []), _quantiles(title, held, colour)]
+    if not labelled:
+        return [_sizes(f"{group}: sizes, no labels ({sources})", held, colour)]
+    charts: list[Chart] = [_bubbles(f"{group}: samples by class ({sources})", held, colour)]
+    if any(column_counts(held).values()):
+        charts.append(_shares(held))
+    return [*charts, _sizes("sizes", held, colour)]
 
 
 def _bubbles(title: str, held: Held, colour: int) -> BubbleChart:
@@ -81,10 +63,8 @@ def _shares(held: Held) -> HeatMap:
     shares = np.array([[100 * row[name] / total for name in names] for row, total in zip(counts, items, strict=True)])
     fit = len(names) * len(held) <= _WRITTEN_CELLS
     labels = [[f"{row[name]:,}" for name in names] for row in counts] if fit else []
-    frames = {0: HeatMapFrame(list(held), shares)}
-    return HeatMap(
-        "by column (0 to 100 %)", frames, "column", short_names(names, held), limits=(0.0, 100.0), labels=labels
-    )
+    columns, limits = short_names(names, held), (0.0, 100.0)
+    return HeatMap("by column (0 to 100 %)", list(held), shares, "column", columns, limits=limits, labels=labels)
 
 
 def _sizes(title: str, held: Held, colour: int) -> BarRows:
@@ -97,31 +77,24 @@ def _sizes(title: str, held: Held, colour: int) -> BarRows:
             rows[client].append(BarPart(also, "samples in addition", colour, 0.45))
         items = f"{holding.items:,} items, " if holding.items != holding.samples else ""
         amounts[client] = f"{items}{holding.samples:,}{' samples' if items else ''}"
-    return BarRows(title, rows, amounts, "client", "samples")
+    additional = any(holding.also for holding in held.values())
+    legend = [LegendEntry("samples", colour, "area"), LegendEntry("samples in addition", colour, "band")]
+    return BarRows(title, rows, amounts, "samples", legend if additional else ())
 
 
-def _class_parts(
-    holding: Holding, classes: Sequence[str], strengths: Mapping[str, float], colour: int
-) -> list[BarPart]:
-    also = holding.also["items"] if holding.also else 0
-    if holding.labels:
-        counts = {name: holding.labels[name] for name in classes if name in holding.labels}
-        parts = [BarPart(number, f"{name}: {number:,}", colour, strengths[name]) for name, number in counts.items()]
-    else:
-        parts = [BarPart(holding.items - also, f"{holding.items - also:,} items", colour)]
-    if holding.also:
-        parts.append(BarPart(also, f"in addition, of {holding.also['source']}: {also:,}", colour, 0.2))
-    return parts
+def _quantiles(title: str, held: Held, colour: int) -> BarRows:
+    # hundreds of bars say less than five quantiles
+    sizes = [holding.items for holding in held.values()]
+    quantiles = {name: float(np.quantile(sizes, share)) for name, share in _QUANTILES.items()}
+    amounts = {name: count(size) for name, size in quantiles.items()}
+    rows = {name: [BarPart(size, amounts[name], colour)] for name, size in quantiles.items()}
+    return BarRows(title, rows, amounts, "items")
 
 
-def _amount(holding: Holding) -> str:
-    samples = f" ({holding.samples:,} samples)" if holding.samples != holding.items else ""
-    return f"{holding.items:,}{samples}"
-
-
-def _class_map(group: str, held: Held, classes: Sequence[str]) -> HeatMap:
+def _class_map(group: str, held: Held) -> HeatMap:
+    classes = classes_of(held)
     columns = classes[:_MAP_COLUMNS]
     values = np.array([[float((holding.labels or {}).get(name, 0)) for name in columns] for holding in held.values()])
     note = f"The first {len(columns)} of {len(classes)} classes." if len(columns) < len(classes) else ""
-    title = f"Items of {len(held):,} {group} clients (rows) by class (columns)"
-    return HeatMap(title, {0: HeatMapFrame(list(held), values)}, "class", columns, note)
+    title = f"{group}: items of {len(held):,} clients (rows) by class (columns)"
+    return HeatMap(title, list(held), values, "class", columns, note, scale="items")

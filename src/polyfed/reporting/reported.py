@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from polyfed.reporting.html.page import write_html_report
+from polyfed.reporting.page import write_html_report
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.report import write_report
 from polyfed.runs.events import Callback, Event, RunComplete

@@ -7,7 +7,7 @@ from pathlib import Path
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.charts import FigureSheet, sheet_of
 from polyfed.reporting.curves import metric_charts
-from polyfed.reporting.html.page import write_html_report
+from polyfed.reporting.page import write_html_report
 from polyfed.reporting.plots import run_figures
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER, RunRecords

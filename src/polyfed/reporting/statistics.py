@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, pstdev, stdev
+from typing import TypeVar
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
 """Below these a difference is no claim."""
 
+MOST_DRAWN = 1e100
+"""Magnitude beyond which values are drawn no more than infinite ones are: sums and squares of them must be finite."""
+
+_Key = TypeVar("_Key")
 _NOISE = 1e-9  # of the largest difference: closer ones differ by rounding of floats
+
+
+def finite_values(values: Mapping[_Key, float]) -> dict[_Key, float]:
+    """The values that can be drawn: no NaN, and none beyond ``MOST_DRAWN``."""
+    return {key: value for key, value in values.items() if abs(value) <= MOST_DRAWN}
 
 
 def finite_mean(values: Iterable[float]) -> float:

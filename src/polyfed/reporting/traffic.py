@@ -25,7 +25,7 @@ def running_chart(records: RunRecords) -> RoundChart:
     for colour, (direction, label) in enumerate(BYTE_DIRECTIONS.items(), start=1):
         sent = _mib(records, direction)
         totals = dict(zip(sent, accumulate(sent.values()), strict=True))
-        lines.append(ChartLine(label, totals, (label,), colour))
+        lines.append(ChartLine(label, totals, colour))
     title = f"Sent so far (in all {records.total_bytes() / MIB:,.1f} MiB)"
     return RoundChart(title, "MiB", lines, [LegendEntry(line.label, line.colour) for line in lines])
 
@@ -35,23 +35,23 @@ def seconds_chart(records: RunRecords) -> RoundChart:
     return stacked_chart(title, "seconds", {"seconds": dict(sorted(records.seconds.items()))}, first_colour=3)
 
 
-def traffic_bars(records: RunRecords) -> tuple[list[BarRows], BarRows]:
-    """Bytes by kind, bundle and step, the largest first, and by client in the order of the run."""
+def bytes_bars(records: RunRecords) -> list[BarRows]:
+    """MiB by kind, bundle and step, the largest first, and by client in the order of the run; nothing of no bytes."""
+    if not records.transfers:
+        return []
     kinds = _totals(records, lambda transfer: transfer.kind or "(none)")
     bundles = _totals(records, lambda transfer: f"{transfer.bundle} ({transfer.dtype or transfer.kind})")
     steps = _totals(records, lambda transfer: transfer.step or "(none)")
-    # where each kind is one bundle, both tables would say the same
-    contents = [_bars("By kind of bundle", _largest(kinds), "kind")]
-    if len(bundles) > len(kinds):
-        contents.append(_bars("By bundle", _largest(bundles), "bundle"))
-    contents.append(_bars("By step", _largest(steps), "step"))
+    parts = {"By kind of bundle": _largest(kinds), "By bundle": _largest(bundles), "By step": _largest(steps)}
+    if len(bundles) == len(kinds):  # each kind is one bundle: both would say the same
+        del parts["By bundle"]
     clients = client_bytes(records)
-    # few clients stand in the order of the run, as everywhere on the page; of many only the largest matter
+    # few clients stand in the order of the run, as everywhere in a report; of many only the largest matter
     if len(clients) > _MOST_ROWS:
-        caption = f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}"
-        return contents, _bars(caption, _largest(clients), "client")
-    ordered = {client: clients[client] for client in records.clients if client in clients}
-    return contents, _bars("By client", ordered, "client")
+        parts[f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}"] = _largest(clients)
+    else:
+        parts["By client"] = {client: clients[client] for client in records.clients if client in clients}
+    return [_bars(title, totals) for title, totals in parts.items() if totals]
 
 
 def client_bytes(records: RunRecords) -> dict[str, Counter[str]]:
@@ -82,12 +82,13 @@ def _largest(totals: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
     return dict(sorted(totals.items(), key=lambda item: -item[1].total())[:_MOST_ROWS])
 
 
-def _bars(caption: str, totals: Mapping[str, Counter[str]], heading: str) -> BarRows:
+def _bars(title: str, totals: Mapping[str, Counter[str]]) -> BarRows:
     rows = {
         name: [
-            BarPart(sent[direction], f"{label}: {byte_size(sent[direction])}", colour)
+            BarPart(sent[direction] / MIB, f"{label}: {byte_size(sent[direction])}", colour)
             for colour, (direction, label) in enumerate(BYTE_DIRECTIONS.items(), start=1)
         ]
         for name, sent in totals.items()
     }
-    return BarRows(caption, rows, {name: byte_size(sent.total()) for name, sent in totals.items()}, heading)
+    legend = [LegendEntry(label, colour, "area") for colour, label in enumerate(BYTE_DIRECTIONS.values(), start=1)]
+    return BarRows(title, rows, {name: byte_size(sent.total()) for name, sent in totals.items()}, "MiB", legend)

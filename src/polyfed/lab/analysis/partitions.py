@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.federation.population import Population
 from polyfed.lab.analysis.results import AnalysisResult
+from polyfed.reporting.partition_charts import partition_sheet
 from polyfed.reporting.partition_tables import partition_tables
-from polyfed.reporting.plots import draw_partition
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.opened import Run
 from polyfed.runs.records import Holding, RunRecords
@@ -67,7 +67,8 @@ class HeldItems(AnalysisResult):
         return partition_tables(self.records.holdings)
 
     def draw(self) -> Figure | None:
-        return draw_partition(self.records)
+        sheet = partition_sheet(self.records)
+        return None if sheet is None else sheet.draw()
 
 
 def _without_items(holding: Holding) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from pydantic import Field
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.reporting.charts import finite_values
 from polyfed.reporting.client_spread import ClientSpread
 from polyfed.reporting.curves import selected_round
+from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER, RunRecords

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.curves import chance_of, main_metric
-from polyfed.reporting.html.facts import component, recorded_environment, setting
-from polyfed.reporting.html.page_tables import PageTable, TableCell, plain_table
+from polyfed.reporting.facts import component, recorded_environment, setting
 from polyfed.reporting.outcome import interval_in_words, verdict
-from polyfed.reporting.tables import duration, figure
+from polyfed.reporting.tables import TextTable, duration, figure
 from polyfed.reporting.traffic import byte_size
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -25,6 +24,14 @@ class Card(NamedTuple):
     context: str = ""
 
 
+class Status(NamedTuple):
+    """Whether a run is complete: a word or two, its mood (``good``, ``bad`` or ``odd``), and an explanation."""
+
+    shown: str
+    mood: str
+    hint: str = ""
+
+
 def page_head(records: RunRecords) -> dict[str, Any]:
     """Name, description, state, facts, warnings, versions and cards.
 
@@ -32,13 +39,11 @@ def page_head(records: RunRecords) -> dict[str, Any]:
         RunError: the file of the environment is damaged.
     """
     environment = recorded_environment(records.folder)
-    status, hint = _status(records)
     return {
         "title": component(setting(records.config, "name")) or records.name,
         "description": component(setting(records.config, "description")),
         "verdict": verdict(records),
-        "status": status,
-        "hint": hint,
+        "status": _status(records),
         "facts": {name: value for name, value in _facts(records, environment).items() if value},
         "warnings": records.warnings,
         "versions": _versions(environment),
@@ -52,15 +57,14 @@ def _rounds(records: RunRecords) -> tuple[int, int | None]:
     return max(records.seconds, default=records.rounds), planned if isinstance(planned, int) else None
 
 
-def _status(records: RunRecords) -> tuple[TableCell, str]:
-    """Whether the run is complete, and an explanation: one that is not may have been stopped or be at work."""
+def _status(records: RunRecords) -> Status:
     done, planned = _rounds(records)
     if planned is None:
-        return TableCell(f"{done} rounds", pill="odd"), ""
+        return Status(f"{done} rounds", "odd")
     if done >= planned:
-        return TableCell("complete", pill="good"), ""
+        return Status("complete", "good")
     hint = "Killed or interrupted, or still at work when this page was written; polyfed resume continues it."
-    return TableCell(f"stopped after round {done} of {planned}", pill="bad"), hint
+    return Status(f"stopped after round {done} of {planned}", "bad", hint)
 
 
 def _facts(records: RunRecords, environment: Mapping[str, Any]) -> dict[str, str]:
@@ -77,12 +81,12 @@ def _facts(records: RunRecords, environment: Mapping[str, Any]) -> dict[str, str
     }
 
 
-def _versions(environment: Mapping[str, Any]) -> PageTable | None:
+def _versions(environment: Mapping[str, Any]) -> TextTable:
     versions = environment.get("versions")
     states = {key: environment.get(key) for key in ("python", "platform", "threads", "git")}
     rows = [(name, str(value)) for name, value in states.items() if value is not None]
     rows += [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, Mapping) else []
-    return plain_table("Environment", ["what", "version or state"], rows, numeric=False) if rows else None
+    return TextTable("Environment", ("what", "version or state"), rows)
 
 
 def _server_cards(records: RunRecords) -> Iterator[Card]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from polyfed.reporting.charts import RoundChart, stacked_chart
 from polyfed.reporting.figures import COLOURS
-from polyfed.reporting.html.page_tables import PageTable, TableCell, TableColumn
+from polyfed.reporting.tables import TextTable
 from polyfed.runs.events import Incident
-from polyfed.runs.records import SITE_REFUSED, RunRecords
+from polyfed.runs.records import RunRecords
 
 _RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation
@@ -22,27 +22,17 @@ def happenings(records: RunRecords) -> list[Incident]:
     return sorted([*records.events, *_returns(records)], key=lambda event: event.round)
 
 
-def timeline(events: Sequence[Incident]) -> PageTable | None:
-    """One row an event, the latest if there are too many; None if nothing happened."""
-    if not events:
-        return None
+def timeline(events: Sequence[Incident]) -> TextTable:
+    """One row an event, the latest if there are too many."""
     latest = events[-_MOST_ROWS:]
-    rows = [
-        [
-            TableCell(str(event.round)),
-            TableCell(event.participant),
-            TableCell(_words(event.incident), pill=_mood(event.incident)),
-            TableCell(event.reason),
-        ]
-        for event in latest
-    ]
-    caption = f"Events{'' if len(latest) == len(events) else f' (the last {len(latest):,} of {len(events):,})'}"
-    columns = [TableColumn(label, numeric=False) for label in ("round", "participant", "event", "reason")]
-    return PageTable(caption, columns, rows, "timeline", participants=[event.participant for event in latest])
+    rows = [(str(event.round), event.participant, _words(event.incident), event.reason) for event in latest]
+    title = f"Events{'' if len(latest) == len(events) else f' (the last {len(latest):,} of {len(events):,})'}"
+    return TextTable(title, ("round", "participant", "event", "reason"), rows)
 
 
-def events_charts(events: Sequence[Incident]) -> list[RoundChart]:
+def events_chart(records: RunRecords) -> list[RoundChart]:
     """Events by round; few of them are seen at a glance in the table."""
+    events = happenings(records)
     if len(events) <= _FEW:
         return []
     # further kinds would share a colour; the table has them all
@@ -72,12 +62,6 @@ def _returns(records: RunRecords) -> list[Incident]:
             reason = f"first answer after its exclusion in round {event.round}"
             returns[event.participant, later] = Incident(later, event.participant, _RETURNED, reason)
     return list(returns.values())
-
-
-def _mood(kind: str) -> str:
-    if "excluded" in kind or kind == SITE_REFUSED:
-        return "bad"
-    return "good" if kind in (_RETURNED, "resumed") else "odd"
 
 
 def _words(kind: str) -> str:

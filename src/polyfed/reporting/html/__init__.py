@@ -1,1 +1,0 @@
-"""One self-contained HTML page about a run: readable without scripts and without a network."""

@@ -1,0 +1,171 @@
+"""The page as a whole: one file that loads nothing, runs nothing, works offline and may be mailed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from polyfed.core.files import write_atomically
+from polyfed.reporting.charts import FigureSheet
+from polyfed.reporting.client_table import clients_page_table
+from polyfed.reporting.happenings import happenings, timeline
+from polyfed.reporting.markup import html_templates, resource
+from polyfed.reporting.overview import page_head
+from polyfed.reporting.partition_tables import partition_tables
+from polyfed.reporting.plots import RUN_FIGURES, run_figures
+from polyfed.reporting.report import clients_table, server_tables
+from polyfed.reporting.saved_tables import leakage_parts
+from polyfed.reporting.tables import TextTable
+from polyfed.reporting.teacher import teacher_table
+from polyfed.runs.config_files import with_paths
+from polyfed.runs.records import RunRecords
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_MOST_CELLS = 20_000  # of a table: a hundred classes of a thousand clients would be most of the page
+_FIGURES = {"", *"0123456789+-"}  # what a figure begins with
+# text that slipped through as a script would not run, and nothing can be fetched
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action {}"
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A section of the page; left out, also of the menu, if it has no content.
+
+    Attributes:
+        id: of the element.
+        title: its heading.
+        figures: stand first.
+        tables: stand below, open.
+        folded: summary -> tables that stand below it when it is opened.
+        text: shown as it is, folded.
+    """
+
+    id: str
+    title: str
+    figures: Sequence[FigureSheet] = ()
+    tables: Sequence[TextTable] = ()
+    folded: Mapping[str, Sequence[TextTable]] = field(default_factory=dict)
+    text: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.figures or self.tables or any(self.folded.values()) or self.text)
+
+
+def write_html_report(records: RunRecords, out: Path | None = None) -> Path:
+    """Write the report as one HTML file; equal records give equal bytes.
+
+    Args:
+        records: of a run, finished or not.
+        out: the file, by default ``report.html`` in the run folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: environment or arrays of the run are damaged.
+        OSError: the file cannot be written; nothing of it is left then.
+    """
+    path = records.folder / "report.html" if out is None else out
+    write_atomically(path, html_report(records).encode())
+    return path
+
+
+def html_report(records: RunRecords) -> str:
+    """The whole page as text.
+
+    Raises:
+        RunError: environment or arrays of the run are damaged.
+    """
+    head = page_head(records)
+    return rendered_page("page.html.j2", title=head["title"], head=head, sections=_sections(records))
+
+
+@functools.cache
+def page_templates() -> Environment:
+    """Templates of a page, with the filter that turns a figure into its SVG."""
+    from markupsafe import Markup
+
+    templates = html_templates()
+    # whatever text is in it, matplotlib has escaped
+    templates.filters["svg"] = lambda figure: Markup(figure.svg)
+    templates.filters["numeric"] = _numeric
+    return templates
+
+
+def rendered_page(template: str, *, form_action: str = "'none'", **content: Any) -> str:
+    """A page of one of the templates, with its style in it; forms, if any, go to ``form_action``."""
+    from markupsafe import Markup
+
+    content |= {"policy": _POLICY.format(form_action), "style": Markup(resource("style.css"))}
+    return page_templates().get_template(template).render(content)
+
+
+def _sections(records: RunRecords) -> list[PageSection]:
+    figures, events = run_figures(records), happenings(records)
+    # reports are passed on, and where data lie on this machine is nobody's business
+    shown = with_paths(records.config, lambda path: Path("...", path.name))
+    config = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100) if records.config else ""
+
+    def drawn(*names: str) -> list[FigureSheet]:
+        return [figures[name] for name in names if name in figures]
+
+    of_server = [table for kind in ("test", "validation") for table in server_tables(records, kind)]
+    sections = [
+        PageSection(
+            "server",
+            "Server",
+            drawn("server", "recorded"),
+            folded={"Tables: final, best, chance": _filled(*of_server, teacher_table(records))},
+        ),
+        PageSection(
+            "curves",
+            "Client curves",
+            drawn("clients"),
+            folded={"Table: mean, worst client, disparity": _filled(clients_table(records, "test"))},
+        ),
+        PageSection(
+            "partition",
+            "Partition",
+            drawn("partition"),
+            folded={"Tables: sizes, columns, classes": _filled(*partition_tables(records.holdings))},
+        ),
+        PageSection("traffic", "Bytes and time", drawn("traffic", "bytes")),
+        PageSection(
+            "leakage",
+            "What this run gave away",
+            folded={"Attacks on what clients sent, and on the models": _filled(*leakage_parts(records))},
+        ),
+        PageSection(
+            "weights", "Aggregation weights", [sheet for name, sheet in figures.items() if name not in RUN_FIGURES]
+        ),
+        PageSection("clients", "Clients", tables=_filled(clients_page_table(records))),
+        PageSection("events", "Events", drawn("events"), _filled(timeline(events))),
+        PageSection("configuration", "Configuration", text=config),
+    ]
+    return [section for section in sections if section]
+
+
+def _filled(*tables: TextTable) -> list[TextTable]:
+    """Those that have rows, and as many of these as a page can bear."""
+    return [_shortened(table) for table in tables if table.rows]
+
+
+def _shortened(table: TextTable) -> TextTable:
+    most = max(1, _MOST_CELLS // len(table.columns))
+    if len(table.rows) <= most:
+        return table
+    title = f"{table.title} (the first {most:,} of {len(table.rows):,} rows)"
+    return replace(table, title=title, rows=table.rows[:most])
+
+
+def _numeric(table: TextTable) -> list[bool]:
+    """Whether each column holds figures, which stand at the right."""
+    columns = zip(*table.rows, strict=True)
+    return [bool(place) and all(cell[:1] in _FIGURES for cell in cells) for place, cells in enumerate(columns)]
