@@ -8,8 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from polyfed.reporting.charts import SheetChart
-from polyfed.reporting.html.page import html_report, page_templates
+from polyfed.reporting.page import html_report, page_templates
 from polyfed.runs.records import RunRecords
 
 VOID = {"meta", "img", "input", "br"}
@@ -24,6 +23,7 @@ class Page(HTMLParser):
         self.stack: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
+        self.within: list[str] = []  # the element of each text
         self.feed(text)
         self.close()
         assert self.stack == []
@@ -40,6 +40,7 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if not {"script", "style"} & set(self.stack):
             self.texts.append(data)
+            self.within.append(self.stack[-1] if self.stack else "")
 
     def of(self, name: str) -> list[dict[str, str | None]]:
         return [attributes for found, attributes in self.elements if found == name]
@@ -53,8 +54,19 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.texts).split())
 
     @property
-    def charts(self) -> list[dict]:
-        return [json.loads(each["data-chart"]) for each in self.of("div") if "data-chart" in each]
+    def titles(self) -> list[str]:
+        """What the drawings show on hovering."""
+        return [text for text, within in zip(self.texts, self.within, strict=True) if within == "title"][1:]
+
+    @property
+    def series(self) -> dict[str, list[float]]:
+        """Label -> its values by round, as the charts show them on hovering."""
+        found: dict[str, list[float]] = {}
+        for title in self.titles:
+            for line in title.split("\n")[1:] if title.startswith("round ") else ():
+                label, _, value = line.rpartition(": ")
+                found.setdefault(label, []).append(float(value.replace(",", "")))
+        return found
 
 
 def page_of(folder: Path) -> Page:
@@ -66,9 +78,11 @@ def rendered(template: str, **content: object) -> Page:
     return Page(page_templates().from_string(template).render(**content))
 
 
-def drawn(chart: SheetChart) -> Page:
-    """A page of nothing but this chart."""
-    return rendered('{% import "charts.html.j2" as charts %}{{ charts.any_chart(chart) }}', chart=chart)
+def titles_of(svg: str) -> list[str]:
+    """What a drawing shows on hovering."""
+    from xml.etree import ElementTree
+
+    return [title.text or "" for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
 
 
 def complete(folder: Path) -> Path:

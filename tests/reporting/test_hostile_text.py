@@ -15,7 +15,7 @@ import polyfed
 from polyfed.cli.console import warnings_and_signals
 from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
-from polyfed.reporting.html.page import write_html_report
+from polyfed.reporting.page import write_html_report
 from polyfed.reporting.progress import BarProgress, PlainProgress
 from polyfed.reporting.report import tables, write_report
 from polyfed.reporting.tables import TextTable

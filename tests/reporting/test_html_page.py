@@ -18,8 +18,8 @@ from html_pages import ALL_PARTS, Page, complete, page_of
 from safetensors.torch import save_file
 
 from polyfed.core.errors import RunError
-from polyfed.reporting.html.facts import client_kinds
-from polyfed.reporting.html.page import html_report, write_html_report
+from polyfed.reporting.facts import client_kinds
+from polyfed.reporting.page import html_report, write_html_report
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_measured, write_run
 
@@ -90,13 +90,13 @@ def test_nothing_is_loaded_from_anywhere(records, text, page):
         for key in ("src", "href", "action", "xlink:href", "srcset", "poster", "data"):
             assert (attributes.get(key) or "#").startswith(("#", "data:image/png;base64,"))
         assert not any(key.startswith("on") for key in attributes)
-        assert "url(" not in (attributes.get("style") or "")
+        assert "url(" not in (attributes.get("style") or "").replace("url(#", "")  # a hatch is in the figure itself
+    assert page.of("script") == []
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
     (policy,) = (each["content"] for each in page.of("meta") if "http-equiv" in each)
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
-    assert "img-src data:" in policy
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:;")
     assert str(records.folder) not in text
 
 
@@ -123,8 +123,7 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
         save_file({"values": torch.rand(1, 5)}, path, {"clients": json.dumps([HOSTILE])})
     page = page_of(tmp_path)
     assert page.parts == ALL_PARTS
-    assert len(page.of("script")) == 1
-    assert all((image["src"] or "").startswith("data:") for image in page.of("img"))
+    assert page.of("script") == page.of("img") == []
     assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
     assert page.text.count(HOSTILE) > 20
 
@@ -225,8 +224,7 @@ def test_odd_configurations_do_not_hinder_the_page(folder, config):
 def test_a_single_round_is_drawn(tmp_path):
     page = page_of(write_run(tmp_path / "short", rounds=1))
     assert {"server", "curves", "traffic", "weights"} <= set(page.parts)
-    assert all(len(chart["x"]) == 1 for chart in page.charts[:-1])  # the last is that of the weights
-    assert page.of("circle")
+    assert len(page.series["r1_sum test"]) == 1
 
 
 def test_a_thousand_clients_fit(tmp_path):
@@ -276,12 +274,11 @@ def test_cards_carry_final_best_and_chance(records, page):
 
 
 def test_curves_hold_the_recorded_values(records, page):
-    lines = {line["label"]: line["values"] for chart in page.charts for line in chart["lines"]}
     for kind in ("test", "validation"):
         series = records.series("server", "r1_sum", kind)
-        assert lines[f"r1_sum {kind}"] == pytest.approx(list(series.values()), abs=1e-3)
+        assert page.series[f"r1_sum {kind}"] == pytest.approx(list(series.values()), abs=0.006)
     sent = [each / 2**20 for each in records.bytes_per_round("up").values()]
-    assert lines["clients to server"] == pytest.approx(sent, rel=1e-3)
+    assert page.series["clients to server"][: len(sent)] == pytest.approx(sent, rel=1e-3)
 
 
 def test_galleries_that_differ_are_told(folder, page):
@@ -298,15 +295,15 @@ def test_galleries_that_differ_are_told(folder, page):
 
 
 def test_the_table_of_clients(records, text):
-    table = text[text.index('id="clients-table"') :]
+    table = text[text.index('<section id="clients"') :]
     rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", table[: table.index("</table>")])
     assert [name for name, _ in rows] == list(records.clients)
-    columns = re.findall(r"<button[^>]*>(.*?)</button>", table[: table.index("</thead>")])
+    columns = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table[: table.index("</thead>")])
     cells = {name: dict(zip(columns[1:], re.findall(r"<td[^>]*>(.*?)</td>", row), strict=True)) for name, row in rows}
     assert cells["text-1"]["excluded"] == "2"
     assert cells["text-1"]["last reason"] == "round 5: no answer in 60 s"
     assert cells["image-0"]["accuracy"] == f"{records.last('image-0')['accuracy']:.2f}"
-    assert cells["paired-0"]["accuracy"] == "–"
+    assert cells["paired-0"]["accuracy"] == "-"
     assert cells["image-0"]["bytes up"] == "17.2 MiB"
     assert cells["image-0"]["rounds"] == "12"
 
@@ -342,14 +339,14 @@ def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_p
     metrics = {f"weight.h-{k}": (k + 1) / 100 for k in range(clients)}
     write_measured(tmp_path, {"server": metrics}, 1, 2, kind="train")
     page = page_of(tmp_path)
-    (values,) = ({line["label"]: line["values"] for line in chart["lines"]} for chart in page.charts)
+    values = page.series
     if clients == 3:
         assert set(values) == {"h-0", "h-1", "h-2"}
     else:
         assert values["mean"] == pytest.approx([sum(metrics.values()) / clients] * 2, abs=1e-3)
         assert ("h-11" in values) == (clients == 12)
         assert ("highest" in values) == (clients == 30)
-    assert "Recorded by the method" in page.text
+    assert "recorded by the method" in page.text
 
 
 def test_chance_of_accuracy_is_a_uniform_guess(tmp_path):

@@ -24,9 +24,9 @@ from polyfed.lab.analysis.separation import Separation
 from polyfed.lab.analysis.traffic import Traffic, TrafficOfRuns
 from polyfed.lab.downstream.results import Findings, Outcome, ProbeRow
 from polyfed.reporting import compare as compare_module
-from polyfed.reporting import plots
 from polyfed.reporting.compare import compare, draw_comparison
-from polyfed.reporting.figures import save, settle_legends
+from polyfed.reporting.figures import settle
+from polyfed.reporting.plots import draw_all, run_figures
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
@@ -138,7 +138,7 @@ def test_analyses_have_free_legends(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 12])
-def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, monkeypatch, rounds: int) -> None:
+def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, rounds: int) -> None:
     records = RunRecords.load(write_run(tmp_path / "run", rounds=rounds))
     also = {"public": True, "source": "coco", "split": "train", "items": 40, "samples": 80, "labels": None, "index": []}
     held = {
@@ -147,15 +147,15 @@ def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, monkeypatch,
         else holding
         for client, holding in records.holdings.items()
     }
-    figures: list[Figure] = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    records = replace(records, holdings=held)
     settings = dict(mpl.rcParams)
-    paths = plots.draw_all(replace(records, holdings=held))
+    paths = draw_all(records)
     assert dict(mpl.rcParams) == settings
-    names = ["server.png", "clients.png", "partition.png", "traffic.png", "weights.image.png"]
-    assert [path.name for path in paths] == names
-    for path, figure in zip(paths, figures, strict=True):
-        assert list(covered(figure)) == []
+    figures = run_figures(records)
+    assert list(figures) == ["server", "clients", "partition", "traffic", "bytes", "weights.image"]
+    assert [path.name for path in paths] == [f"{name}.png" for name in figures]
+    for path, sheet in zip(paths, figures.values(), strict=True):
+        assert list(covered(sheet.draw())) == []
         with Image.open(path) as image:
             assert image.format == "PNG"
             assert min(image.size) > 300
@@ -166,7 +166,7 @@ def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compare_module, "save", lambda figure, path: drawn.append(figure) or path)
     folders = [write_run(tmp_path / f"{name}-{seed}", seed=seed) for name in ("fedavg", "creamfl") for seed in (0, 1)]
     draw_comparison(compare([RunRecords.load(folder) for folder in folders]), tmp_path / "compare.png")
-    settle_legends(drawn[0])
+    settle(drawn[0])
     assert list(covered(drawn[0])) == []
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,19 +16,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyfed.reporting.charts import (
-    MOST_DRAWN,
     BarPart,
     BarRows,
     BubbleChart,
     ChartBand,
     ChartLine,
     HeatMap,
-    HeatMapFrame,
     RoundChart,
     sheet_of,
     stacked_chart,
 )
-from polyfed.reporting.html.svg import round_marks, svg_parts
 
 ODD = [
     0.0,
@@ -44,79 +43,58 @@ ODD = [
 ]
 VALUES = st.one_of(st.sampled_from([*ODD, math.inf, -math.inf, math.nan]), st.floats())
 SERIES = st.dictionaries(st.integers(0, 2000), VALUES, max_size=6)
-NAMES = st.sampled_from(["r1", "<b>&\"'", "$x_", "", "a" * 300, "\u202e\x00"])
+NAMES = st.sampled_from(["r1", "\ud800", "<b>&\"'", "$x_", "", "a" * 300, "\u202e\x00"])
 
 
 def drawn(chart: Any) -> None:
-    """As a part of a page and as a PNG file; a chart without a value is false and drawn by nobody."""
-    if isinstance(chart, RoundChart):
-        if not chart:
-            return
-        parts = svg_parts(chart)
-        places = [value for shape in parts["shapes"] for place in shape.markers for value in place]
-        assert all(math.isfinite(value) for value in places)
-        assert not any("nan" in shape.path or "inf" in shape.path for shape in parts["shapes"])
-        json.loads(parts["data"], parse_constant=pytest.fail)
+    """As SVG and as a PNG file; a chart without a value is false and drawn by nobody."""
+    if isinstance(chart, RoundChart) and not chart:
+        return
     sheet = sheet_of("figure", [chart])
     assert sheet is not None
-    assert sheet._repr_html_()
+    ElementTree.fromstring(sheet.svg)
+    assert not re.search(r"\b(nan|inf)\b", re.sub("<(title|text)[^>]*>[^<]*<", "<", sheet.svg))
     assert sheet._repr_png_().startswith(b"\x89PNG")
 
 
-@given(st.floats(-MOST_DRAWN, MOST_DRAWN), st.floats(-MOST_DRAWN, MOST_DRAWN))
-@example(2.883861842751503, 2.8838618427515034)
-@example(-MOST_DRAWN, MOST_DRAWN)
-@example(0.0, 5e-324)
-def test_marks_enclose_all_values(one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    marks = round_marks(low, high)
-    assert all(before < after for before, after in itertools.pairwise(marks))
-    assert 2 <= len(marks) <= 7
-    near = 1e-8 * max(abs(low), abs(high), 1e-100)
-    assert marks[0] <= low + near
-    assert marks[-1] >= high - near
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(SERIES, min_size=1, max_size=3), NAMES)
 @example([{1: 2.883861842751503, 2: 2.8838618427515034}], "r1")
 @example([{1: 1.7e308, 2: -1.7e308}, {1: math.nan}], "r1")
 @example([{1: 5e-324}], "r1")
 def test_lines_and_bands_draw(series: list[dict[int, float]], name: str) -> None:
-    lines = [ChartLine(name, values, (name,), number) for number, values in enumerate(series)]
-    bands = [ChartBand(line.finite, line.finite, line.keys) for line in lines]
+    lines = [ChartLine(name, values, number) for number, values in enumerate(series)]
+    bands = [ChartBand(line.finite, line.finite) for line in lines]
     drawn(RoundChart(name, "%", lines, bands=bands))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(SERIES, min_size=1, max_size=3))
 @example([{1: 1.7e308}, {1: 1.7e308}])
 def test_stacked_bars_draw(series: list[dict[int, float]]) -> None:
     drawn(stacked_chart("bytes", "MiB", {str(k): {n: abs(v) for n, v in own.items()} for k, own in enumerate(series)}))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(VALUES, min_size=4, max_size=4), NAMES)
 @example([1.7e308, -1.7e308, 0.0, math.nan], "r1")
 @example([2.883861842751503, 2.8838618427515034] * 2, "r1")
 @example([math.nan] * 4, "r1")
 def test_maps_bars_and_bubbles_draw(values: list[float], name: str) -> None:
     grid = np.array(values).reshape(2, 2)
-    drawn(HeatMap(name, {1: HeatMapFrame([name, "b"], grid)}, "column", ["x", name]))
+    drawn(HeatMap(name, [name, "b"], grid, "column", ["x", name], scale=name))
     counts = np.nan_to_num(np.abs(grid), nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
     parts = [BarPart(float(count), name, 1) for count in counts.flat]
-    drawn(BarRows(name, {name: parts}, {name: "all"}, "client"))
+    drawn(BarRows(name, {name: parts}, {name: "all"}))
     drawn(BubbleChart(name, [name, "b"], "column", ["x", name], counts, 1, []))
 
 
 def test_thousands_of_rounds_draw() -> None:
-    drawn(RoundChart("long", "%", [ChartLine("a", {n: math.sin(n) for n in range(5000)}, ("a",))]))
+    drawn(RoundChart("long", "%", [ChartLine("a", {n: math.sin(n) for n in range(5000)})]))
 
 
 @pytest.mark.parametrize("values", [[1e308, 1e308], [2.883861842751503, 2.8838618427515034], [-1e308, 1e308]])
 def test_a_run_with_odd_metrics_has_a_report(tiny_run: Path, tmp_path: Path, values: list[float], cli: Any) -> None:
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(tiny_run, folder)
     path = folder / "metrics.jsonl"

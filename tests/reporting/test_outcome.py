@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from polyfed.reporting.compare import compare
-from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, twin_table, verdict
+from polyfed.reporting.page import write_html_report
 from polyfed.reporting.paired import paired_differences
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_measured, write_run

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyfed.reporting.html.page import html_report
+from polyfed.reporting.page import html_report
+from polyfed.reporting.partition_charts import partition_sheet
 from polyfed.reporting.partition_tables import classes_of, column_counts, partition_tables, short_names, sources_of
-from polyfed.reporting.plots import draw_all, draw_partition
+from polyfed.reporting.plots import draw_all
 from polyfed.runs.records import Holding, RunRecords
 
 
@@ -77,7 +78,7 @@ def test_one_column_and_no_columns_have_no_table_by_column():
 
 
 def test_a_map_of_shares_is_drawn_between_bubbles_and_sizes(held, tmp_path):
-    bubbles, shares, bars = draw_partition(RunRecords(tmp_path, holdings=held)).axes
+    bubbles, shares, bars = partition_sheet(RunRecords(tmp_path, holdings=held)).draw().axes
     (image,) = shares.images
     expected = [[100 * 5 / 16, 100 * 3 / 16], [0.0, 100 * 40 / 45]]
     assert np.asarray(image.get_array()) == pytest.approx(np.array(expected))
@@ -97,7 +98,7 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
     with Image.open(path) as image:
         assert image.format == "PNG"
     page = html_report(records)
-    assert "Partition of group reports: items by column" in page
+    assert "reports: items by column" in page
     assert "mention_edema+mention_effusion" in page
 
 

@@ -5,6 +5,7 @@ A ``FigureSheet`` of charts is one figure, in the plots of a run folder, on the 
 
 from __future__ import annotations
 
+import math
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from polyfed.reporting.figures import (
     svg_text,
     whole_rounds,
 )
+from polyfed.reporting.markup import printable
 from polyfed.reporting.statistics import MOST_DRAWN, finite_values
 from polyfed.reporting.tables import TextTable, figure
 
@@ -43,7 +45,7 @@ _MOST_ROWS = 200  # rounds in the table of a chart
 _MOST_CELLS = 500  # that show their values on hovering
 _NAMED_COLUMNS = 30  # up to so many columns of a map have their names below
 _NAMED_ROWS = 60
-_HIGHEST = 15.0  # inches
+_UNNAMED_INCHES = 3.0  # height of more rows than have names
 _LONGEST_NAME = 40  # letters
 
 RoundSeries: TypeAlias = Mapping[int, float]
@@ -131,9 +133,10 @@ class LegendEntry(NamedTuple):
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
+        label = _short(self.label)
         if self.mark in ("area", "band"):
-            return Patch(color=_colour(self.colour), alpha=_BAND if self.mark == "band" else 1.0, label=self.label)
-        line = Line2D([], [], color=_colour(self.colour), label=self.label)
+            return Patch(color=_colour(self.colour), alpha=_BAND if self.mark == "band" else 1.0, label=label)
+        line = Line2D([], [], color=_colour(self.colour), label=label)
         line.set(linestyle=self.mark)
         return line
 
@@ -185,7 +188,7 @@ class RoundChart(Chart):
         for band in self.bands:
             low, high = list(band.low.values()), list(band.high.values())
             axes.fill_between(list(band.low), low, high, color=_colour(band.colour), alpha=_BAND, linewidth=0)
-        axes.set(xlabel="round", ylabel=self.unit)
+        axes.set(xlabel="round", ylabel=_short(self.unit))
         if len(self.rounds) == 1:  # matplotlib would mark tenths of the round
             axes.set_xlim(self.rounds[0] - 0.5, self.rounds[0] + 0.5)
         if self.begins_at_zero:
@@ -199,7 +202,7 @@ class RoundChart(Chart):
         """The values, of a long run those of every so many rounds."""
         rows = [
             # the last round is what everything else in a report is about
-            (str(number), *(figure(line.finite[number]) if number in line.finite else "-" for line in self.lines))
+            (str(number), *(_value(line.finite.get(number, math.nan)) for line in self.lines))
             for number in sorted({*self.rounds[:: self._step], self.rounds[-1]})
         ]
         every = f" (every {self._step} rounds)" if self._step > 1 else ""
@@ -267,16 +270,16 @@ class HeatMap(Chart):
         axes.patch.set(hatch="///", edgecolor="#bbbbbb")  # shows through where there is no value
         image = axes.imshow(drawn, aspect="auto", interpolation="nearest", cmap=SEQUENTIAL, vmin=low, vmax=high)
         if self.scale:
-            axes.figure.colorbar(image, ax=axes, label=self.scale)
+            axes.figure.colorbar(image, ax=axes, label=_short(self.scale))
         for place, row in enumerate(self.labels):
             for column, text in enumerate(row):
                 colour = "black" if drawn[place, column] > low + 0.6 * (high - low) else "white"
                 axes.text(column, place, text, ha="center", va="center", fontsize=7, color=colour)
         axes.set_xticks(list(self._below), list(self._below.values()), rotation=40, ha="right")
         _name_rows(axes, self.rows, room=0)
-        axes.set_xlabel("\n".join(filter(None, [self.column, textwrap.fill(self.note, round(11 * self.inches[0]))])))
+        axes.set_xlabel("\n".join(filter(None, [self.column, _filled(self.note, self.inches[0])])))
         axes.grid(visible=False)
-        _show_values(axes, self.rows, self.columns, drawn, digits=4)
+        _show_values(axes, self.rows, self.columns, drawn)
 
     @property
     def _below(self) -> dict[int, str]:
@@ -378,9 +381,10 @@ class BubbleChart(Chart):
         if self.named:
             slanted = max(map(len, self.named)) * len(self.named) > 90
             alignment = "right" if slanted else "center"
-            axes.set_xticks(range(len(self.columns)), self.named, rotation=40 if slanted else 0, ha=alignment)
+            names = [_short(name) for name in self.named]
+            axes.set_xticks(range(len(self.columns)), names, rotation=40 if slanted else 0, ha=alignment)
         _name_rows(axes, self.rows)
-        _show_values(axes, self.rows, self.columns, self.counts.astype(float), digits=0)
+        _show_values(axes, self.rows, self.columns, self.counts.astype(float))
 
 
 @dataclass(frozen=True)
@@ -444,7 +448,7 @@ def _draw_row(part: SubFigure, row: Sequence[Chart], width: float) -> None:
     places = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
     names: Sequence[str] = ()
     for axes, chart, inches in zip(places, row, widths, strict=False):
-        axes.set_title(textwrap.fill(chart.title, round(11 * inches)))
+        axes.set_title(_filled(chart.title, inches))
         chart.draw(axes)
         if names and chart.row_names == names:
             axes.tick_params(labelleft=False)
@@ -464,7 +468,7 @@ def _grid_inches(rows: Sequence[str], columns: Sequence[str], named: Sequence[st
 
 
 def _inches_high(rows: Sequence[str] | Mapping[str, object]) -> float:
-    return min(_HIGHEST, 1.6 + 0.24 * len(rows))
+    return 1.6 + (0.24 * len(rows) if len(rows) <= _NAMED_ROWS else _UNNAMED_INCHES)
 
 
 def _name_rows(axes: Axes, names: Sequence[str], room: float = 0.1) -> None:
@@ -473,22 +477,30 @@ def _name_rows(axes: Axes, names: Sequence[str], room: float = 0.1) -> None:
     axes.set_ylim(len(names) - 0.5 + room, -0.5 - room)
 
 
+def _value(value: float) -> str:
+    return figure(value) if abs(value) >= 1 or value == 0 or math.isnan(value) else f"{value:.3g}"
+
+
 def _short(name: str) -> str:
+    name = printable(name)
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
-def _show_values(
-    axes: Axes, rows: Sequence[str], columns: Sequence[str], values: NDArray[np.float64], digits: int
-) -> None:
+def _filled(text: str, inches: float) -> str:
+    """As wide as the axes, at most three lines."""
+    return textwrap.fill(printable(text), round(11 * inches), max_lines=3, placeholder=" …")
+
+
+def _show_values(axes: Axes, rows: Sequence[str], columns: Sequence[str], values: NDArray[np.float64]) -> None:
     """The finite value under the pointer; of many cells the range of their row."""
     import numpy as np
 
     if values.size <= _MOST_CELLS:
         for (row, column), value in np.ndenumerate(values):
-            text = f"{rows[row]}, {columns[column]}: {figure(value, digits)}"
+            text = f"{rows[row]}, {columns[column]}: {_value(float(value))}"
             show_on_hovering(axes, (column - 0.5, row - 0.5, 1.0, 1.0), text)
         return
-    for row, name in enumerate(rows[:_MOST_CELLS]):
+    for row, name in enumerate(rows if len(rows) <= _NAMED_ROWS else ()):
         finite = values[row][np.isfinite(values[row])]
-        ends = f"{figure(finite.min(), digits)} to {figure(finite.max(), digits)}" if finite.size else "-"
+        ends = f"{_value(float(finite.min()))} to {_value(float(finite.max()))}" if finite.size else "-"
         show_on_hovering(axes, (-0.5, row - 0.5, len(columns), 1.0), f"{name}: {ends}")

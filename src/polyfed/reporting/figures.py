@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -53,7 +54,7 @@ _STYLE: Any = {
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
     """Run a drawing function in this package's style, and leave matplotlib's settings as they were.
 
-    Legends of the figure that it returns are put in their places, when all labels are known.
+    All parts of the figure that it returns are put in their places, when all labels are known.
     """
 
     @functools.wraps(draw)
@@ -64,7 +65,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
         with mpl.rc_context(_STYLE):
             drawn = draw(*args, **kwargs)
             if isinstance(drawn, Figure):
-                settle_legends(drawn)
+                settle(drawn)
             return drawn
 
     return wrapped
@@ -79,7 +80,7 @@ def empty_figure(width: float, height: float, title: str = "") -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(printable(title), x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -96,10 +97,10 @@ def png_bytes(figure: Figure) -> bytes:
     """The figure as the content of a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    settle_legends(figure)
+    settle(figure)
     figure.set_dpi(min(130.0, _MOST_PIXELS / max(figure.get_size_inches())))
     canvas: Any = FigureCanvasAgg(figure)
-    canvas.draw()  # once, with the layout: ``savefig`` would draw the figure before that to find it
+    canvas.draw()  # once: ``savefig`` would draw the figure before that to find its layout
     # into memory first: an error in drawing must not leave half a file
     buffer = io.BytesIO()
     Image.fromarray(np.asarray(canvas.buffer_rgba())).save(buffer, format="png")
@@ -114,11 +115,12 @@ def svg_text(figure: Figure, label: str) -> str:
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    settle_legends(figure)
+    settle(figure)
     buffer = io.StringIO()
     canvas: Any = FigureCanvasSVG(figure)
     # equal figures have equal bytes, and ids that no other figure of the page has
-    with mpl.rc_context({"svg.hashsalt": label}):
+    with mpl.rc_context({"svg.hashsalt": label}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has fonts of its own
         canvas.print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     element = buffer.getvalue().partition("<svg")[2]
     # ids of groups would be those of other figures on the page; texts are escaped, so that none can look like a group
@@ -168,8 +170,26 @@ def legend_beside(axes: Axes, columns: int = 1, **how: Any) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=columns, **how)
 
 
-def settle_legends(figure: Figure) -> None:
-    """Put legends below the ticks and the label of the x axis that they belong to, however long these are."""
+def settle(figure: Figure) -> None:
+    """Put legends, axes and all else in their places, once and for all."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.transforms import Bbox
+
+    engine = figure.get_layout_engine()
+    if not isinstance(engine, ConstrainedLayoutEngine):
+        return
+    _settle_legends(figure)
+    engine.execute(figure)
+    figure.set_layout_engine("none")
+    # the last digits of the layout's solver vary from call to call, and equal figures are to have equal bytes
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(part.bbox_relative.get_points().round(6))
+    for axes in figure.axes:
+        axes.set_position(Bbox(axes.get_position().get_points().round(6)))
+
+
+def _settle_legends(figure: Figure) -> None:
+    """Below the ticks and the label of the x axis that they belong to, however long these are."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.transforms import ScaledTranslation
 

@@ -28,7 +28,7 @@ from polyfed.runs.records import RunRecords
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_MOST_CELLS = 20_000  # of a table: a hundred classes of a thousand clients would be most of the page
+_MOST_CELLS = 15_000  # of a table: a hundred classes of a thousand clients would be most of the page
 _FIGURES = {"", *"0123456789+-"}  # what a figure begins with
 # text that slipped through as a script would not run, and nothing can be fetched
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action {}"

@@ -16,7 +16,7 @@ from polyfed.runs.records import RunRecords
 
 _NAMED_ROWS = 40  # up to so many clients have a row in every round
 _MOST_COLUMNS = 200
-_MOST_ROUNDS = 6  # of those that were stored, evenly spaced, the last among them
+_MOST_ROUNDS = 6  # of those that were stored, evenly spaced, the last among them; half of it for many clients
 _DASHES = ("solid", "dashed", "dotted")
 
 
@@ -47,7 +47,7 @@ def _maps(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str]) 
     named = len(clients) <= _NAMED_ROWS
     samples = max(array.values.shape[1] for array in rounds.values())
     width = -(-samples // _MOST_COLUMNS)
-    kept = min(_MOST_ROUNDS, len(rounds))
+    kept = min(_MOST_ROUNDS if named else _MOST_ROUNDS // 2, len(rounds))
     shown = [list(rounds)[round((place + 1) * len(rounds) / kept) - 1] for place in range(kept)]
     # with few clients rows stay in place from map to map; with many only the cohort fits
     rows = {n: list(clients) if named else [c for c in clients if c in rounds[n].clients] for n in shown}

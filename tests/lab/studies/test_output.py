@@ -183,7 +183,7 @@ def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
     page = write_study_page(own, tmp_path / "page.html", tmp_path).read_text()
     assert "&lt;b&gt;tiny&lt;/b&gt;" in page
     assert "<b>tiny" not in page
-    assert "data:image/png;base64," in page
+    assert "<svg " in page
     assert "undecided" in page
 
 
