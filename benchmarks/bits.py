@@ -100,7 +100,7 @@ TRANSFERS = {  # on the data of fedcola-flickr8k, with its models
         "clients.paired.task.folds=[5, 1]",
     ),
 }
-_ALIGNED = (*FEW_SCENES, "algorithm.local_steps=2", "algorithm.robust_steps=2")
+_ALIGNED = (*FEW_SCENES, "algorithm.local_steps=2", "algorithm.teacher.steps=2")
 _DEMO = (
     *FEW_SCENES,
     *(f"data.sources.{name}.{key}" for name in ("pictures", "texts") for key in ("train=96", "test=16")),

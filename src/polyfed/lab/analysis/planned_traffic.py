@@ -183,6 +183,8 @@ def stand_in(experiment: Experiment, classes: Mapping[str, int], items: int, wor
 def _shorten(method: dict[str, Any]) -> None:
     # epochs act only where no number of steps is given
     method |= {name: 1 for name in _LENGTHS if method.get(name) and not (name == _EPOCHS and method.get("local_steps"))}
+    if isinstance(teacher := method.get("teacher"), dict) and "steps" in teacher:
+        teacher["steps"] = 1
     if method.get("public_samples"):
         method["public_samples"] = None
     if method.get("warmup_rounds"):  # in which nobody is asked
