@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from by_hand import copies, play
+from polyfed.algorithms.shared.robust_alignment import server_parts
 from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
@@ -24,9 +25,18 @@ RATE = 0.02
 CLIENTS = ("hospital-0", "hospital-1", "hospital-2")
 
 
+def staged(steps: int, **algorithm: Any) -> Config:
+    """Settings of FedAID or FedDRA, with so many batches in each stage."""
+    made = {"local_steps": steps} | algorithm
+    if algorithm.get("name") == "feddra":
+        return {"robust_steps": steps} | made
+    teacher = algorithm.get("teacher", {})
+    return made | {"teacher": teacher if teacher is None else {"steps": steps} | teacher}
+
+
 def config_of(*, task: Config | None = None, optimizer: Config | None = None, **algorithm: Any) -> Config:
     """Two batches of plain SGD in each stage; ``task`` changes settings of the task, or is another, with its name."""
-    config = copy.deepcopy(aligned(**({"local_steps": 2, "robust_steps": 2} | algorithm)))
+    config = copy.deepcopy(aligned(**staged(2, **algorithm)))
     sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
     config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd
     for participant in (config["server"], config["clients"]["hospital"]):
@@ -51,7 +61,7 @@ def global_model(session: Session) -> Values:
 
 
 def parts_of(session: Session) -> Parts:
-    return session.experiment.algorithm.parts(session.server)
+    return server_parts(session.server)
 
 
 def events(session: Session) -> list[tuple[str, str]]:
@@ -120,6 +130,6 @@ def stage_two(
     session = session_of(folder, **settings)
     start, said = global_model(session), heard(session, monkeypatch)
     play(session, 1, 1)
-    step = "teach" if settings.get("measured_on") == "local" else "judge"
+    step = "teach" if settings.get("teacher", {}).get("measured_on") == "local" else "judge"
     (aggregated,) = (one.sent["weights"] for one in said if one.step == step and one.client == client)
     return session, aggregated, start, said

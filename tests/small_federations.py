@@ -269,7 +269,7 @@ _SMALL: dict[str, Config] = {
     "fed_mae": {"decoder_depth": 1, "decoder_width": 8, "decoder_heads": 2},
     "fedmkd": {"predictor_width": 8},
     "fedtgp": {"server_epochs": 2},
-    "fedaid": {"local_steps": 1, "robust_steps": 1},
+    "fedaid": {"local_steps": 1, "teacher": {"steps": 1}},
     "feddra": {"local_steps": 1, "robust_steps": 1},
 }
 _LITTLE: dict[str, Config] = {"resnet": {"widths": [4], "depths": [1]}, "blocks": {"depth": 1}}

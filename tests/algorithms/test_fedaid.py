@@ -22,11 +22,12 @@ from aligned_sessions import (
     session_of,
     shrink,
     stage_two,
+    staged,
 )
 from by_hand import assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
 from polyfed.algorithms import fedaid
-from polyfed.algorithms.shared.robust_alignment import local_view
+from polyfed.algorithms.shared.robust_alignment import anchored_loss, local_view
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten
@@ -38,20 +39,23 @@ from small_federations import Config, aligned
 
 # ---- stage 1
 
-CONTRASTIVE: Config = {"guidance": "contrastive", "contrast_temperature": 0.1}
+CONTRASTIVE: Config = {
+    "guidance": {"distance": "contrastive", "temperature": 0.1},
+    "teacher": {"contrast": {"temperature": 0.1}},
+}
 GUIDES: dict[str, tuple[Config, Config]] = {
     "sum": ({}, {}),
-    "mean": ({"guidance_reduction": "mean"}, {"how": "mean"}),
-    "element": ({"guidance_reduction": "element", "guidance_weight": 3.0}, {"how": "element", "guide": 3.0}),
+    "mean": ({"guidance": {"reduction": "mean"}}, {"how": "mean"}),
+    "element": ({"guidance": {"reduction": "element", "weight": 3.0}}, {"how": "element", "guide": 3.0}),
     "contrastive": (CONTRASTIVE, {"how": "contrastive"}),
     "all negatives": (CONTRASTIVE | {"task": {"mask_siblings": False}}, {"how": "contrastive"}),
-    "task": ({"guidance_weight": 0, "task_weight": 0.5}, {"guide": 0.0, "alpha": 0.5}),
-    "both": ({"guidance_weight": 5.0, "task_weight": 0.5}, {"guide": 5.0, "alpha": 0.5}),
+    "task": ({"guidance": None, "task_weight": 0.5}, {"guide": 0.0, "alpha": 0.5}),
+    "both": ({"guidance": {"weight": 5.0}, "task_weight": 0.5}, {"guide": 5.0, "alpha": 0.5}),
 }
 
 
 def test_guidance_alone_moves_nothing_while_aligner_and_teacher_are_equal(tmp_path: Path) -> None:
-    session = session_of(tmp_path, task_weight=0, teacher="averaged", robust_steps=50)
+    session = session_of(tmp_path, task_weight=0, teacher=None)
     start = without_statistics(global_model(session))
     play(session, 1, 1)
     assert furthest(without_statistics(global_model(session)), start) == 0.0
@@ -80,7 +84,7 @@ def test_anchors_are_the_teachers_and_do_not_learn(tmp_path: Path) -> None:
     teacher = {name: value + 0.1 for name, value in global_model(session).items() if value.is_floating_point()}
     weights = {name: teacher.get(name, value) for name, value in global_model(session).items()}
     anchors = frozen_aligners(client.model, {name: weights[name] for name in parts_of(session).aligner})
-    loss = algorithm.anchored_loss(client, anchors)
+    loss = anchored_loss(client, algorithm.task_weight, algorithm.guidance, anchors)
     batch = next(client.batches(client.train, "x"))
     client.model.train()
     loss(client.model, batch).backward()
@@ -102,7 +106,7 @@ def test_gradients_reach_the_distorted_encoder_and_the_teacher_alone(
     g = frozen_aligners(client.model, client.model.state_dict())
     freeze = fedaid.frozen_copy
     monkeypatch.setattr(fedaid, "frozen_copy", lambda module: still.append(freeze(module)) or still[-1])
-    loss = algorithm.robust_loss(client, g)
+    loss = algorithm.teacher.loss(client, g)
     client.model.train()
     loss(client.model, next(client.batches(client.train, "x"))).backward()
     trained = {name for name, value in client.model.named_parameters() if value.grad is not None}
@@ -116,11 +120,11 @@ def test_gradients_reach_the_distorted_encoder_and_the_teacher_alone(
 
 ROBUST: dict[str, tuple[Config, Config]] = {
     "default": ({}, {}),
-    "beta": ({"beta": 0}, {"beta": 0.0}),
-    "contrast": ({"contrast_weight": 0}, {"weight": 0.0}),
+    "beta": ({"teacher": {"beta": 0}}, {"beta": 0.0}),
+    "contrast": ({"teacher": {"contrast": None}}, {"weight": 0.0}),
     "all negatives": ({"task": {"mask_siblings": False}}, {}),
     "mean": (
-        {"guidance_reduction": "mean", "beta": 5.0, "contrast_weight": 0.5},
+        {"teacher": {"reduction": "mean", "beta": 5.0, "contrast": {"weight": 0.5}}, "guidance": {"reduction": "mean"}},
         {"how": "mean", "beta": 5.0, "weight": 0.5},
     ),
 }
@@ -149,7 +153,7 @@ def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path
     same = list(range(len(batch.matches)))
     one_direction_each = 2 * contrast(z["image"], z["text"], 0.07, same)
     expected = one_direction_each if reduction == "sum" else one_direction_each / 2
-    found = algorithm.contrast(client, view, batch)
+    found = algorithm.teacher.contrast.loss(client, view, batch)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     assert found.item() == pytest.approx(client.task.loss(view, client.head, batch).item(), rel=1e-5)
 
@@ -208,7 +212,7 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
 def test_the_local_aligner_of_stage_two_may_be_the_clients_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured_on: str
 ) -> None:
-    settings = {"aligner_in_stage_two": "local", "measured_on": measured_on}
+    settings = {"teacher": {"aligner": "local", "measured_on": measured_on}}
     session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
     found = without_statistics(replies(said, "teach")["hospital-2"]["weights"])
     trained = replies(said, "guide")["hospital-2"]["weights"]
@@ -221,7 +225,7 @@ def test_the_local_aligner_of_stage_two_may_be_the_clients_own(
 
 @pytest.mark.parametrize("broadcast", ["shared", "repeated"])
 def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broadcast: str) -> None:
-    session, aggregated, _, said = stage_two(tmp_path, monkeypatch, broadcast=broadcast)
+    session, aggregated, _, said = stage_two(tmp_path, monkeypatch, teacher={"broadcast": broadcast})
     parts = parts_of(session)
     for reply in replies(said, "teach").values():
         assert set(reply) == {"weights"}
@@ -241,11 +245,9 @@ def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- putting a round together
 
 
-@pytest.mark.parametrize(("mean", "weight_use"), [("uniform", "aggregate"), ("samples", "none"), ("uniform", "loss")])
-def test_the_server_puts_a_round_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str, weight_use: str
-) -> None:
-    settings = {"mean": mean, "weight_use": weight_use, "gamma": 3.0}
+@pytest.mark.parametrize(("mean", "use"), [("uniform", "aggregate"), ("samples", "none"), ("uniform", "loss")])
+def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str, use: str) -> None:
+    settings = {"mean": mean, "teacher": {"weights": {"use": use, "gamma": 3.0}}}
     session = session_of(tmp_path, task={"learn_temperature": True}, **settings)
     shrink(session, "hospital-2", 15)
     said = heard(session, monkeypatch)
@@ -260,8 +262,8 @@ def test_the_server_puts_a_round_together(
     uniform = dict.fromkeys(CLIENTS, 1.0)
     stage_two = {client: reply["weights"] for client, reply in replies(said, "teach").items()}
     robust = {name: found[name] for name in parts.aligner}
-    assert_mean(robust, stage_two, w if weight_use == "aggregate" else uniform)
-    other = uniform if weight_use == "aggregate" else w
+    assert_mean(robust, stage_two, w if use == "aggregate" else uniform)
+    other = uniform if use == "aggregate" else w
     with pytest.raises(AssertionError):
         assert_mean(robust, stage_two, other)
     aggregated = next(one.sent["weights"] for one in said if one.step == "judge")
@@ -271,7 +273,7 @@ def test_the_server_puts_a_round_together(
 
 
 def test_without_a_robust_teacher_it_is_guided_averaging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, teacher="averaged", robust_steps=50)
+    session = session_of(tmp_path, teacher=None)
     said = heard(session, monkeypatch)
     play(session, 1, 2)
     assert {one.step for one in said} == {"guide"}
@@ -285,7 +287,7 @@ def test_without_a_robust_teacher_it_is_guided_averaging(tmp_path: Path, monkeyp
 
 def learning(folder: Path, batch: int = 32, scenes: int = 180, **algorithm: Any) -> Session:
     """Two clients with easy pairs, five a scene."""
-    config = copy.deepcopy(aligned(**({"local_steps": 20, "robust_steps": 20} | algorithm)))
+    config = copy.deepcopy(aligned(**staged(20, **algorithm)))
     for participant in (config["server"], config["clients"]["hospital"]):
         model = participant["model"] | {"dim": 32, "aligner": {"head": "linear"}}
         model["encoders"]["image"] |= {"widths": [16, 32]}
@@ -303,8 +305,14 @@ def recall(session: Session) -> float:
     return server.evaluate(server.test)["text_to_image_r@5"]
 
 
+MEANS: Config = {
+    "guidance": {"reduction": "mean"},
+    "teacher": {"steps": 5, "reduction": "mean", "measure_share": 0.5},
+}
+
+
 def test_the_training_loss_falls(tmp_path: Path) -> None:
-    session, losses = learning(tmp_path, 16, 48, robust_steps=5, guidance_reduction="mean", measure_share=0.5), []
+    session, losses = learning(tmp_path, 16, 48, **MEANS), []
     for number in (1, 2):
         play(session, number, number)
         losses.append(metrics(session)["worst_loss"])
@@ -313,7 +321,9 @@ def test_the_training_loss_falls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"guidance_reduction": "mean"}, {"name": "feddra"}])
+@pytest.mark.parametrize(
+    "settings", [{"guidance": {"reduction": "mean"}, "teacher": {"reduction": "mean"}}, {"name": "feddra"}]
+)
 def test_it_learns_to_retrieve(tmp_path: Path, settings: Config) -> None:
     session, chance = learning(tmp_path, **settings), 100 * 5 / 60
     assert recall(session) < 1.5 * chance

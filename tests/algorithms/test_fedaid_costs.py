@@ -41,7 +41,7 @@ from small_federations import Config
 def test_narrow_transports_carry_both_schedules(tmp_path: Path, transport: Config) -> None:
     found = {}
     for broadcast in ("shared", "repeated"):
-        config = config_of(broadcast=broadcast)
+        config = config_of(teacher={"broadcast": broadcast})
         config["run"] |= {"transport": transport}
         session = play(prepared(config, tmp_path / broadcast), 1, 2)
         assert not events(session)
@@ -67,7 +67,7 @@ def crossed(ledger: Ledger) -> dict[tuple[int, str, str], set[int]]:
 
 @pytest.mark.parametrize("broadcast", ["shared", "repeated"])
 def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path, broadcast: str) -> None:
-    session = session_of(tmp_path, broadcast=broadcast)
+    session = session_of(tmp_path, teacher={"broadcast": broadcast})
     model, parts = global_model(session), parts_of(session)
     ledger = Ledger()
     for number in (1, 2):
@@ -170,7 +170,7 @@ IN_ANY = {
 @pytest.mark.parametrize(("broadcast", "down"), [("shared", 846.4), ("repeated", 1638.7)])
 def test_costs_are_the_papers(tmp_path: Path, broadcast: str, down: float) -> None:
     """Section 4.5 of the specification; nobody trains."""
-    found = on_paper(tmp_path, broadcast=broadcast)
+    found = on_paper(tmp_path, teacher={"broadcast": broadcast})
     expected = MIB[broadcast] | {(number, *key): size for number in (1, 2) for key, size in IN_ANY.items()}
     assert found == pytest.approx(expected, abs=0.05)
     totals = {way: sum(x for key, x in found.items() if key[0] == 2 and key[2] == way) for way in ("down", "up")}

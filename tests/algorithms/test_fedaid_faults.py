@@ -25,6 +25,7 @@ from aligned_sessions import (
     same,
     session_of,
     shrink,
+    staged,
 )
 from by_hand import assert_mean, play
 from misbehaving import contents
@@ -50,7 +51,7 @@ def without(request: Request, answer: Answer, client: str, step: str, number: in
 
 @pytest.mark.parametrize("step", ["guide", "judge", "teach"])
 def test_a_client_that_drops_out_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    session = session_of(tmp_path, gamma=3.0)
+    session = session_of(tmp_path, teacher={"weights": {"gamma": 3.0}})
     lost = "hospital-1"
     said = heard(session, monkeypatch, lambda request, answer: without(request, answer, lost, step))
     play(session, 1, 1)
@@ -131,9 +132,14 @@ def test_nobody_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str)
     assert same(global_model(session), before)
 
 
+def judged_whole(method: str) -> Config:
+    """Losses are measured on all samples, which is FedAID's default."""
+    return {"name": method} | ({"measure_share": 1.0} if method == "feddra" else {})
+
+
 @pytest.mark.parametrize("method", ["fedaid", "feddra"])
 def test_a_client_without_a_batch_does_no_harm(tmp_path: Path, method: str) -> None:
-    session = session_of(tmp_path, name=method, measure_share=1.0)
+    session = session_of(tmp_path, **judged_whole(method))
     shrink(session, "hospital-2", 1)
     play(session, 1, 2)
     assert not events(session)
@@ -150,7 +156,7 @@ def of_one_item(samples: Samples) -> Samples:
 
 @pytest.mark.parametrize("method", ["fedaid", "feddra"])
 def test_a_client_without_negatives_does_no_harm(tmp_path: Path, method: str) -> None:
-    session = session_of(tmp_path, name=method, measure_share=1.0, optimizer={"kind": "adamw", "lr": 0.01})
+    session = session_of(tmp_path, **judged_whole(method), optimizer={"kind": "adamw", "lr": 0.01})
     data = site_of(session)._data_of(session.federation.members["hospital-2"])
     data.train = of_one_item(data.train)
     assert 1 < len(data.train) < 12
@@ -163,7 +169,7 @@ def test_a_client_without_negatives_does_no_harm(tmp_path: Path, method: str) ->
 
 def test_clients_whose_weights_have_vanished(tmp_path: Path) -> None:
     """A cohort that holds nothing of w still gives a mean: uniform."""
-    session = session_of(tmp_path, divergence="none")
+    session = session_of(tmp_path, teacher={"weights": {"divergence": "none"}})
     zero = torch.zeros((), dtype=torch.float64)
     session.server.state["robust_weights"] = {CLIENTS[0]: zero + 1, CLIENTS[1]: zero, CLIENTS[2]: zero}
     cohort = session.cohort(1, Ledger())
@@ -190,7 +196,7 @@ class Dies(Callback):
 
 
 def quiet(method: str = "fedaid", **algorithm: Any) -> Config:
-    config = copy.deepcopy(aligned(name=method, local_steps=1, robust_steps=1, **algorithm))
+    config = copy.deepcopy(aligned(**staged(1, name=method, **algorithm)))
     config["run"] |= {"evaluate_clients": False}
     return config
 
@@ -227,7 +233,9 @@ def test_a_run_killed_between_phases_resumes_to_the_same_bits(
 
 def test_either_schedule_gives_the_same_bits(tmp_path: Path, undisturbed: dict[str, dict[str, bytes]]) -> None:
     whole = undisturbed["fedaid"]
-    repeated = contents(polyfed.run(Experiment.parse(quiet(broadcast="repeated")), tmp_path / "repeated", quiet=True))
+    repeated = contents(
+        polyfed.run(Experiment.parse(quiet(teacher={"broadcast": "repeated"})), tmp_path / "repeated", quiet=True)
+    )
     assert repeated["metrics.jsonl"] == whole["metrics.jsonl"]
     assert repeated["models/last/model.safetensors"] == whole["models/last/model.safetensors"]
     assert repeated["ledger.jsonl"] != whole["ledger.jsonl"]
@@ -239,7 +247,7 @@ def test_replies_that_refer_to_requests_are_encoded_alike_on_either_schedule(
 ) -> None:
     found = []
     for broadcast in ("shared", "repeated"):
-        config = quiet(broadcast=broadcast)
+        config = quiet(teacher={"broadcast": broadcast})
         config["run"] |= {"transport": transport, "engine": {"name": "local", "serialize": True}}
         result = polyfed.run(Experiment.parse(config), tmp_path / broadcast, quiet=True)
         up = [one.bytes for one in result.records.transfers if (one.step, one.direction) == ("guide", "up")]

@@ -32,7 +32,7 @@ from small_federations import Config
     ("settings", "samples", "weight"),
     [
         ({}, 30, 0.0),
-        ({"measure": "robust", "contrast_weight": 0.5}, 30, 0.5),
+        ({"measure": "robust", "contrast": {"weight": 0.5}}, 30, 0.5),
         ({"measure_share": 0.5}, 15, 0.0),
         ({"measure_share": 0.1}, 12, 0.0),  # one whole batch at least
         ({"measured_on": "local"}, 30, 0.0),
@@ -41,7 +41,7 @@ from small_federations import Config
 def test_losses_and_weights_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Config, samples: int, weight: float
 ) -> None:
-    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
+    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, teacher=settings)
     noted, teacher = metrics(session), {name: start[name] for name in parts_of(session).aligner}
     losses = []
     for client in CLIENTS:
@@ -60,7 +60,7 @@ def test_losses_and_weights_by_hand(
 
 
 def test_weights_go_on_from_round_to_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, gamma=2.0, rho=1e-4)
+    session = session_of(tmp_path, teacher={"weights": {"gamma": 2.0, "rho": 1e-4}})
     w = torch.full((3,), 1 / 3, dtype=torch.float64)
     for number in (1, 2):
         play(session, number, number)
@@ -75,13 +75,13 @@ def test_weights_go_on_from_round_to_round(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("setting", [{"gamma": 0}, {"rho": 0}])
 def test_uniform_weights_stay_so(tmp_path: Path, setting: Config) -> None:
-    session = play(session_of(tmp_path, **setting), 1, 2)
+    session = play(session_of(tmp_path, teacher={"weights": setting}), 1, 2)
     noted = metrics(session)
     assert [noted[f"weight.{client}"] for client in CLIENTS] == pytest.approx([1 / 3] * 3, abs=1e-15)
 
 
 def test_weights_of_absent_clients_stay(tmp_path: Path) -> None:
-    config = config_of(gamma=3.0)
+    config = config_of(teacher={"weights": {"gamma": 3.0}})
     config["run"] |= {"sampling": {"cohort": 2}, "seed": 1}
     session = prepared(config, tmp_path)
     before, absent = dict.fromkeys(CLIENTS, 1 / 3), set()
@@ -102,7 +102,8 @@ def test_weights_of_absent_clients_stay(tmp_path: Path) -> None:
 
 def teaching(folder: Path, monkeypatch: pytest.MonkeyPatch, use: str, optimizer: Config | None) -> tuple[Values, Any]:
     """The start, and what clients send in stage 2, where w is 2/3, 1/6, 1/6 and stays so; one step."""
-    session = session_of(folder, optimizer=optimizer, weight_use=use, gamma=0, robust_steps=1, divergence="none")
+    teacher = {"steps": 1, "weights": {"use": use, "gamma": 0, "divergence": "none"}}
+    session = session_of(folder, optimizer=optimizer, teacher=teacher)
     w = dict(zip(CLIENTS, (2 / 3, 1 / 6, 1 / 6), strict=True))
     session.server.state["robust_weights"] = {name: torch.tensor(x, dtype=torch.float64) for name, x in w.items()}
     start, said = global_model(session), heard(session, monkeypatch)

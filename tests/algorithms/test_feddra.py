@@ -14,7 +14,7 @@ from torch import Tensor
 
 from by_hand import assert_mean, copies, descend, model_of, play, weights_of
 from polyfed.aggregation.robust import chi_square, mirror_step
-from polyfed.algorithms.feddra import FedDRA
+from polyfed.algorithms.shared.robust_alignment import server_parts
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.state import unflatten
@@ -44,7 +44,7 @@ def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
 
 
 def parts_of(session: Session) -> Parts:
-    return session.experiment.algorithm.parts(session.server)
+    return server_parts(session.server)
 
 
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str, str], tuple[Any, Any]]:
@@ -134,7 +134,7 @@ def loss_by_hand(session: Session, client: str, weights: Values) -> float:
 
 @pytest.mark.parametrize("guide", [1.0, 5.0])
 def test_a_round_of_two_clients_by_hand(tmp_path: Path, guide: float) -> None:
-    session = session_of(tmp_path, guidance_weight=guide)
+    session = session_of(tmp_path, guidance={"weight": guide})
     start, names = copies(session.server.weights)["hospital"], parts_of(session).without_encoder
     play(session, 1, 1)
     stage_one = {client: aligned_by_hand(session, client, start) for client in CLIENTS}
@@ -202,7 +202,7 @@ def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_weights_of_a_round_serve_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, gamma=20.0)
+    session = session_of(tmp_path, weights={"gamma": 20.0})
     said = heard(session, monkeypatch)
     play(session, 1, 1)
     w = {client: float(session.server.state["robust_weights"][client]) for client in CLIENTS}
@@ -221,7 +221,8 @@ def test_weights_of_a_round_serve_the_next(tmp_path: Path, monkeypatch: pytest.M
 def test_the_released_projection_is_looser(tmp_path: Path) -> None:
     found = {}
     for divergence in ("chi_square", "released"):
-        session = session_of(tmp_path / divergence, count=3, divergence=divergence, rho=1e-4, gamma=20.0)
+        weights = {"divergence": divergence, "rho": 1e-4, "gamma": 20.0}
+        session = session_of(tmp_path / divergence, count=3, weights=weights)
         play(session, 1, 1)
         noted = metrics(session)
         v = torch.tensor([noted[f"loss.hospital-{k}"] for k in range(3)], dtype=torch.float64)
@@ -234,7 +235,7 @@ def test_the_released_projection_is_looser(tmp_path: Path) -> None:
 
 
 def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, count=3, gamma=5.0)
+    session = session_of(tmp_path, count=3, weights={"gamma": 5.0})
     carry, lost = session.engine.exchange, "hospital-1"
 
     def losing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -249,13 +250,6 @@ def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monke
     assert f"loss.{lost}" not in metrics(session)
     play(session, 2, 2)
     assert f"loss.{lost}" in metrics(session)
-
-
-def test_its_defaults_are_those_of_the_released_code() -> None:
-    method = FedDRA()
-    assert (method.robust_steps, method.local_steps) == (20, 50)
-    assert (method.guidance_reduction, method.measure_share, method.mean) == ("element", 0.1, "uniform")
-    assert (method.gamma, method.rho) == (0.01 * 50, 1.0)
 
 
 def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
-from polyfed.runs.config_files import read_config
+from polyfed.runs.config_files import merged, read_config
 from polyfed.runs.session import Session
 from sessions import metrics, prepared, woken
 from small_federations import Config
@@ -31,8 +31,7 @@ Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")
 SIDES = ("image", "text")
 
-STAGES = {"guided_stages", "weighted_stages", "weight_use", "aligner_in_stage_two", "measured_on", "measure"}
-STAGES |= {"anchor_mode", "frozen_encoder_mode", "divergence"}
+STAGES = {"guidance", "weighted_stages", "weights", "aligner_in_stage_two", "measured_on", "frozen_encoder_mode"}
 PRESET = read_config("feddra-mimic")["algorithm"]
 RELEASED: Mapping[str, Any] = {key: PRESET[key] for key in sorted(STAGES)}  # tests/presets has each with its source
 
@@ -40,7 +39,8 @@ RELEASED: Mapping[str, Any] = {key: PRESET[key] for key in sorted(STAGES)}  # te
 def session_of(folder: Path, **algorithm: Any) -> Session:
     """Two clients, two batches of plain SGD in each stage, the contrast of the released code."""
     task = {"name": "convirt", "learn_temperature": False, "reduction": "sum"}
-    config = copy.deepcopy(config_of(task=task, **{"name": "feddra", "measure_share": 1.0, "gamma": 5.0} | algorithm))
+    config = copy.deepcopy(config_of(task=task, **{"name": "feddra", "measure_share": 1.0} | algorithm))
+    config["algorithm"]["weights"] = {**config["algorithm"].get("weights", {}), "gamma": 5.0}
     config["clients"]["hospital"]["count"] = len(CLIENTS)
     return prepared(config, folder)
 
@@ -168,7 +168,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
 
 
 def sent_in_round_two(folder: Path, changed: Config) -> dict[str, Values]:
-    session = session_of(folder, **{**RELEASED, **changed})
+    session = session_of(folder, **merged(RELEASED, changed))
     with pytest.MonkeyPatch.context() as patch:
         said = heard(session, patch)
         play(session, 1, 2)
@@ -178,10 +178,10 @@ def sent_in_round_two(folder: Path, changed: Config) -> dict[str, Values]:
 @pytest.mark.parametrize(
     ("changed", "step"),
     [
-        ({"guided_stages": "second"}, "align"),
+        ({"guidance": {"stages": "second"}}, "align"),
         ({"frozen_encoder_mode": "evaluation"}, "align"),
         ({"aligner_in_stage_two": "averaged"}, "bind"),
-        ({"anchor_mode": "evaluation"}, "bind"),
+        ({"guidance": {"anchor_mode": "evaluation"}}, "bind"),
         ({"weighted_stages": "first"}, "bind"),
     ],
 )
@@ -197,7 +197,9 @@ def test_equal_weights_are_at_distance_zero_in_training_mode(tmp_path: Path, nor
     """With batch norms in the heads too, which is FedDRA's default; in evaluation mode they are far apart."""
     distances = {}
     for mode in ("training", "evaluation"):
-        config = copy.deepcopy(config_of(name="feddra", anchor_mode=mode, guidance_reduction="mean", task_weight=0))
+        config = copy.deepcopy(
+            config_of(name="feddra", guidance={"anchor_mode": mode, "reduction": "mean"}, task_weight=0)
+        )
         for participant in (config["server"], config["clients"]["hospital"]):
             participant["model"] = copy.deepcopy(participant["model"])
             participant["model"]["aligner"] |= {"head_norm": norm}
@@ -215,7 +217,7 @@ def test_equal_weights_are_at_distance_zero_in_training_mode(tmp_path: Path, nor
 
 def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the second stage is measured by and sends does not depend on how often anchors were computed."""
-    session = session_of(tmp_path, anchor_mode="training")
+    session = session_of(tmp_path, guidance={"anchor_mode": "training"})
     client, algorithm = woken(session, CLIENTS[0]), session.experiment.algorithm
     client.load_weights(global_model(session))
     copies: list[nn.Module] = []
@@ -235,10 +237,8 @@ def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"measure": "guided"}, "needs measured_on 'aggregated'"),
-        ({"weighted_stages": "both"}, "weighted_stages has no effect with weight_use: aggregate"),
-        ({"guidance_weight": 0, "guided_stages": "both"}, "guided_stages has no effect with guidance_weight: 0"),
-        ({"guidance_weight": 0, "anchor_mode": "evaluation"}, "anchor_mode has no effect with guidance_weight: 0"),
+        ({"guidance": {"measured": True}}, "needs measured_on 'aggregated'"),
+        ({"weighted_stages": "both"}, "no effect with weights.use 'aggregate'"),
     ],
 )
 def test_options_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -18,7 +18,7 @@ from small_federations import METHODS, Config, federation_for, topics
 FORMS: dict[str, Config] = {
     "fedafd broadcasting twice": {"broadcast_every": 2},
     "fedafd maps": {"fusion": "maps", "baa_update": "alternate"},
-    "fedaid repeated": {"broadcast": "repeated", "aligner_in_stage_two": "local"},
+    "fedaid repeated": {"teacher": {"steps": 1, "broadcast": "repeated", "aligner": "local"}},
     "fedavg adam": {"averaging": {"name": "by_type", "server_optimizer": "adam"}},
     "fedcola modules": {
         "averaging": {"name": "fedcola", "mean": "sequential"},

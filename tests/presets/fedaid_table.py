@@ -80,12 +80,9 @@ FEDERATION = Table(
         # the method
         "algorithm.mean": ("uniform", f"paper, Algorithm 1, line 7; {LOOP}, avg_param"),
         "algorithm.guidance.distance": ("l2", "paper, Eq. 1"),
-        "*.weights.gamma": (0.5, f"{LOOP}: gamma 0.01 for each of step_per_com 50"),
-        "*.weights.rho": (1.0, f"{B1}; {LOOP}, project_onto_chi_square_ball"),
         "algorithm.local_steps": (50, f"{SETUP}; {LOOP}, max_steps of the second stage"),
         "algorithm.guidance.weight": (1.0, f"paper, Eq. 2; {MODULE}, lambda_2"),
         "algorithm.task_weight": (1.0, f"{B1}: alpha; {MODULE}, lambda_1"),
-        "*.measured_on": ("aggregated", f"paper, Algorithm 1, line 9; {LOOP}, test of the server"),
     },
     chosen={
         "clients.hospital.partition.together": ("patient", "whole patients dealt out"),
@@ -112,6 +109,9 @@ PAPER = FEDERATION.changed(
         "algorithm.teacher.steps": (50, "paper, Algorithm 3: E steps as in Algorithm 2"),
         "algorithm.guidance.reduction": ("sum", "paper, Eq. 1"),
         "algorithm.teacher.reduction": ("sum", "paper, Eq. 5"),
+        "algorithm.teacher.weights.gamma": (0.5, f"{LOOP}: gamma 0.01 for each of step_per_com 50"),
+        "algorithm.teacher.weights.rho": (1.0, f"{B1}; {LOOP}, project_onto_chi_square_ball"),
+        "algorithm.teacher.measured_on": ("aggregated", f"paper, Algorithm 1, line 9; {LOOP}, test of the server"),
         "algorithm.teacher.weights.divergence": ("chi_square", "paper, Eq. 4, section 4.2, by its reference"),
         "algorithm.teacher.beta": (2.0, B1),
         "algorithm.teacher.contrast.weight": (1.0, "paper, Eq. 5"),

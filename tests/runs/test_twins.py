@@ -95,7 +95,7 @@ def test_a_server_alone_has_the_passes_of_the_methods_server(algorithm: Config, 
     ("config", "training"),
     [
         (creamfl(local_epochs=3), (3, None)),
-        (aligned(local_steps=4, robust_steps=6), (5, 10)),
+        (aligned(local_steps=4, teacher={"steps": 6}), (5, 10)),
         (aligned(local_steps=None, local_epochs=2), (2, None)),
     ],
 )
