@@ -125,23 +125,23 @@ def test_a_group_holds_a_second_share(change: Any) -> None:
     federation = federation_of(config)
     federation.require_sound()
     clients = [member for member in federation.members.values() if member.group == "paired"]
-    also = [member.also for member in clients]
+    also = [holding.items for member in clients for holding in member.holdings[1:]]
     pool = federation.public.items if change is with_public else torch.arange(20)
-    dealt = torch.cat([items for items in also if items is not None])
+    dealt = torch.cat(also)
     assert len(dealt.unique()) == len(dealt) == (8 if change is with_public else 10)
     assert torch.isin(dealt, pool).all()
     tests = {name for source in ("scenes", "other") if source in config["data"]["sources"]
              for name in federation.data.split(source, "test").ids}  # fmt: skip
     for member in clients:
         samples = federation.train(member)
-        assert member.also is not None
+        _, also = member.holdings
         names = {samples.ids[item] for item in samples.items.tolist()}
         own = {federation.data.split("scenes", "train").ids[item] for item in member.items.tolist()}
-        more = {federation.membership.also_assignments[member.group].split.ids[item] for item in member.also.tolist()}
+        more = set(also.ids)
         assert names == own | more
         assert not own & more
         assert not names & tests
-        assert len(samples.items.unique()) == len(member.items) + len(member.also)
+        assert len(samples.items.unique()) == len(member.items) + len(also.items)
 
 
 def test_public_items_come_with_the_captions_that_are_public() -> None:
@@ -150,12 +150,13 @@ def test_public_items_come_with_the_captions_that_are_public() -> None:
     member = federation.members["paired-0"]
     views = {name: encoder.view for name, encoder in member.model.encoders.items()}
     public = federation.public_samples(views)
-    assert public is not None and member.also is not None  # noqa: PT018
-    wanted = public.subset(torch.isin(public.items, member.also).nonzero().squeeze(1))
+    assert public is not None
+    _, also = member.holdings
+    wanted = public.subset(torch.isin(public.items, also.items).nonzero().squeeze(1))
     found = federation.train(member)
     last = torch.arange(len(found) - len(wanted), len(found))
     ours, theirs = found.batch(last), wanted.batch(torch.arange(len(wanted)))
-    assert len(wanted) == 2 * len(member.also)
+    assert len(wanted) == 2 * len(also.items)
     assert all(torch.equal(ours.inputs[name], theirs.inputs[name]) for name in theirs.inputs)
     infos = {info.id: info for info in federation.infos}
     assert infos["paired-0"].samples == len(found) == 5 * len(member.items) + len(wanted)
@@ -182,10 +183,10 @@ def test_what_is_held_in_addition_is_recorded(tmp_path: Path) -> None:
     entry = session.partition()["paired-0"]
     also = entry["also"]
     member = session.federation.members["paired-0"]
-    assert member.also is not None
+    _, also = member.holdings
     assert {key: also[key] for key in ("public", "source", "split", "items", "samples", "index")} == {
         "public": False, "source": "other", "split": "train", "items": 5, "samples": 25,
-        "index": member.also.tolist(),
+        "index": also.items.tolist(),
     }  # fmt: skip
     assert entry["source"] == "scenes"
     assert entry["items"] == len(member.items) + 5

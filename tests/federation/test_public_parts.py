@@ -108,7 +108,7 @@ def test_items_held_in_addition_are_pairs() -> None:
     experiment = Experiment.parse(config)
     federation = Population(experiment.data, experiment.public, experiment.server, experiment.clients, 0)
     assert federation.public is not None
-    also = [item for name in ("paired-0", "paired-1") for item in federation.members[name].also.tolist()]  # type: ignore[union-attr]
+    also = [item for name in ("paired-0", "paired-1") for item in federation.members[name].holdings[1].items.tolist()]
     assert sorted(also) == federation.public.items.tolist()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from item_tables import opened, written
 from polyfed.core.errors import ConfigError
-from polyfed.federation.assignment import Assignment
+from polyfed.federation.membership import Assignment
 from polyfed.lab.analysis.partitions import HeldItems
 from polyfed.partitions.rules import Iid
 from polyfed.partitions.units import Indices, Units, dealt, filled, grouped, largest_remainder

@@ -85,7 +85,7 @@ class TargetedPairs(Attack):
                     f"run.attackers 'targeted_pairs': {member.id} has no pairs with '{self.modality}' (it encodes "
                     f"{list(member.model.encoders)}); restrict it with run.attackers.groups"
                 )
-            if member.also is not None or member.settings.items == "public":
+            if len(member.holdings) > 1 or member.holdings[0].dealt.public:
                 raise ConfigError(
                     f"run.attackers 'targeted_pairs': {member.id} holds items of the public set or a second source; "
                     "restrict it with run.attackers.groups"

@@ -1,27 +1,180 @@
-"""Who belongs to a federation: its clients by group, and which items each of them holds."""
+"""Who belongs to a federation: its clients by group, which items each of them holds, and which it is tested on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
+from polyfed.data.assembly import matched_items
+from polyfed.data.item_classes import Indices, ItemClasses, item_classes, item_groups
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.union import union
-from polyfed.federation.assignment import Assignment
 from polyfed.federation.client import SERVER
 from polyfed.federation.data import OpenedData, PublicSet
-from polyfed.federation.settings import GroupSettings, PublicSettings
+from polyfed.federation.settings import GroupSettings
 from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
+from polyfed.partitions.units import dealt, grouped
 from polyfed.tasks.task import Task
+
+LEAST_DEALT = 2
+"""Test items that every client gets where they are dealt out: fewer make neither a ranking nor a batch."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """How the items of one group of clients are dealt out.
+
+    Attributes:
+        name: of the group.
+        group: its settings.
+        seed: of the run.
+        open: source and split -> the opened split.
+        private: the items that are dealt out, in split order.
+        public: whether these are of the public set.
+    """
+
+    name: str
+    group: GroupSettings
+    seed: int
+    open: Callable[[str, str], Split]
+    private: Callable[[], Int64[Tensor, " n"]]
+    public: bool = False
+
+    @property
+    def split(self) -> Split:
+        return self.open(self.group.source, self.group.split)
+
+    @property
+    def test_split(self) -> Split:
+        assert self.group.test_split is not None
+        return self.open(self.group.source, self.group.test_split)
+
+    @cached_property
+    def classes(self) -> ItemClasses | None:
+        """Classes of the split's items, as the partition sees them; None if they have none."""
+        of_splits = item_classes([self.split], self.group.partition.of, self._key("of"))
+        return None if of_splits is None else of_splits[0]
+
+    @cached_property
+    def parts(self) -> list[Int64[Tensor, " k"]]:
+        own = self.private()
+        labels = None if self.classes is None else self.classes.numbers[own]
+        together = self._together(self.split)
+        kept = None if together is None else together[own]
+        stream = generator(self.seed, "partition", self.name)
+        return [own[part] for part in self.group.partition.split(len(own), labels, self.group.count, stream, kept)]
+
+    def test_items(self, client: int) -> Int64[Tensor, " k"]:
+        """The test items of a client, by its place in the group, ascending."""
+        if self.group.test == "dealt":
+            items = self._dealt[client]
+        else:
+            # one order for the group, so that its clients are tested on the same items wherever they may be
+            items = torch.randperm(len(self.test_split), generator=generator(self.seed, "test", self.name))
+        if self.group.test == "matched":
+            if self._both_classes is None:
+                raise ConfigError(f"clients.{self.name}.test is matched, but '{self.group.source}' has no item labels")
+            own, test = self._both_classes
+            items = matched_items(items, test.numbers, own.numbers[self.parts[client]])
+            if not len(items):
+                raise ConfigError(
+                    f"clients.{self.name}.test is matched, but split '{self.group.test_split}' lacks a class of client "
+                    f"{client} (or nearly so), which leaves no items; use test: dealt, or all"
+                )
+        return items[: self.group.test_items].sort().values
+
+    def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
+        if self.classes is None:
+            return {"labels": None}
+        columns = self.classes.column_counts(items)
+        return {"labels": self.classes.counts(items)} | ({"columns": columns} if columns else {})
+
+    def test_counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
+        classes = None if self._both_classes is None else self._both_classes[1]
+        columns = {} if classes is None else classes.column_counts(items)
+        return {
+            "split": self.group.test_split,
+            "items": len(items),
+            "labels": None if classes is None else classes.counts(items),
+            "index": items.tolist(),
+            **({"columns": columns} if columns else {}),
+        }
+
+    @cached_property
+    def _dealt(self) -> list[Int64[Tensor, " n"]]:
+        """Items of the test split for each client, in random order."""
+        split, group, both = self.test_split, self.group, self._both_classes
+        labels = torch.zeros(len(split), dtype=torch.int64) if both is None else both[1].numbers
+        together = self._together(split)
+        stays = torch.arange(len(split)) if together is None else together
+        units, members = grouped(stays.numpy(), labels.numpy(force=True))
+        if len(units) < group.count:
+            raise ConfigError(
+                f"clients.{self.name}.test is dealt, but '{split.source}' {split.name} has {len(units)} {units.called} "
+                f"for {group.count} clients; lower count, or set test: all"
+            )
+        stream = generator(self.seed, "test", self.name)
+        # numpy's generator, as that deals out the groups; seeded from the run's own stream
+        rng = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=stream)))
+        sizes = np.array([len(items) for items in self.parts], dtype=np.int64)
+        parts = dealt(units, self._class_counts(), sizes, rng, LEAST_DEALT)
+        given = [int(units.sizes[part].sum()) for part in parts]
+        if min(given) < LEAST_DEALT:
+            largest = f" (the largest group that stays together, '{group.partition.together}', has {units.sizes.max()})"
+            raise ConfigError(
+                f"clients.{self.name}.test is dealt, but of '{group.source}' {group.test_split} the clients would get "
+                f"{given} items, and each needs {LEAST_DEALT}{'' if units.are_items else largest}; lower count, set "
+                "test: all, or use more test items"
+            )
+        return [torch.from_numpy(rng.permutation(np.concatenate([members[unit] for unit in part]))) for part in parts]
+
+    def _class_counts(self) -> dict[int, Indices]:
+        """Class -> training items of it that each client holds, [clients]."""
+        if self._both_classes is None:
+            return {}
+        own = self._both_classes[0].numbers
+        labels = np.unique(own.numpy())
+        counts = [np.array([int((own[items] == label).sum()) for items in self.parts]) for label in labels.tolist()]
+        return dict(zip(labels.tolist(), counts, strict=True))
+
+    @cached_property
+    def _both_classes(self) -> list[ItemClasses] | None:
+        return item_classes([self.split, self.test_split], self.group.partition.of, self._key("of"))
+
+    def _together(self, split: Split) -> Int64[Tensor, " n"] | None:
+        column = self.group.partition.together
+        return None if column is None else item_groups(split, column, self._key("together"))
+
+    def _key(self, setting: str) -> str:
+        return f"clients.{self.name}.partition.{setting}"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Items of one split that a client holds.
+
+    Attributes:
+        dealt: what they were dealt out of.
+        items: in random order.
+    """
+
+    dealt: Assignment
+    items: Int64[Tensor, " k"]
+
+    @property
+    def ids(self) -> list[str]:
+        ids = self.dealt.split.ids
+        return [ids[item] for item in self.items.tolist()]
 
 
 @dataclass(frozen=True)
@@ -33,18 +186,21 @@ class Member:
         group: name of its group.
         settings: of its group.
         model: its own model settings.
-        items: its private items.
         head: name of its head: clients with one task and the same classes share it, whatever their sources.
-        also: items of the public set, or of a second source, that it holds in addition.
+        holdings: its items; first those of its own source, then those of the public set or of a second source.
     """
 
     id: str
     group: str
     settings: GroupSettings
     model: ModelSettings
-    items: Int64[Tensor, " k"]
     head: str
-    also: Int64[Tensor, " j"] | None = None
+    holdings: tuple[Holding, ...]
+
+    @property
+    def items(self) -> Int64[Tensor, " k"]:
+        """Items of its own source."""
+        return self.holdings[0].items
 
 
 @dataclass(frozen=True)
@@ -81,69 +237,65 @@ class Membership:
         return by_id
 
     @cached_property
-    def assignments(self) -> dict[str, Assignment]:
-        """Group -> how its items are assigned to its clients.
+    def assignments(self) -> dict[str, tuple[Assignment, ...]]:
+        """Group -> how its items are assigned to its clients, and then what they hold in addition.
 
         Raises:
-            ConfigError: a group should hold public items, and there is no public set of its split.
+            ConfigError: a group should hold public items, and there is no public set, or none of its split.
         """
-        return {
-            name: Assignment(name, group, self.seed, self.data.split, self._items_of(name, group))
-            for name, group in self.groups.items()
-        }
-
-    @cached_property
-    def also_assignments(self) -> dict[str, Assignment]:
-        """Group -> how what it holds in addition is assigned, for groups that do.
-
-        Raises:
-            ConfigError: a group should hold public items, and there is no public set.
-        """
-        return {name: self._also_assignment(name, group) for name, group in self.groups.items() if group.also}
+        return {name: self._assignments_of(name, group) for name, group in self.groups.items()}
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:
         ids = member_ids(member.group, member.settings.count)
-        return self.assignments[member.group].test_items(ids.index(member.id))
+        return self.assignments[member.group][0].test_items(ids.index(member.id))
 
     def _members_of(self, name: str) -> list[Member]:
-        group, own = self.groups[name], self.assignments[name].parts
-        also = self.also_assignments[name].parts if name in self.also_assignments else [None] * len(own)
+        group, assignments = self.groups[name], self.assignments[name]
         head = head_name(group.task, self.data.split(group.source, group.split), group.type)
         return [
-            Member(member_id, name, group, group.models[k % len(group.models)], items, head, more)
-            for k, (member_id, items, more) in enumerate(zip(member_ids(name, group.count), own, also, strict=True))
+            Member(
+                member_id,
+                name,
+                group,
+                group.models[k % len(group.models)],
+                head,
+                tuple(Holding(dealt, dealt.parts[k]) for dealt in assignments),
+            )
+            for k, member_id in enumerate(member_ids(name, group.count))
         ]
 
-    def _also_assignment(self, name: str, group: GroupSettings) -> Assignment:
-        key = f"{name}.also"
-        second = _additional_group(name, group, None if self.public is None else self.public.settings)
+    def _assignments_of(self, name: str, group: GroupSettings) -> tuple[Assignment, ...]:
+        public = group.items == "public"
+        if public and not self._is_of_public(group):
+            what = (
+                f"the public set is not of '{group.source}' {group.split}" if self.public else "there is no public set"
+            )
+            raise ConfigError(f"clients.{name}.items is public, but {what}; give a number, or leave it out")
+        own = Assignment(name, group, self.seed, self.data.split, partial(self._items, name, group, public), public)
+        if group.also is None:
+            return (own,)
+        second = _additional_group(name, group, self.public)
+        items = partial(self._additional_items, name, group, second, group.also.public)
+        return own, Assignment(f"{name}.also", second, self.seed, self.data.split, items, group.also.public)
 
-        def items() -> Int64[Tensor, " n"]:
-            own, also = (self.data.split(settings.source, settings.split) for settings in (group, second))
-            _require_alike(name, group, own, also)
-            if group.also is None or not group.also.public or self.public is None:
-                return self._private_items(key, second)
-            return self._drawn(key, second, self.public.items)
+    def _additional_items(
+        self, name: str, group: GroupSettings, second: GroupSettings, public: bool
+    ) -> Int64[Tensor, " n"]:
+        _require_alike(name, group, *(self.data.split(one.source, one.split) for one in (group, second)))
+        return self._items(f"{name}.also", second, public)
 
-        return Assignment(key, second, self.seed, self.data.split, items)
-
-    def _items_of(self, name: str, group: GroupSettings) -> Callable[[], Int64[Tensor, " n"]]:
-        """Gives the items that a group deals out."""
-        if group.items != "public":
-            return partial(self._private_items, name, group)
-        public = self.public
-        if public is None or (group.source, group.split) != (public.settings.source, public.settings.split):
-            lacking = f"the public set is not of '{group.source}' {group.split}" if public else "there is no public set"
-            raise ConfigError(f"clients.{name}.items is public, but {lacking}; give a number, or leave it out")
-        return lambda: self._drawn(name, group, public.items)
-
-    def _private_items(self, name: str, group: GroupSettings) -> Int64[Tensor, " n"]:
+    def _items(self, name: str, group: GroupSettings, public: bool) -> Int64[Tensor, " n"]:
+        """The items that a group deals out."""
+        if public and self.public is not None:
+            return self._drawn(name, group, self.public.items)
         items = torch.arange(len(self.data.split(group.source, group.split)))
-        if self.public is not None:
-            settings = self.public.settings
-            if (group.source, group.split) == (settings.source, settings.split):
-                items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
+        if self.public is not None and self._is_of_public(group):
+            items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
         return self._drawn(name, group, items)
+
+    def _is_of_public(self, group: GroupSettings) -> bool:
+        settings = None if self.public is None else self.public.settings
+        return settings is not None and (group.source, group.split) == (settings.source, settings.split)
 
     def _drawn(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
         """As many of the items as the group's clients share, in split order."""
@@ -171,7 +323,7 @@ def member_ids(group: str, count: int) -> list[str]:
 # ---- what clients hold in addition to the items of their own source: ``also`` in the settings of a group
 
 
-def _additional_group(name: str, group: GroupSettings, public: PublicSettings | None) -> GroupSettings:
+def _additional_group(name: str, group: GroupSettings, public: PublicSet | None) -> GroupSettings:
     """The group as if what it holds in addition were all that it holds."""
     also = group.also
     assert also is not None
@@ -179,7 +331,7 @@ def _additional_group(name: str, group: GroupSettings, public: PublicSettings | 
     if also.public:
         if public is None:
             raise ConfigError(f"clients.{name}.also is public, but there is no public set; add a 'public' section")
-        source, split = public.source, public.split
+        source, split = public.settings.source, public.settings.split
     return group.model_copy(update={"source": source, "split": split, "items": also.items, "partition": also.partition})
 
 
@@ -203,14 +355,17 @@ def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
     return target in also.targets and bool(names) and names == tuple(also.classes.get(target) or ())
 
 
-def with_additional(own: Samples, also: Samples, task: Task) -> Samples:
-    """The samples of both, with the targets that both have; those of other classes are left out.
+def joined(sets: Sequence[Samples], task: Task) -> Samples:
+    """The samples of all sets, with the targets that all have; those of other classes are left out.
 
-    That the task's own classes are the same in both has been checked when the items were dealt out.
+    That the task's own classes are the same in all has been checked when the items were dealt out.
     """
+    if len(sets) == 1:
+        return sets[0]
+    named = [{name: tuple(names) for name, names in one.classes.items()} for one in sets]
     differing = {
         name
-        for name in own.classes.keys() & also.classes.keys()
-        if tuple(own.classes[name]) != tuple(also.classes[name]) and name not in task.class_targets
+        for name in set.intersection(*map(set, named))
+        if len({own[name] for own in named}) > 1 and name not in task.class_targets
     }
-    return union([own.without_targets(differing), also.without_targets(differing)])
+    return union([one.without_targets(differing) for one in sets])

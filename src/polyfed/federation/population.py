@@ -17,10 +17,9 @@ from polyfed.core.randomness import isolated
 from polyfed.data.assembly import of_items, require_disjoint
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
-from polyfed.federation.assignment import Assignment
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData, PublicSet, Views
-from polyfed.federation.membership import Member, Membership, with_additional
+from polyfed.federation.membership import Assignment, Holding, Member, Membership, joined
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
@@ -57,7 +56,7 @@ class Population:
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)
         self.membership = Membership(groups, self.public, self.data, seed)
         # wrong settings are refused here, before any data is read
-        _ = self.membership.assignments, self.membership.also_assignments
+        _ = self.membership.assignments
         self._add_modules = add_modules
         self._tests: dict[tuple[str, str], Samples] = {}
 
@@ -88,25 +87,30 @@ class Population:
         ``items`` and ``samples`` are all that it holds; of these, ``also`` says what is of the public set or of a
         second source. ``index`` and the counts by class are of its own source.
         """
-        assignment, shaping = self.membership.assignments[member.group], tuple(member.model.encoders)
-        split = assignment.split
-        own = _held(assignment, self._layout(split, shaping, public=member.settings.items == "public"), member.items)
+        own, *more = [self._held(holding, member) for holding in member.holdings]
         entry: dict[str, object] = {"group": member.group, **own}
+        dealt = member.holdings[0].dealt
         if member.settings.test == "dealt":
-            entry["test"] = assignment.test_counts(self.test_items(member))
-        if member.also is not None and member.settings.also is not None:
-            second = self.membership.also_assignments[member.group]
-            layout = self._layout(second.split, shaping, public=member.settings.also.public)
-            also = _held(second, layout, member.also)
-            entry["also"] = {"public": member.settings.also.public, **also}
+            entry["test"] = dealt.test_counts(self.test_items(member))
+        for also, holding in zip(more, member.holdings[1:], strict=True):
+            entry["also"] = {"public": holding.dealt.public, **also}
             entry |= {key: own[key] + also[key] for key in ("items", "samples")}
-        left_out = dict(getattr(split, "left_out", {}))
+        left_out = dict(getattr(dealt.split, "left_out", {}))
         return entry | ({"left_out": left_out} if left_out else {})
 
-    def _layout(self, split: Split, shaping: tuple[str, ...], *, public: bool) -> Samples:
+    def _held(self, holding: Holding, member: Member) -> dict[str, Any]:
+        dealt, items = holding.dealt, holding.items
         # the public set may have fewer samples an item than its source
-        samples = self.public_samples({}) if public else None
-        return samples or self.data.samples(split, {}, layout=shaping)
+        public = self.public_samples({}) if dealt.public else None
+        layout = public or self.data.samples(dealt.split, {}, layout=tuple(member.model.encoders))
+        return {
+            "source": dealt.split.source,
+            "split": dealt.split.name,
+            "items": len(items),
+            "samples": int(torch.isin(layout.items, items).sum()),
+            **dealt.counts(items),
+            "index": items.tolist(),
+        }
 
     # ---- samples
 
@@ -124,14 +128,8 @@ class Population:
 
     def train(self, member: Member, model: ModelSettings | None = None) -> Samples:
         """A client's private training samples; with another ``model`` in its views, of modalities that both have."""
-        settings = member.settings
-        split = self.data.split(settings.source, settings.split)
-        own = of_items(self._held_in(split, member, model, public=settings.items == "public"), member.items)
-        if member.also is None or settings.also is None:
-            return own
-        second = self.membership.also_assignments[member.group].split
-        also = of_items(self._held_in(second, member, model, public=settings.also.public), member.also)
-        return with_additional(own, also, settings.task)
+        held = [of_items(self._held_in(one.dealt, member, model), one.items) for one in member.holdings]
+        return joined(held, member.settings.task)
 
     def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
         """A client's test samples; those of a group that are tested on the same items share them.
@@ -157,10 +155,10 @@ class Population:
         opened = self.data.split(self.server.source, split)
         return self.data.samples(opened, _views(self.server.model), lazy=self.server.task.target_views)
 
-    def _held_in(self, split: Split, member: Member, model: ModelSettings | None, *, public: bool) -> Samples:
+    def _held_in(self, dealt: Assignment, member: Member, model: ModelSettings | None) -> Samples:
         """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
-        if self.public is None or not public:
-            return self._viewed(split, member, model)
+        if self.public is None or not dealt.public:
+            return self._viewed(dealt.split, member, model)
         views = _views(model or member.model)
         return self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
 
@@ -274,9 +272,12 @@ class Population:
             self._require_new_items(member, judged)
         if self.public is not None:
             private = [
-                (f"client '{member.id}'", ids) for member in self.members.values() for ids in self._private(member)
+                (f"client '{member.id}'", holding.ids)
+                for member in self.members.values()
+                for holding in member.holdings
+                if not holding.dealt.public
             ]
-            public = _ids(self.public.split, self.public.all_items)
+            public = [self.public.split.ids[item] for item in self.public.all_items.tolist()]
             for where, ids in (*private, *judged):
                 require_disjoint(public, ids, where)
 
@@ -288,23 +289,14 @@ class Population:
             yield f"'{source}' {name}, which participants are judged on", self.data.split(source, name).ids
 
     def _require_new_items(self, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
-        if member.also is None:
-            return
-        also = set(_ids(self.membership.also_assignments[member.group].split, member.also))
-        own = _ids(self.data.split(member.settings.source, member.settings.split), member.items)
-        for where, ids in (*judged, ("its own", own)):
+        own, *more = member.holdings
+        also = {name for holding in more for name in holding.ids}
+        for where, ids in (*judged, ("its own", own.ids)) if more else ():
             if shared := also & set(ids):
                 raise DataError(
                     f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {where}, for "
                     f"example '{min(shared)}'; name data that nobody is tested on and that it does not hold already"
                 )
-
-    def _private(self, member: Member) -> Iterator[list[str]]:
-        if member.settings.items != "public":
-            yield _ids(self.data.split(member.settings.source, member.settings.split), member.items)
-        also = member.settings.also
-        if also is not None and not also.public and member.also is not None:
-            yield _ids(self.membership.also_assignments[member.group].split, member.also)
 
     def _require_equal_width(self) -> None:
         widths = {member.id: member.model.dim for member in self.members.values()}
@@ -316,21 +308,6 @@ class Population:
                 f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
                 f"'{high}' has {widths[high]}"
             )
-
-
-def _held(assignment: Assignment, layout: Samples, items: Int64[Tensor, " k"]) -> dict[str, Any]:
-    return {
-        "source": assignment.split.source,
-        "split": assignment.split.name,
-        "items": len(items),
-        "samples": int(torch.isin(layout.items, items).sum()),
-        **assignment.counts(items),
-        "index": items.tolist(),
-    }
-
-
-def _ids(split: Split, items: Int64[Tensor, " k"]) -> list[str]:
-    return [split.ids[item] for item in items.tolist()]
 
 
 def _views(model: ModelSettings) -> Views:
