@@ -183,10 +183,10 @@ def test_what_is_held_in_addition_is_recorded(tmp_path: Path) -> None:
     entry = session.partition()["paired-0"]
     also = entry["also"]
     member = session.federation.members["paired-0"]
-    _, also = member.holdings
+    _, held = member.holdings
     assert {key: also[key] for key in ("public", "source", "split", "items", "samples", "index")} == {
         "public": False, "source": "other", "split": "train", "items": 5, "samples": 25,
-        "index": also.items.tolist(),
+        "index": held.items.tolist(),
     }  # fmt: skip
     assert entry["source"] == "scenes"
     assert entry["items"] == len(member.items) + 5

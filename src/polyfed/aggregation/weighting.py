@@ -44,7 +44,7 @@ class Evidence:
     """True classes, for class scores, where the public set has them."""
     items: Int64[Tensor, " n"] | None = None
     """Ascending number of the item behind each sample."""
-    places: Mapping[str, Int64[Tensor, " n"]] = field(default_factory=dict)
+    places: Mapping[str, Int64[Tensor, " _"]] = field(default_factory=dict)
     """Modality -> which of its distinct representations each sample has, where some repeat."""
 
     @property

@@ -246,7 +246,7 @@ def _pooler_output(output: Any) -> Tensor:
 
 
 class Backbone(nn.Module):
-    """A frozen pretrained network with its pooling: images [b, 3, s, s] or token ids [b, l] in, features out.
+    """A pretrained network with its pooling: images [b, 3, s, s] or token ids [b, l] in, features out.
 
     Attributes:
         reads: ``pixel_values`` or ``input_ids``.
@@ -263,16 +263,19 @@ class Backbone(nn.Module):
         missing: list[str] = getattr(model, "missing_weights", [])
         if pool == "pooled" and any("pooler" in key for key in missing):
             raise ConfigError("pool 'pooled': these weights have no pooler; use 'cls' or 'mean'")
-        self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b ..."]:
         """Features [b, c], or [b, l, c] for pool ``tokens``."""
+        return pooled(self.output(x, mask), self.pool, mask)
+
+    def output(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None) -> Any:
+        """What ``transformers`` gives."""
         options: dict[str, Any] = {self.reads: x}
         if mask is not None:
             options["attention_mask"] = mask.long()
         if self.resizes:
             options["interpolate_pos_encoding"] = True
-        return pooled(self.body(**options), self.pool, mask)
+        return self.body(**options)
 
 
 def _tower(model: nn.Module, tower: BackboneTower) -> nn.Module:
@@ -286,6 +289,11 @@ def _tower(model: nn.Module, tower: BackboneTower) -> nn.Module:
 
 
 def frozen_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbone:
+    """``load_backbone`` in evaluation mode, without gradients."""
+    return load_backbone(folder, pool, tower).eval().requires_grad_(False)
+
+
+def load_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbone:
     """The backbone in ``folder`` with its weights; leaves torch's global generator as it was."""
     from transformers import AutoModel
 
@@ -314,6 +322,6 @@ def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbon
     config = _configuration(folder)
     try:
         with quiet(), isolated("backbone"), torch.device("meta"):
-            return Backbone(auto.from_config(config, **NO_CODE), pool, tower)
+            return Backbone(auto.from_config(config, **NO_CODE), pool, tower).eval().requires_grad_(False)
     except (OSError, ValueError) as error:
         raise _unreadable(folder, error) from error
