@@ -43,7 +43,7 @@ def federation(clients: int, size: str) -> dict[str, Any]:
         "data": {"sources": {"noise": federations.Noise(count=MOST * SAMPLES)}},
         "clients": {"client": client},
         "algorithm": {"name": "scaffold", "local_epochs": 1},
-        "run": run | {"state_memory": IN_MEMORY, "bounds": {"waiting": IN_MEMORY}},
+        "run": run | {"state_memory": IN_MEMORY},
     }
 
 

@@ -28,7 +28,6 @@ from polyfed.runs.experiment import Experiment
 Settings = dict[str, Any]
 
 CLIENTS, ITEMS, TESTS = 4, 60, 400
-UNBOUND = {"update": None, "refuse": None, "size": None, "weight": None}
 WORDS = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 1000}}
 TEXT = {"name": "bag", "width": 32, "view": WORDS}
 IMAGE = {
@@ -51,7 +50,7 @@ def federation(method: str, seed: int) -> Settings:
 
 
 def _common(sources: Settings, algorithm: Settings, clients: Settings, seed: int, **more: Any) -> Settings:
-    run = {"rounds": 3, "threads": 1, "device": "cpu", "plots": False, "bounds": UNBOUND, "seed": seed}
+    run = {"rounds": 3, "threads": 1, "device": "cpu", "plots": False, "seed": seed}
     group = {"count": CLIENTS, **clients}
     return {"name": "leakage", "data": {"sources": sources}, "clients": {"site": group}, "algorithm": algorithm} | {
         "run": run | {"evaluate_clients": False},

@@ -32,7 +32,6 @@ def experiment(secure: str | None, clients: int, megabytes: float, samples: int)
     view = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": int(megabytes * 1e6 / 4 / 100)}}
     sgd = {"optimizer": {"kind": "sgd", "lr": 0.1}, "batch_size": 16}
     texts: dict[str, Any] = {"name": "scenes", "train": clients * samples, "validation": 8, "test": 8, "size": 16}
-    unbounded = {"update": None, "refuse": None, "size": None, "weight": None}
     group = {
         "count": clients,
         "source": "texts",
@@ -53,7 +52,6 @@ def experiment(secure: str | None, clients: int, megabytes: float, samples: int)
                 "device": "cpu",
                 "plots": False,
                 "evaluate_clients": 3,
-                "bounds": unbounded,
                 "engine": {"name": "local", "serialize": True},
             },
         }

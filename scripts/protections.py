@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from pages import END
-from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
+from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.settings import PrivacySettings, require_covered
 from polyfed.runs.disclosure import SentField, sent_fields
 from polyfed.runs.privacy import require_learning_by_fit

@@ -8,8 +8,8 @@ from typing import Any
 
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Cohort, CohortListener
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -17,6 +17,16 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request, StateVersion
 from polyfed.wire.payload import Payload
+
+
+class Excluded(CohortListener):
+    """Notes why clients are out of a round."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
+        self.reasons[client.id] = reason
 
 
 def prepared(config: Mapping[str, Any], folder: Path) -> Session:

@@ -11,7 +11,6 @@ from polyfed.algorithms.algorithm import Algorithm
 Config = dict[str, Any]
 
 METHODS = tuple(Algorithm.available())
-UNBOUND = {"update": None, "refuse": None, "size": None}
 """Of three clients and a few batches, an honest one moves one tensor or other far more than usual."""
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
@@ -163,7 +162,7 @@ def aligned(**algorithm: Any) -> Config:
         server=participant,
         clients={"hospital": participant | {"count": 3, "training": training("adamw", 0.01, 12)}},
     )
-    config["run"]["bounds"] = UNBOUND
+    config["aggregation"] = {"clip": None}
     return config
 
 

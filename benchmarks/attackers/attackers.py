@@ -1,4 +1,4 @@
-"""The table of docs/results.md on attackers among ten clients of FedAvg, with and without the bounds of ``run.bounds``.
+"""The table of docs/results.md on attackers among ten clients of FedAvg, with and without norm clipping.
 
     python benchmarks/attackers/attackers.py --out runs/attackers [--seeds 3] [--rows ROW ...]
 
@@ -20,7 +20,7 @@ from polyfed.runs.records import RunRecords
 from runs import spread
 
 PRESET = str(Path(__file__).with_suffix(".yaml"))
-OFF = "run.bounds={update: null, refuse: null, size: null, weight: null}"
+OFF = "aggregation.clip=null"
 PICTURES = (
     "data.sources.items={name: scenes, train: 1200, validation: 100, test: 300, size: 32, difficulty: 0.0, "
     "columns: {image: image}}",

@@ -18,6 +18,7 @@ from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
+from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.transport import Transport
@@ -194,7 +195,9 @@ def downloads(config: Config, folder: Path) -> dict[str, int]:
     """Bytes of tensors that each client receives in round 1."""
     session = prepared(config, folder)
     ledger = Ledger()
-    cohort = Cohort(session.server.clients, failing, 1, Transport(), ledger, lambda step: ReplyPolicy(min_clients=0))
+    cohort = Cohort(
+        session.server.clients, 1, Channel(failing, Transport(), ledger), lambda step: ReplyPolicy(min_clients=0)
+    )
     session.experiment.algorithm.round(session.server, cohort)
     found: dict[str, int] = {}
     for line in ledger.records:

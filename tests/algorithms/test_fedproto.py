@@ -22,7 +22,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from prototype_sessions import NAMES, SPACE, began, global_of, play
-from sessions import first_cohort, prepared, woken
+from sessions import Excluded, first_cohort, prepared, woken
 from small_federations import Config, classifiers, with_retrieval
 
 Means = dict[int, tuple[list[float], int]]
@@ -194,11 +194,11 @@ def test_targets_of_one_source_are_spaces_of_their_own(tmp_path: Path) -> None:
 def test_widths_and_classes_must_agree_within_a_space(tmp_path: Path) -> None:
     config = classifiers()
     config["clients"]["text"]["model"]["dim"] = 6
-    reasons: dict[str, str] = {}
-    session = prepared(config, tmp_path)
+    session, excluded = prepared(config, tmp_path), Excluded()
+    reasons = excluded.reasons
     for number in (1, 2):
         cohort = session.cohort(number, Ledger())
-        cohort.excluded = lambda client, reason, details: reasons.update({client.id: reason})
+        cohort.listener = excluded
         session.server.begin(number)
         session.experiment.algorithm.round(session.server, cohort)
         assert reasons.keys() == {"text-0", "text-1"}

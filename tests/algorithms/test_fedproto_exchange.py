@@ -21,7 +21,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Prototypes
 from prototype_sessions import NAMES, SPACE, began, global_of, known_of
-from sessions import first_cohort, prepared, round_records
+from sessions import Excluded, first_cohort, prepared, round_records
 from small_federations import classifiers, with_retrieval
 
 # ---- what crosses
@@ -110,11 +110,11 @@ LIES: dict[str, Any] = {
 def lying(folder: Path, how: str, **algorithm: Any) -> tuple[Session, dict[str, str]]:
     config = classifiers(**algorithm)
     config["algorithm"] |= {"name": f"{Lies.__module__}.Lies", "how": how}
-    session, reasons = prepared(config, folder), {}
+    session, excluded = prepared(config, folder), Excluded()
     cohort = first_cohort(session)
-    cohort.excluded = lambda client, reason, details: reasons.update({client.id: reason})
+    cohort.listener = excluded
     session.experiment.algorithm.round(session.server, cohort)
-    return session, reasons
+    return session, excluded.reasons
 
 
 @pytest.mark.parametrize("how", LIES)

@@ -57,7 +57,7 @@ def test_every_section_of_run_is_listed() -> None:
     kinds = {f"run.{name}": field.default_factory for name, field in RunSettings.model_fields.items()}
     classes = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
     sections = {name for name, kind in classes.items() if not is_component(kind)}
-    assert {"run.bounds", "run.limits", "run.sampling", "run.transport"} <= sections
+    assert {"run.limits", "run.sampling", "run.transport"} <= sections
     assert sections <= set(entries("settings"))
 
 

@@ -32,6 +32,7 @@ from polyfed.federation.summed import TOTAL
 from polyfed.privacy.accounting import epsilon_of
 from polyfed.privacy.masking.answered_sums import AnsweredSum, AnsweredSums
 from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum
+from polyfed.privacy.settings import AggregationSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
@@ -105,12 +106,10 @@ def test_training_with_too_little_noise_for_the_samples_here_is_refused(tmp_path
 
 # ---- sums, and kinds of tensors
 
-FREE = {"update": None, "refuse": None, "size": None, "weight": None}
-
 
 def masked(**run: Any) -> Experiment:
-    plan = experiment(bounds=FREE, **run)
-    return plan.model_copy(update={"aggregation": plan.aggregation.model_copy(update={"secure": PairwiseMasks()})})
+    aggregation = AggregationSettings(secure=PairwiseMasks(), clip=None)
+    return experiment(**run).model_copy(update={"aggregation": aggregation})
 
 
 def exchanging(method: dict[str, Any], secure: str | None = None) -> RunSpec:

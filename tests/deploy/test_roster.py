@@ -26,7 +26,6 @@ from polyfed.runs.experiment import Experiment
 
 def experiment() -> Experiment:
     settings = experiment_settings()
-    settings["run"] |= {"bounds": {"update": None, "refuse": None, "size": None, "weight": None}}
     return Experiment.load(settings | {"aggregation": {"secure": "pairwise_masks"}})
 
 

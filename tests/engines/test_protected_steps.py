@@ -55,7 +55,7 @@ def break_data(site: Site) -> None:
 def federation(method: str, **reply: Any) -> Config:
     config = federation_for(method)
     config["privacy"] = {"reply": CLIPS | {"noise_multiplier": 3.0} | reply, "metrics": "clear"}
-    config["run"]["bounds"] = {"update": None, "refuse": None, "size": None, "weight": None}
+    config["aggregation"] = {"clip": None}
     return config
 
 

@@ -11,7 +11,8 @@ from federations_in_process import InProcess
 
 from polyfed.core.errors import PayloadError
 from polyfed.deploy.engines.flower import Flower, within
-from polyfed.federation.cohort import Cohort, ReplyPolicy
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Cohort, CohortListener, ReplyPolicy
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
@@ -20,7 +21,7 @@ from sessions import crossing
 
 
 @dataclass
-class Struck:
+class Struck(CohortListener):
     """A session whose client ``image`` is asked to ``fit``, round after round.
 
     Attributes:
@@ -49,6 +50,9 @@ class Struck:
         assert struck.answers()  # a client that has a state to go on from
         return struck
 
+    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
+        self.reasons.append(reason)
+
     def answers(self, *rules: Rule) -> bool:
         """Whether the client's reply to the next ask is used, if this happens."""
         self.round += 1
@@ -60,7 +64,7 @@ class Struck:
         cohort = self.session.cohort(self.round, Ledger())
         cohort.clients = tuple(client for client in cohort.clients if client.id == "image")
         cohort.reply_policy = lambda step: ReplyPolicy(min_clients=0)
-        cohort.excluded = lambda client, reason, details: self.reasons.append(reason)
+        cohort.listener = self
         return cohort
 
     def refuses(self, rule: Rule) -> str:

@@ -30,7 +30,6 @@ from small_federations import topics
 CLIENTS = ("coast", "north", "south-0", "south-1")
 LOST = {"north": 1, "coast": 2}
 SITES = ("north", "south", "coast")
-FREE = {"update": None, "refuse": None, "size": None, "weight": None}
 
 
 def hospitals(**sections: Any) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def hospitals(**sections: Any) -> dict[str, Any]:
     config["server"] = {key: text[key] for key in ("source", "task", "model")}
     config["clients"] = {name: {**text, "count": 2 if name == "south" else 1} for name in SITES}
     config["data"]["sources"]["texts"] |= {"train": 60, "test": 40}
-    config["run"] |= {"rounds": 2, "bounds": FREE, "evaluate_clients": True} | sections.pop("run", {})
+    config["run"] |= {"rounds": 2, "evaluate_clients": True} | sections.pop("run", {})
     return config | sections
 
 

@@ -50,7 +50,7 @@ def federation(secure: str = "pairwise_masks") -> Any:
     config["clients"]["text"]["count"] = len(CLIENTS)
     config["data"]["sources"]["texts"]["train"] = 80
     config["aggregation"] = {"secure": secure}
-    config["run"] |= {"bounds": {"update": None, "refuse": None, "size": None, "weight": None}, "rounds": 2}
+    config["run"] |= {"rounds": 2}
     return config
 
 

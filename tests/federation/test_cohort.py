@@ -10,8 +10,9 @@ import torch
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, Reply, ReplyPolicy, each
+from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy, each
 from polyfed.runs.experiment import RunSettings
+from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
@@ -54,15 +55,30 @@ class FakeEngine:
 Dropped = list[tuple[str, str]]
 
 
+class Noting(CohortListener):
+    """Keeps what it is told."""
+
+    def __init__(self, dropped: Dropped) -> None:
+        self.dropped = dropped
+        self.details: list[str] = []
+        self.answers: list[tuple[str, str]] = []
+
+    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
+        self.dropped.append((client.id, reason))
+        self.details.append(details)
+
+    def answered(self, client: ClientInfo, step: str) -> None:
+        self.answers.append((client.id, step))
+
+
 def cohort_of(names: str, engine: FakeEngine, **options: Any) -> tuple[Cohort, Dropped]:
     dropped: Dropped = []
+    channel = Channel(engine.exchange, options.pop("transport", Transport()), Ledger(), options.pop("limits", Limits()))
     settings: dict[str, Any] = {
         "clients": tuple(info(name) for name in names),
-        "exchange": engine.exchange,
         "round": 1,
-        "transport": Transport(),
-        "ledger": Ledger(),
-        "excluded": lambda client, reason, details: dropped.append((client.id, reason)),
+        "channel": channel,
+        "listener": Noting(dropped),
     }
     return Cohort(**settings | options), dropped
 
@@ -133,24 +149,18 @@ def test_a_client_with_an_unusable_answer_is_out_for_the_round(answer: Payload |
 
 
 def test_what_went_wrong_is_told_in_a_line_and_in_detail() -> None:
-    told: list[tuple[str, str, str]] = []
-    cohort, _ = cohort_of(
-        "ab",
-        FakeEngine({"b": "ValueError: boom"}),
-        excluded=lambda client, reason, details: told.append((client.id, reason, details)),
-    )
+    listener = Noting([])
+    cohort, _ = cohort_of("ab", FakeEngine({"b": "ValueError: boom"}), listener=listener)
     list(cohort.ask(step, weights=weights()))
-    assert told == [("b", "ValueError: boom", "Traceback of b")]
+    assert (listener.dropped, listener.details) == ([("b", "ValueError: boom")], ["Traceback of b"])
 
 
 def test_who_answered_is_told_with_the_step() -> None:
-    told: list[tuple[str, str]] = []
-    cohort, _ = cohort_of(
-        "abc", FakeEngine({"b": "lost"}), answered=lambda client, name: told.append((client.id, name))
-    )
+    listener = Noting([])
+    cohort, _ = cohort_of("abc", FakeEngine({"b": "lost"}), listener=listener)
     list(cohort.ask(step, weights=weights()))
     list(cohort.ask(query, weights=weights()))
-    assert told == [("a", "step"), ("c", "step"), ("a", "query"), ("c", "query")]
+    assert listener.answers == [("a", "step"), ("c", "step"), ("a", "query"), ("c", "query")]
 
 
 def test_norms_are_bounded_by_the_limits_of_the_run() -> None:
@@ -172,7 +182,9 @@ def test_a_reply_that_arrives_narrow_is_judged_as_it_is_used() -> None:
 def test_every_message_is_entered_in_both_directions() -> None:
     cohort, _ = cohort_of("ab", FakeEngine({"b": "lost"}))
     list(cohort.ask(step, weights=Weights({"w": torch.zeros(10)})))
-    data = [(line["client"], line["direction"]) for line in cohort.ledger.records if line["bundle"] == "weights"]
+    data = [
+        (line["client"], line["direction"]) for line in cohort.channel.ledger.records if line["bundle"] == "weights"
+    ]
     assert data == [("a", "down"), ("b", "down"), ("a", "up")]
 
 
@@ -181,7 +193,10 @@ def test_what_is_refused_has_crossed_and_is_entered() -> None:
         "a", FakeEngine({"a": bad(weights=weights(float("nan")))}), reply_policy=lambda _: ReplyPolicy(0)
     )
     list(cohort.ask(step, weights=weights()))
-    assert [line["direction"] for line in cohort.ledger.records if line["bundle"] == "weights"] == ["down", "up"]
+    assert [line["direction"] for line in cohort.channel.ledger.records if line["bundle"] == "weights"] == [
+        "down",
+        "up",
+    ]
 
 
 # ---- accepted labels
@@ -227,7 +242,7 @@ def test_a_step_whose_reply_is_refused_never_happened(answer: Payload | str) -> 
 def test_a_query_is_not_what_a_client_goes_on_from() -> None:
     engine = FakeEngine()
     accepted = {"a": (1, 0)}
-    cohort, _ = cohort_of("a", engine, round=2, accepted=accepted, first_phase=90)
+    cohort, _ = cohort_of("a", engine, round=2, accepted=accepted, phase=90)
     list(cohort.ask(query, weights=weights()))
     list(cohort.ask(step, weights=weights()))
     assert [(request.phase, request.after) for request in engine.requests] == [(90, (1, 0)), (91, (1, 0))]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from polyfed.wire.transport import Transport
-from sessions import metrics, prepared, woken
+from sessions import Excluded, metrics, prepared, woken
 from small_federations import Config, one_classification, three_kinds
 
 PARTS: Config = {"unpaired": {"image": 5, "text": 3}, "gallery": 4}
@@ -214,14 +215,18 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
     message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
     with pytest.raises(PayloadError, match=message):
         method.from_wire(server, told)  # type: ignore[attr-defined]
-    cohort, refused = session.cohort(1, Ledger()), list[str]()
-    cohort.excluded = lambda client, reason, details: refused.append(f"{client.id}: {reason}")
+    cohort, refused = session.cohort(1, Ledger()), Excluded()
+    cohort.listener = refused
     check = method.outputs_check(server, known, "representations")  # type: ignore[attr-defined]
     answer = Payload({"representations": told, "num_examples": 1})
-    cohort.exchange = lambda requests, deadline: iter([Answer(one.client, answer) for one in requests])
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        return iter([Answer(one.client, answer) for one in requests])
+
+    cohort.channel = replace(cohort.channel, exchange=exchange)
     with pytest.raises(ExchangeError, match="0 of 4 clients gave a usable reply"):
         list(cohort.ask(method.fit, check=check, representations=honest))  # type: ignore[attr-defined]
-    assert any(line.startswith("paired-0: ") and output in line for line in refused)
+    assert output in refused.reasons["paired-0"]
 
 
 def crossed(run: Run, client: str) -> dict[str, list[int]]:

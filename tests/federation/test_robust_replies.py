@@ -1,29 +1,28 @@
-"""Robust rules between a cohort's replies and the method: by type and by tensor, streaming and buffered."""
+"""Robust rules between a cohort's replies and the method: by type and by tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from asking import ask_of
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
-from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.core.errors import ConfigError, ExchangeError
-from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Reply
+from polyfed.federation.filters import CHECKS, Received
 from polyfed.federation.robust_replies import RobustReplies, require_enough
+from polyfed.privacy.rules import RobustRule
+from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Representations, Weights
 from polyfed.wire.schema import client_step
 from polyfed.wire.transport import Transport
-
-FREE = Bounds(update=None, refuse=None, size=None, weight=None)
 
 
 def info(name: str, kind: str = "a", samples: int = 10) -> ClientInfo:
@@ -36,13 +35,13 @@ def rule(name: str, **settings: Any) -> RobustRule:
     return made
 
 
-def combined(
-    name: str, sent: Sequence[tuple[ClientInfo, Payload]], start: Mapping[str, Tensor] | None = None, **settings: Any
-) -> list[tuple[str, Payload]]:
-    robust = RobustReplies(
-        rule(name, **settings), "fit", [client for client, _ in sent], {}, lambda client, field: start or {}
-    )
-    return [(client.id, payload) for client, payload in robust.combined(sent)]
+def combined(name: str, sent: Sequence[tuple[ClientInfo, Payload]], **settings: Any) -> list[tuple[str, Payload]]:
+    replies = RobustReplies(rule(name, **settings))(received(sent), ask_of([client for client, _ in sent]))
+    return [(reply.client.id, reply.payload) for reply in replies]
+
+
+def received(sent: Iterable[tuple[ClientInfo, Payload]]) -> Iterator[Received]:
+    return (Received(client, payload) for client, payload in sent)
 
 
 def weights(*values: float) -> list[tuple[ClientInfo, Payload]]:
@@ -81,11 +80,10 @@ def test_types_leave_as_soon_as_their_last_client_has_replied() -> None:
             drawn.append(client.id)
             yield client, Payload({"weights": Weights({"w": torch.ones(1)})})
 
-    robust = RobustReplies(rule("median"), "fit", clients, {}, lambda client, field: {})
-    left = robust.combined(replies())
-    assert [next(left)[0].id for _ in range(3)] == ["a0", "a1", "a2"]
+    left = RobustReplies(rule("median"))(received(replies()), ask_of(clients))
+    assert [next(left).client.id for _ in range(3)] == ["a0", "a1", "a2"]
     assert drawn == ["a0", "b0", "a1", "a2"]
-    assert [client.id for client, _ in left] == ["b0", "b1", "b2"]
+    assert [reply.client.id for reply in left] == ["b0", "b1", "b2"]
 
 
 def test_counters_are_the_median_of_what_was_counted() -> None:
@@ -170,7 +168,7 @@ def test_replies_without_tensors_pass() -> None:
 # ---- too few clients
 
 
-@pytest.mark.parametrize(("name", "needed"), [("median", 3), ("krum", 5), ("clip", 3)])
+@pytest.mark.parametrize(("name", "needed"), [("median", 3), ("krum", 5)])
 def test_a_type_with_too_few_replies_is_named_with_its_clients(name: str, needed: int) -> None:
     with pytest.raises(
         ExchangeError, match=rf"'{name}' that tolerates 1 of 2 clients .* needs {needed} .* 2 \(c0, c1\)"
@@ -180,11 +178,11 @@ def test_a_type_with_too_few_replies_is_named_with_its_clients(name: str, needed
 
 def test_what_is_needed_goes_by_those_who_were_asked() -> None:
     sent = weights(*range(10))
-    robust = RobustReplies(rule("krum"), "fit", [client for client, _ in sent], {}, lambda client, field: {})
+    robust, ask = RobustReplies(rule("krum")), ask_of([client for client, _ in sent])
     # two of ten asked may be false, and who has not replied may be honest
     with pytest.raises(ExchangeError, match="tolerates 2 of 10 clients of a type needs 7 replies"):
-        list(robust.combined(sent[:6]))
-    assert len(list(robust.combined(sent[:7]))) == 7
+        list(robust(received(sent[:6]), ask))
+    assert len(list(robust(received(sent[:7]), ask))) == 7
 
 
 def test_a_cohort_with_too_few_of_a_type_is_refused_beforehand() -> None:
@@ -194,69 +192,6 @@ def test_a_cohort_with_too_few_of_a_type_is_refused_beforehand() -> None:
     require_enough(rule("median"), clients[:5], "round 4")
     with pytest.raises(ConfigError, match=r"'krum' that tolerates 2 of 5 .* needs 7 replies of it, and type 'a' has 5"):
         require_enough(rule("krum", tolerated=2), clients[:5], "round 4")
-
-
-# ---- clipping
-
-
-def lengths(result: Sequence[tuple[str, Payload]], start: float = 0.0) -> list[float]:
-    return [float((payload.bundles["weights"]["w"] - start).norm()) for _, payload in result]
-
-
-def test_updates_are_clipped_to_the_median_and_short_ones_stay_bit_for_bit() -> None:
-    start = {"w": torch.full((2,), 5.0)}
-    sent = weights(5.1, 5.3, 4.8, 90.0, -90.0)
-    result = combined("clip", sent, start)
-    usual = 0.3 * 2**0.5
-    assert lengths(result, 5.0) == pytest.approx([0.1 * 2**0.5, usual, 0.2 * 2**0.5, usual, usual], rel=1e-4)
-    for k in (0, 2):
-        assert result[k][1].bundles["weights"]["w"].equal(sent[k][1].bundles["weights"]["w"])
-    assert lengths(combined("clip", sent, start, times=2.0), 5.0)[3] == pytest.approx(2 * usual, rel=1e-4)
-
-
-def test_the_next_round_streams_with_the_median_of_the_last() -> None:
-    known: dict[str, dict[str, float]] = {}
-    sent = weights(1.0, 2.0, 3.0)
-    robust = [
-        RobustReplies(rule("clip"), "fit", [client for client, _ in sent], known, lambda client, field: {})
-        for _ in range(2)
-    ]
-    list(robust[0].combined(sent))
-    assert known == {"clip fit/weights/arch-a": {"w": pytest.approx(2 * 2**0.5)}}
-    drawn = []
-
-    def replies() -> Iterator[tuple[ClientInfo, Payload]]:
-        for client, payload in weights(50.0, 60.0, 70.0):
-            drawn.append(client.id)
-            yield client, payload
-
-    left = robust[1].combined(replies())
-    assert lengths([("", next(left)[1])]) == pytest.approx([2 * 2**0.5])
-    assert drawn == ["c0"]
-    list(left)
-    assert known == {"clip fit/weights/arch-a": {"w": pytest.approx(60 * 2**0.5)}}
-
-
-def test_rows_are_clipped_one_by_one() -> None:
-    sent = [
-        (info(f"c{k}"), Payload({"representations": Representations({"image": torch.tensor(rows)}, order="")}))
-        for k, rows in enumerate(([[1.0, 0.0], [0.0, 9.0]], [[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 1.0]]))
-    ]
-    result = combined("clip", sent)
-    assert result[0][1].bundles["representations"]["image"].tolist() == [[1.0, 0.0], [0.0, 1.0]]
-    assert result[2][1].bundles["representations"]["image"].tolist() == [[0.5, 0.0], [0.0, 1.0]]
-
-
-@pytest.mark.parametrize(
-    ("samples", "expected"), [("claimed", [4, 8, 300]), ("capped", [4, 8, 8]), ("equal", [104] * 3)]
-)
-def test_clients_count_as_they_claim_at_most_as_the_median_or_alike(samples: str, expected: list[int]) -> None:
-    sent = [
-        (info(f"c{k}", samples=n), Payload({"weights": Weights({"w": torch.ones(1)}), "num_examples": n}))
-        for k, n in enumerate((4, 8, 300))
-    ]
-    result = combined("clip", sent, samples=samples)
-    assert [payload.scalars["num_examples"] for _, payload in result] == expected
 
 
 # ---- in a cohort
@@ -274,12 +209,14 @@ def asked(answers: Mapping[str, float | None], **options: Any) -> tuple[list[Rep
             tensors = Payload({"weights": Weights({"w": torch.full((2,), value or 0.0)})})
             yield Answer(request.client, tensors) if value is not None else Answer(request.client, error="gone")
 
-    cohort = Cohort(tuple(map(info, answers)), exchange, 1, Transport(), Ledger(), bounds=FREE, **options)
+    channel = Channel(exchange, Transport(), Ledger())
+    cohort = Cohort(tuple(map(info, answers)), 1, channel, **options)
     return list(cohort.ask(step, weights=Weights({"w": torch.zeros(2)}))), cohort
 
 
 def test_a_cohort_gives_its_method_robust_replies() -> None:
-    replies, cohort = asked({"a": 1.0, "b": 2.0, "c": -900.0, "d": None}, robust=rule("median"))
+    filters = (*CHECKS, RobustReplies(rule("median")))
+    replies, cohort = asked({"a": 1.0, "b": 2.0, "c": -900.0, "d": None}, filters=filters)
     assert [reply.weights["w"].tolist() for reply in replies] == [[1.0, 1.0]] * 3
     assert set(cohort.accepted) == {"a", "b", "c"}
     assert [client.id for client in cohort.clients] == ["a", "b", "c"]
@@ -287,11 +224,10 @@ def test_a_cohort_gives_its_method_robust_replies() -> None:
 
 def test_a_cohort_without_a_rule_hands_on_the_very_tensors() -> None:
     sent = {"a": 1.0, "b": 2.0}
-    replies, cohort = asked(sent)
+    replies, _ = asked(sent)
     assert [reply.weights["w"].tolist() for reply in replies] == [[1.0, 1.0], [2.0, 2.0]]
-    assert not any(key.startswith("clip") for key in cohort.medians)
 
 
 def test_too_few_usable_replies_stop_the_round() -> None:
     with pytest.raises(ExchangeError, match=r"type 'a' has 2 \(a, b\)"):
-        asked({"a": 1.0, "b": 2.0, "c": None}, robust=rule("median"))
+        asked({"a": 1.0, "b": 2.0, "c": None}, filters=(*CHECKS, RobustReplies(rule("median"))))

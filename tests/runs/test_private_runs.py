@@ -35,7 +35,6 @@ from polyfed.wire.schema import steps_of
 from sessions import prepared, site_of
 from small_federations import Config, classifiers, federation_for, topics
 
-FREE = {"update": None, "refuse": None, "size": None, "weight": None}
 ENGINES: dict[str, Config] = {
     "serialized": {"name": "local", "serialize": True},
     "ray": {"name": "ray", "workers": 2},
@@ -53,7 +52,8 @@ def federation(secret: Path | None = None, **privacy: Any) -> Config:
         "metrics": "clear",
         "secret": None if secret is None else str(secret),
     } | privacy
-    config["run"] |= {"bounds": FREE, "rounds": 3, "evaluate_clients": 1}
+    config["run"] |= {"rounds": 3, "evaluate_clients": 1}
+    config["aggregation"] = {"clip": None}
     return config
 
 
@@ -309,7 +309,8 @@ def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None
     config = classifiers() if method == "fedproto" else federation_for(method)
     clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
     config["privacy"] = {"reply": clips, "budget": {"epsilon": 8.0}, "metrics": "clear", "releases": 2}
-    config["run"] |= {"bounds": FREE, "rounds": 1}
+    config["run"] |= {"rounds": 1}
+    config["aggregation"] = {"clip": None}
     run = finished(config, tmp_path / "run")
     assert 0 < run.records.last("server", "privacy")["epsilon"] <= 8.0
 

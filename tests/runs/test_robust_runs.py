@@ -13,23 +13,30 @@ import polyfed
 from misbehaving import contents, cut_short, facts, happened
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.federation.robust_replies import RobustReplies
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run
 from sessions import first_cohort, prepared
 from small_federations import METHODS, Config, federation_for, sized, three_kinds, tiny_experiment, topics
 
-FREE = {"update": None, "refuse": None, "size": None, "weight": None}
 FAR = {"name": "sign_flip", "factor": 8.0, "clients": 2}
 RULES = ("clip", "median", "trimmed_mean", "geometric_median", "krum", "multi_krum")
 
 
+CLIP = {"times": 1.0, "weight": 1.0}
+
+
+def combining(how: Any) -> Config:
+    return {"clip": CLIP} if how == "clip" else {"clip": None, "robust": how}
+
+
 def federation(robust: Any = None, attackers: Any = None, clients: int = 7, **run_settings: Any) -> Config:
-    """Clients of FedAvg that tell the topics of texts, without the default bounds."""
+    """Clients of FedAvg that tell the topics of texts; with 'clip' in place of a rule, clipping to the median."""
     config = topics(name="fedavg")
     config["clients"]["text"]["count"] = clients
     config["data"]["sources"]["texts"]["train"] = 120 * clients
-    config["aggregation"] = {"robust": robust}
-    config["run"] |= {"attackers": attackers, "bounds": FREE, "rounds": 3, "evaluate_clients": 1} | run_settings
+    config["aggregation"] = combining(robust)
+    config["run"] |= {"attackers": attackers, "rounds": 3, "evaluate_clients": 1} | run_settings
     return config
 
 
@@ -66,7 +73,8 @@ def test_clipping_bounds_what_they_do(tmp_path: Path, honest: float) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_costs_honest_clients_little(tmp_path: Path, honest: float, name: str) -> None:
     least = 0.6 if name == "krum" else 0.8  # what one client of seven has learnt
-    assert accuracy(federation({"name": name, "tolerated": 1}), tmp_path / "run") > least * honest
+    robust = name if name == "clip" else {"name": name, "tolerated": 1}
+    assert accuracy(federation(robust), tmp_path / "run") > least * honest
 
 
 def test_a_run_with_attackers_says_so_everywhere(tmp_path: Path) -> None:
@@ -103,7 +111,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, name: str, attack: 
     complete = polyfed.run(Experiment.parse(config), tmp_path / "complete", quiet=True)
     folder = cut_short(config, tmp_path / "cut")
     if name == "clip":  # norms of the last round bound those of the next
-        assert any(key.startswith("clip fit/weights") for key in facts(folder, 1)["medians"])
+        assert any(key.startswith("fit/weights") for key in facts(folder, 1)["medians"])
     assert left(polyfed.resume(folder, quiet=True)) == left(complete)
 
 
@@ -114,7 +122,7 @@ def test_honest_runs_without_a_rule_have_none_of_it(tmp_path: Path) -> None:
     session = prepared(without, tmp_path)
     assert session.experiment.aggregation.robust is None
     assert type(session.engine).__name__ == "LocalEngine"
-    assert first_cohort(session).robust is None
+    assert not any(isinstance(link, RobustReplies) for link in first_cohort(session).filters)
     assert not session.experiment.spec("a-run", "").attackers
 
 
@@ -173,11 +181,11 @@ def test_every_method_that_sends_tensors_has_robust_rules(tmp_path: Path, method
     for group in config["clients"].values():
         group["count"] = 3
         group.pop("items", None)
-    config["aggregation"] = {"robust": {"name": name, "tolerated": 1}}
+    config["aggregation"] = combining(name if name == "clip" else {"name": name, "tolerated": 1})
     config["run"] |= {"rounds": 2, "attackers": {"name": "sign_flip", "clients": 1}, "sampling": {}}
     result = polyfed.run(Experiment.parse(sized(config, 48)), tmp_path / "run", quiet=True)
     assert result.records.rounds == 2
-    assert {event for _, _, event in happened(result)} <= {"attacker", "update_shortened"}
+    assert {event for _, _, event in happened(result)} <= {"attacker", "update_shortened", "weight_capped"}
 
 
 # ---- what is refused before any work

@@ -14,8 +14,6 @@ from polyfed.wire.ledger import Ledger
 from sessions import prepared
 from small_federations import Config
 
-FREE = {"update": None, "refuse": None, "size": None, "weight": None}
-
 
 def unequal(config: Config, rounds: int = 2) -> Config:
     """Eight honest clients of which some have many times the samples of others."""
@@ -64,11 +62,9 @@ def test_an_architecture_of_its_own_frees_nobody(
 def test_honest_clients_of_unequal_sizes_are_left_alone(tiny: Config, tmp_path: Path) -> None:
     config = unequal(tiny)
     bounded = polyfed.run(Experiment.parse(config), tmp_path / "bounded", quiet=True)
-    free = polyfed.run(
-        Experiment.parse(config | {"run": config["run"] | {"bounds": FREE}}), tmp_path / "free", quiet=True
-    )
+    free = polyfed.run(Experiment.parse(config | {"aggregation": {"clip": None}}), tmp_path / "free", quiet=True)
     assert [what for what in happened(bounded) if what[2] != "weight_capped"] == []
-    weightless = config | {"run": config["run"] | {"bounds": {"weight": None}}}
+    weightless = config | {"aggregation": {"clip": {"weight": None}}}
     lengths_only = polyfed.run(Experiment.parse(weightless), tmp_path / "lengths", quiet=True)
     last = "checkpoints/round-000002.safetensors"
     assert (lengths_only.folder / last).read_bytes() == (free.folder / last).read_bytes()

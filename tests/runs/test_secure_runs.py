@@ -21,15 +21,13 @@ from polyfed.wire.payload import Payload, TensorBundle, Weights
 from sessions import first_cohort, prepared
 from small_federations import Config, federation_for, tiny_experiment, topics
 
-FREE = {"update": None, "refuse": None, "size": None, "weight": None}
-
 
 def federation(secure: Any = "pairwise_masks", clients: int = 4, method: Any = "fedavg", **run: Any) -> Config:
     config = topics(name=method) if isinstance(method, str) else topics(**method)
     config["clients"]["text"]["count"] = clients
     config["data"]["sources"]["texts"]["train"] = 60 * clients
     config["aggregation"] = {"secure": secure}
-    config["run"] |= {"bounds": FREE, "rounds": 2} | run
+    config["run"] |= {"rounds": 2} | run
     return config
 
 
@@ -75,7 +73,7 @@ def representing(secure: Any, method: str) -> Config:
     config = tiny_experiment() | {"aggregation": {"secure": secure}}
     config["algorithm"] = {"name": method, "local_epochs": 1, "aggregation": "count"}
     config["clients"] = {name: group | {"count": 3} for name, group in config["clients"].items()}
-    config["run"] |= {"bounds": FREE, "rounds": 1}
+    config["run"] |= {"rounds": 1}
     return config
 
 
@@ -307,7 +305,7 @@ def _changed(config: Config, **sections: Any) -> Config:
             federation_for("creamfl") | {"aggregation": {"secure": "pairwise_masks"}},
             r"algorithm.aggregation 'gca' weighs clients",
         ),
-        (federation(bounds={}), r"run.bounds looks at each; set run.bounds.update=null"),
+        (_changed(federation(), aggregation={"clip": {}}), "aggregation.clip looks at each; set it to null"),
         (federation(transport={"topk": 0.1}), r"run.transport.topk"),
         (federation(method={"name": "fedavg", "averaging": {"name": "by_type", "mean": "sequential"}}), r"sequential"),
         (federation(attackers={"name": "copied", "clients": 2}), r"run.attackers 'copied'"),

@@ -14,9 +14,10 @@ from crossings import crossed, model, of, weights
 
 from polyfed import Experiment, run
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, Reply, ReplyPolicy
+from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy
 from polyfed.reporting.report import traffic_table
 from polyfed.runs.records import RunRecords
+from polyfed.wire.channel import Channel
 from polyfed.wire.framing import wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -51,8 +52,7 @@ class Adding:
 
 def cohort_of(engine: Adding, **options: Any) -> Cohort:
     clients = tuple(ClientInfo(name, "g", ("image",), "classification", 10, "arch") for name in "abc")
-    defaults: dict[str, Any] = {"transport": engine.transport, "ledger": Ledger(), "round": 1}
-    return Cohort(clients, engine.exchange, **defaults | options)
+    return Cohort(clients, 1, Channel(engine.exchange, engine.transport, Ledger()), **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
@@ -74,7 +74,7 @@ def test_the_ledger_has_both_sizes() -> None:
     transport = Transport(weights="int8", topk=0.01, unchanged="omit")
     cohort = cohort_of(Adding(transport))
     list(cohort.ask(fit, weights=Weights(model())))
-    lines = [line for line in cohort.ledger.records if line["client"] == "a"]
+    lines = [line for line in cohort.channel.ledger.records if line["client"] == "a"]
     whole = sum(value.nbytes for value in model().values())
     data = {(line["direction"], line["kind"]): (line["bytes"], line["full"], line["dtype"]) for line in lines}
     quantised = 300 + 1200 + 4 * (4 + 40) + 4 * 40 + 8
@@ -97,16 +97,17 @@ def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
         return Payload({"weights": replace(coded, tensors=tensors)})
 
     dropped: list[str] = []
+
+    class Noting(CohortListener):
+        def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
+            dropped.append(reason)
+
     engine = Adding(Transport(topk=0.01), spoil)
-    cohort = cohort_of(
-        engine,
-        reply_policy=lambda step: ReplyPolicy(0),
-        excluded=lambda client, reason, details: dropped.append(reason),
-    )
+    cohort = cohort_of(engine, reply_policy=lambda step: ReplyPolicy(0), listener=Noting())
     assert not list(cohort.ask(fit, weights=Weights(model())))
     assert len(dropped) == 3
     assert "places in tensor" in dropped[0]
-    entered = [line for line in cohort.ledger.records if (line["direction"], line["kind"]) == ("up", "weights")]
+    entered = [line for line in cohort.channel.ledger.records if (line["direction"], line["kind"]) == ("up", "weights")]
     assert len(entered) == 3
     assert all(line["bytes"] == line["full"] > 0 for line in entered)
 

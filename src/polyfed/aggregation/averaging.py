@@ -43,9 +43,6 @@ class Averaging(Settings):
         description="how the global models follow the averages: replace, momentum, adam, yogi, adagrad",
     )
 
-    mixes_types: ClassVar[bool] = True
-    """Whether weights of clients of one type act on models of another."""
-
     @abstractmethod
     def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
         """What each global model takes from which type, slot by slot.
@@ -93,7 +90,6 @@ class ByType(Averaging):
     """
 
     short_name: ClassVar[str] = "by_type"
-    mixes_types: ClassVar[bool] = False
 
     def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
         return {

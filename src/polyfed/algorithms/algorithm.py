@@ -65,11 +65,6 @@ class Algorithm(Settings):
     """What a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for
     ``client.state``. A client that keeps no model starts every step from its initial weights."""
 
-    @property
-    def mixes_types(self) -> bool:
-        """Whether weights of clients of one type act on models of another: then their updates are compared as well."""
-        return bool(getattr(getattr(self, "averaging", None), "mixes_types", True))
-
     has_global_models: ClassVar[bool] = False
     """Whether the server has a model for each type of clients, by which these are judged, and not by their own."""
 

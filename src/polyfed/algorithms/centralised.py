@@ -45,10 +45,6 @@ class Centralised(Algorithm):
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = None
 
-    @property
-    def mixes_types(self) -> bool:
-        return False
-
     # ---- server half
 
     def setup(self, server: Server) -> None:

@@ -222,7 +222,7 @@ class FedAID(Algorithm):
         # who holds the encoder of the last round, sent to be measured; where replies are encoded against what was sent
         # for them, all of it is sent
         repeated = self.teacher is not None and self.teacher.broadcast == "repeated"
-        last = None if repeated or cohort.transport.refers else server.clock.round - 1
+        last = None if repeated or cohort.channel.transport.refers else server.clock.round - 1
         had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
         replies = cohort.ask(
             self.guide,

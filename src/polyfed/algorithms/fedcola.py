@@ -126,11 +126,6 @@ class FedCola(Algorithm):
     complement: Complement | None = Field(default=Complement(), description="complementary local training; null: none")
 
     @property
-    def mixes_types(self) -> bool:
-        """Also by the other modality's weights, which W_out are."""
-        return self.averaging.mixes_types or self.complement is not None
-
-    @property
     def summed(self) -> Mapping[str, str | None]:
         return {"complemented_fit": "num_examples"}
 

@@ -32,7 +32,7 @@ _FAMILIES = {
     "partitions": ("polyfed.partitions.partition", "Partition", "how items are dealt out among clients"),
     "tasks": ("polyfed.tasks.task", "Task", "what a participant is trained for"),
     "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),
-    "rules": ("polyfed.aggregation.robust_rule", "RobustRule", "what a minority of false clients cannot move far"),
+    "rules": ("polyfed.privacy.rules", "RobustRule", "what a minority of false clients cannot move far"),
     "sums": ("polyfed.privacy.secure_sum", "SecureSum", "how replies are added up unseen"),
     "attacks": ("polyfed.federation.attack", "Attack", "what simulated attackers do"),
     "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "how global models follow the averages"),
@@ -50,13 +50,13 @@ _SECTIONS = {
     "training": ("polyfed.federation.settings", "TrainingSettings"),
     "training.optimizer": ("polyfed.optim.settings", "OptimizerSettings"),
     "training.schedule": ("polyfed.optim.settings", "Schedule"),
-    "aggregation": ("polyfed.aggregation.robust_rule", "AggregationSettings"),
+    "aggregation": ("polyfed.privacy.settings", "AggregationSettings"),
+    "aggregation.clip": ("polyfed.privacy.clipping", "Clipping"),
     "run": ("polyfed.runs.experiment", "RunSettings"),
     "run.sampling": ("polyfed.federation.sampling", "SamplingSettings"),
     "run.phases.STEP": ("polyfed.runs.experiment", "PhaseSettings"),
     "run.transport": ("polyfed.wire.transport", "Transport"),
     "run.limits": ("polyfed.wire.limits", "Limits"),
-    "run.bounds": ("polyfed.federation.bounds", "Bounds"),
 }
 _FROM_FOLDERS = ("parquet", "mimic_cxr")
 _WEIGHTS = ("backbone", "folders", "vectors", "weights", "pretrained")

@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.core.errors import ExchangeError, PayloadError
-from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import Arrival, Medians, ReplyGate
-from polyfed.federation.robust_replies import RobustReplies
+from polyfed.federation.filters import CHECKS, Ask, Filter, Received
 from polyfed.federation.secure_ask import SecureAsk, SecureSums
-from polyfed.wire.ledger import Ledger
-from polyfed.wire.limits import Limits
+from polyfed.wire.channel import Channel
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle, Weights
-from polyfed.wire.schema import StepSchema, schema_of
-from polyfed.wire.transport import Transport
+from polyfed.wire.schema import schema_of
 
 _T = TypeVar("_T")
 
@@ -64,10 +57,6 @@ class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weig
     of: Callable[[ClientInfo], _T]
 
 
-Contents = dict[str, tuple[Payload, Payload]]
-"""Client -> what it is asked, plain and as it crosses."""
-
-
 class Engine(Protocol):
     """Where client steps execute."""
 
@@ -99,60 +88,47 @@ class ReplyPolicy:
         return math.ceil(self.min_clients * asked - 1e-9) if isinstance(self.min_clients, float) else self.min_clients
 
 
+class CohortListener:
+    """Is told what becomes of the clients of a cohort; does nothing of its own."""
+
+    def asking(self, step: str, clients: Sequence[str]) -> None:
+        """So many are about to be asked."""
+
+    def answered(self, client: ClientInfo, step: str) -> None:
+        """A client's answer is accepted."""
+
+    def shortened(self, client: ClientInfo, reason: str) -> None:
+        """A client's update was scaled down."""
+
+    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
+        """A client is out of the round, with the reason in a line and in detail."""
+
+
 @dataclass
 class Cohort:
     """The clients of one round; a client that fails is out of it until the next round.
 
     Attributes:
         clients: who is still in, in client order.
-        exchange: carries messages, as ``Engine.exchange``; all that a cohort has of its engine.
         round: number of the round, from 1.
-        transport: encoding on the wire.
-        ledger: where bytes are entered.
+        channel: to the clients.
         reply_policy: step -> quorum and deadline.
-        limits: on what clients send.
-        bounds: on what clients send, relative to what the others of their kind send.
-        medians: of updates at the last ask of each step, which bound the next; carried from round to round.
-        counted: client -> samples that it counts for in averages, where these are fewer than it has.
-        reaches: client -> how many times longer than the median its updates may be, as it has more samples.
-        across: whether the method averages models of different architectures with each other.
-        robust: rule that combines the replies of a type of clients before the method sees them, or None.
+        filters: what replies pass, in that order.
         secure: sums of which the server sees nothing but the result, or None.
-        folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> version of its state after its last accepted step; carried from round to round.
-        excluded: told of every client that is dropped, with the reason in a line and in detail.
-        shortened: told of every client whose update was scaled down, with the reason.
-        arrived: told of every client whose answer is there, with the step; it may yet wait, or be refused.
-        answered: told of every client whose answer is accepted, with the step.
-        asking: told of every ask, with the step and the clients asked.
-        purpose: put before the step's name in the ledger.
-        first_phase: number of the first ask; asks of one round need numbers of their own.
+        listener: is told what becomes of clients.
+        phase: number of the next ask; asks of one round need numbers of their own.
     """
 
     clients: tuple[ClientInfo, ...]
-    exchange: Callable[[Sequence[Request], float | None], Iterator[Answer]]
     round: int
-    transport: Transport
-    ledger: Ledger
+    channel: Channel
     reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
-    limits: Limits = field(default_factory=Limits)
-    bounds: Bounds = field(default_factory=Bounds)
-    medians: Medians = field(default_factory=dict)
-    counted: Mapping[str, int] = field(default_factory=dict)
-    reaches: Mapping[str, float] = field(default_factory=dict)
-    across: bool = True
-    robust: RobustRule | None = None
+    filters: Sequence[Filter] = CHECKS
     secure: SecureSums | None = None
-    folder: Path | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
-    excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
-    shortened: Callable[[ClientInfo, str], None] = lambda client, reason: None
-    arrived: Callable[[ClientInfo, str], None] = lambda client, step: None
-    answered: Callable[[ClientInfo, str], None] = lambda client, step: None
-    asking: Callable[[str, Sequence[str]], None] = lambda step, clients: None
-    purpose: str = ""
-    first_phase: int = 0
-    _phase: int = field(default=0, init=False)
+    listener: CohortListener = field(default_factory=CohortListener)
+    phase: int = 0
 
     def ask(
         self,
@@ -165,16 +141,14 @@ class Cohort:
     ) -> Iterator[Reply]:
         """Ask every client of the cohort to perform a step; yield the usable replies in client order.
 
-        An update, that is weights in a reply less what they started from, is bounded by the medians of the cohort. With
-        a robust rule, replies come type by type, with what stands for the type in place of their own tensors.
+        With a robust rule, replies come type by type, with what stands for the type in place of their own tensors.
 
         Args:
             step: a method marked with ``client_step``; the client calls it as ``step(client, **fields)``.
             check: raises PayloadError for a reply that must not be used; its sender is excluded.
             origins: field of the reply -> what its weights start from, where this is not the field of that name that
                 is sent; tensors that are in neither start from 0.
-            changes: fields of the reply that hold changes of these weights instead of new ones; they are shortened,
-                but never refused.
+            changes: fields of the reply that hold changes of these weights instead of new ones.
             fields: bundles and scalars to send, the same for all or ``each(function of ClientInfo)``.
 
         Raises:
@@ -182,160 +156,98 @@ class Cohort:
                 robust rule needs.
         """
         schema, name = schema_of(step), step.__name__
-        phase, self._phase = self.first_phase + self._phase, self._phase + 1
-        asked, starts = [client.id for client in self.clients], fields | dict(origins or {})
+        phase, self.phase = self.phase, self.phase + 1
+        asked, reasons = len(self.clients), list[str]()
 
-        def origin(client: ClientInfo, field_name: str) -> Mapping[str, Tensor]:
-            start = starts.get(field_name)
-            start = start.of(client) if isinstance(start, each) else start
-            return start if isinstance(start, Weights) else {}
-
-        reply_policy = self.reply_policy(name)
-        reasons: list[str] = []
-
-        def drop(client: ClientInfo, reason: str, details: str = "") -> None:
+        def drop(client: ClientInfo, reason: str, details: str) -> None:
             reasons.append(f"{client.id}: {reason}")
             # later asks of the round go on without it
             self.clients = tuple(other for other in self.clients if other.id != client.id)
-            self.excluded(client, reason, details)
+            self.listener.excluded(client, reason, details)
 
+        def origin(client: ClientInfo, field_name: str) -> Mapping[str, Tensor] | None:
+            start = (origins or {}).get(field_name)
+            return start.of(client) if isinstance(start, each) else start
+
+        def checked(payload: Payload, client: ClientInfo) -> None:
+            check(Reply.received(payload, client))
+
+        sent = {client.id: _payload_for(client, fields) for client in self.clients}
         if self.secure is not None and name in self.secure.weights:
             by_samples = self.secure.weights[name] is not None or Prototypes in schema.returns.values()
-            secure = SecureAsk(self.secure, self, name, phase, drop, reply_policy.deadline, by_samples)
-            replies = self._summed(secure, fields, check)
+            deadline = self.reply_policy(name).deadline
+            secure = SecureAsk(self.secure, self, name, phase, drop, deadline, by_samples)
+            replies = self._summed(secure, sent, checked)
         else:
-            gate = ReplyGate(
-                self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across
+            ask = Ask(
+                schema=schema,
+                clients=self.clients,
+                sent=sent,
+                requests=self.requests(name, phase, sent),
+                channel=self.channel,
+                origin=origin,
+                changes=frozenset(changes),
+                check=checked,
+                accept=lambda client: self.accept(client, name, phase if schema.kind == "step" else None),
+                shorten=self.listener.shortened,
+                drop=drop,
             )
-            replies = self._shown(gate, schema, name, phase, fields, check, drop)
-        for client, payload in replies:
-            yield Reply.received(payload, client)
-        usable, needed = len(asked) - len(reasons), reply_policy.quorum(len(asked))
+            replies = self._filtered(ask)
+        for reply in replies:
+            yield Reply.received(reply.payload, reply.client)
+        usable, needed = asked - len(reasons), self.reply_policy(name).quorum(asked)
         if usable < needed:
             raise ExchangeError(
-                f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
+                f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}', "
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
 
-    def _shown(
-        self,
-        gate: ReplyGate,
-        schema: StepSchema,
-        step: str,
-        phase: int,
-        fields: Mapping[str, Any],
-        check: Callable[[Reply], None],
-        drop: Callable[..., None],
-    ) -> Iterator[tuple[ClientInfo, Payload]]:
-        """Clients' own replies, or with a robust rule what stands for them."""
-        requests, deadline = self._requests(step, phase, self._contents(fields)), self.reply_policy(step).deadline
-        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
-        self.asking(step, [client.id for client in self.clients])
-        answers = self.exchange(requests, deadline)
-        arrivals = gate.passed(self._arrivals(requests, answers, gate, schema, check, drop))
-        replies = self._accepted(arrivals, step, phase if schema.kind == "step" else None, drop)
-        if self.robust is not None and schema.kind != "fresh":
-            replies = RobustReplies(self.robust, step, self.clients, self.medians, gate.start).combined(replies)
-        return replies
+    def requests(self, step: str, phase: int, sent: Mapping[str, Payload]) -> dict[str, Request]:
+        """Client -> its request; ``sent`` is what each is asked before it is encoded."""
+        encode = self.channel.transport.encoder()  # what several clients receive is encoded once
+        wires = {name: encode(plain) for name, plain in sent.items()}
+        return {
+            name: self.channel.sends(Request(name, step, self.round, phase, self.accepted.get(name), wire), sent[name])
+            for name, wire in wires.items()
+        }
+
+    def accept(self, client: ClientInfo, step: str, phase: int | None) -> None:
+        """Take a client's reply; of a step, with a phase, it is what the client goes on from."""
+        if phase is not None:
+            # only now: a step whose reply is refused has never happened
+            self.accepted[client.id] = (self.round, phase)
+        self.listener.answered(client, step)
 
     def _summed(
-        self, ask: SecureAsk, fields: Mapping[str, Any], check: Callable[[Reply], None]
-    ) -> Iterator[tuple[ClientInfo, Payload]]:
+        self, ask: SecureAsk, sent: Mapping[str, Payload], check: Callable[[Payload, ClientInfo], None]
+    ) -> Iterator[Received]:
         """The mean of each type in place of its clients' replies."""
-        self.asking(ask.step, [client.id for client in self.clients])
-        requests = ask.requests(fields, each)
-        for client, payload in ask.replies(requests, self.exchange(requests, ask.deadline)):
+        self.listener.asking(ask.step, list(sent))
+        for reply in ask.replies(self.channel.exchange(ask.requests(sent), ask.deadline)):
             try:
-                payload.require_sound(self.limits)
-                check(Reply.received(payload, client))
+                reply.payload.require_sound(self.channel.limits)
+                check(reply.payload, reply.client)
             except PayloadError as error:
                 raise ExchangeError(f"round {self.round}: the sum of '{ask.step}': {error}") from error
-            yield client, payload
+            yield reply
 
-    def _accepted(
-        self, arrivals: Iterator[Arrival], step: str, phase: int | None, drop: Callable[[ClientInfo, str], None]
-    ) -> Iterator[tuple[ClientInfo, Payload]]:
-        """The replies that pass the gate; of a step, with a phase, they are what happened."""
-        for arrival in arrivals:
-            client = arrival.client
-            if arrival.refused is not None:
-                drop(client, arrival.refused)
-                continue
-            if arrival.shortened is not None:
-                self.shortened(client, arrival.shortened)
-            if phase is not None:
-                # only now: a step whose reply is refused has never happened
-                self.accepted[client.id] = (self.round, phase)
-            self.answered(client, step)
-            yield client, arrival.payload
+    def _filtered(self, ask: Ask) -> Iterator[Received]:
+        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
+        self.listener.asking(ask.step, list(ask.sent))
+        answers = self.channel.exchange(list(ask.requests.values()), self.reply_policy(ask.step).deadline)
+        replies = self._answers(answers, ask)
+        for passing in self.filters:
+            replies = passing(replies, ask)
+        return replies
 
-    def _arrivals(
-        self,
-        requests: Sequence[Request],
-        answers: Iterator[Answer],
-        gate: ReplyGate,
-        schema: StepSchema,
-        check: Callable[[Reply], None],
-        drop: Callable[[ClientInfo, str, str], None],
-    ) -> Iterator[Arrival]:
-        """The replies that are sound in themselves, as they come; the senders of others are dropped."""
-        asked, sent = {client.id: client for client in self.clients}, {request.client: request for request in requests}
-        # requests as clients received them, where replies are encoded against them
-        received = self.transport.decoder(self.limits) if self.transport.refers else lambda wire: None
+    def _answers(self, answers: Iterator[Answer], ask: Ask) -> Iterator[Received]:
+        asked = {client.id: client for client in ask.clients}
         for answer in answers:
-            client, request = asked[answer.client], sent[answer.client]
-            try:
-                payload = self._decoded(request, client, answer, received(request.payload))
-                schema.require_reply(payload)
-                # before ``check``, which may already compute with the tensors
-                payload.require_sound(self.limits, partial(gate.start, client))
-                payload = self._counting(payload, client)
-                check(Reply.received(payload, client))
-                arrival = gate.arrival(client, payload)
-            except PayloadError as error:
-                drop(client, str(error), answer.details)
-                continue
-            self.arrived(client, request.step)
-            yield arrival
+            if answer.payload is None:
+                ask.drop(asked[answer.client], answer.error or "no answer", answer.details)
+            else:
+                yield Received(asked[answer.client], answer.payload, answer.details)
 
-    def _contents(self, fields: Mapping[str, Any]) -> Contents:
-        encode = self.transport.encoder()
-        contents = {}
-        for client in self.clients:
-            plain = Payload(
-                {key: value.of(client) if isinstance(value, each) else value for key, value in fields.items()}
-            )
-            contents[client.id] = plain, encode(plain)  # what several clients receive is encoded once
-        return contents
 
-    def _requests(self, step: str, phase: int, contents: Contents) -> list[Request]:
-        made = []
-        for client in self.clients:
-            plain, wire = contents[client.id]
-            self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire, plain)
-            made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
-        return made
-
-    def _decoded(self, request: Request, client: ClientInfo, answer: Answer, received: Payload | None) -> Payload:
-        wire, plain = answer.payload, None
-        if wire is None:
-            raise PayloadError(answer.error or "no answer")
-        try:
-            plain = self.transport.decode(wire, received, self.limits)
-            return plain
-        finally:  # what is refused has crossed too
-            self.ledger.enter(self.round, client.id, "up", self.purpose + request.step, wire, plain)
-
-    def _counting(self, payload: Payload, client: ClientInfo) -> Payload:
-        """The payload with as many ``num_examples`` as its sender counts for, if it has any.
-
-        Raises:
-            PayloadError: it claims more than it joined with.
-        """
-        examples = payload.scalars.get("num_examples")
-        if not isinstance(examples, int | float):
-            return payload
-        if not 0 <= examples <= client.samples:
-            raise PayloadError(f"num_examples is {examples}, the client joined with {client.samples}")
-        most = self.counted.get(client.id, client.samples)
-        return payload if examples <= most else Payload({**payload.fields, "num_examples": most})
+def _payload_for(client: ClientInfo, fields: Mapping[str, Any]) -> Payload:
+    return Payload({key: value.of(client) if isinstance(value, each) else value for key, value in fields.items()})

@@ -7,29 +7,19 @@ method's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from polyfed.aggregation.mean import accumulator
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
-from polyfed.aggregation.robust_rule import BufferingRule, RobustRule
-from polyfed.aggregation.rules import Clip
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
-from polyfed.wire.payload import Payload, Prototypes, TensorBundle, Weights
-
-if TYPE_CHECKING:
-    from polyfed.federation.gate import Medians
-
-Sent = tuple[ClientInfo, Payload]
-"""Who sent what."""
-Start = Callable[[ClientInfo, str], Mapping[str, Tensor]]
-"""Client and field of its reply -> the weights that its update starts from."""
+from polyfed.federation.filters import Ask, Received
+from polyfed.privacy.rules import RobustRule
+from polyfed.wire.payload import Payload, Prototypes, TensorBundle
 
 
 def require_enough(rule: RobustRule, clients: Sequence[ClientInfo], when: str) -> None:
@@ -60,172 +50,66 @@ def _too_few(rule: RobustRule, false: int, members: Sequence[ClientInfo], asked:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RobustReplies:
-    """The replies to one ask, robust.
-
-    Attributes:
-        rule: that holds.
-        step: that was asked for.
-        asked: the clients, in client order, in which replies come.
-        known: norms of the last ask of each step; brought up to date.
-        start: what updates start from.
-    """
+    """Puts what stands for a type in place of the tensors of its replies, which wait for each other."""
 
     rule: RobustRule
-    step: str
-    asked: Sequence[ClientInfo]
-    known: Medians
-    start: Start
-    _seen: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
-    def combined(self, replies: Iterable[Sent]) -> Iterator[Sent]:
-        """The same senders, type by type, with robust payloads; what holds no tensors passes as it is.
+    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
+        """The same senders, type by type; what holds no tensors passes as it is.
 
         Raises:
             ExchangeError: fewer clients of a type replied than the rule needs.
         """
-        waiting: dict[str, list[Sent]] = {}
-        position = {client.id: k for k, client in enumerate(self.asked)}
-        last = {client.architecture: k for k, client in enumerate(self.asked)}
-        for client, payload in replies:
-            if (at_once := self._at_once(client, payload)) is not None:
-                yield client, at_once
-            else:
-                waiting.setdefault(client.architecture, []).append((client, payload))
-            # replies come in client order: of a type whose last client is behind us, no more will
-            for kind in [kind for kind in waiting if last[kind] <= position[client.id]]:
-                yield from self._of_type(waiting.pop(kind))
-        for sent in waiting.values():
-            yield from self._of_type(sent)
-        self._remember()
-
-    def _at_once(self, client: ClientInfo, payload: Payload) -> Payload | None:
-        if not payload.bundles:
-            return payload
-        if isinstance(self.rule, Clip) and all(self._key(client, name) in self.known for name in payload.bundles):
-            return self._clipped(self.rule, client, payload, self.known)
-        return None
-
-    def _of_type(self, sent: Sequence[Sent]) -> Iterator[Sent]:
-        false = self._require(sent)
-        if isinstance(self.rule, Clip):
-            for client, payload in sent:
-                self._note(client, payload)
-            now = {key: _medians(norms) for key, norms in self._seen.items()}
-            for client, payload in sent:
-                yield client, self._clipped(self.rule, client, payload, now, noted=True)
+        if ask.schema.kind == "fresh":
+            yield from replies
             return
-        assert isinstance(self.rule, BufferingRule)
-        fields = {name: self._bundles(name, sent, false) for name in sent[0][1].bundles}
-        for k, (client, payload) in enumerate(sent):
-            yield client, Payload({**payload.fields, **{name: bundles[k] for name, bundles in fields.items()}})
+        waiting: dict[str, list[Received]] = {}
+        position = {client.id: k for k, client in enumerate(ask.clients)}
+        last = {client.architecture: k for k, client in enumerate(ask.clients)}
+        for reply in replies:
+            if reply.payload.bundles:
+                waiting.setdefault(reply.client.architecture, []).append(reply)
+            else:
+                yield reply
+            # replies come in client order: of a type whose last client is behind us, no more will
+            for kind in [kind for kind in waiting if last[kind] <= position[reply.client.id]]:
+                yield from self._of_type(waiting.pop(kind), ask)
+        for sent in waiting.values():
+            yield from self._of_type(sent, ask)
 
-    def _require(self, sent: Sequence[Sent]) -> int:
-        members = [client for client, _ in sent]
-        asked = [client for client in self.asked if client.architecture == members[0].architecture]
+    def _of_type(self, sent: Sequence[Received], ask: Ask) -> Iterator[Received]:
+        false = self._require(sent, ask)
+        fields = {name: self._bundles(name, sent, false, ask.step) for name in sent[0].payload.bundles}
+        for k, reply in enumerate(sent):
+            own = {name: bundles[k] for name, bundles in fields.items()}
+            yield replace(reply, payload=Payload({**reply.payload.fields, **own}))
+
+    def _require(self, sent: Sequence[Received], ask: Ask) -> int:
+        members = [reply.client for reply in sent]
+        asked = [client for client in ask.clients if client.architecture == members[0].architecture]
         false = self.rule.false_clients(len(asked))
         if len(sent) < self.rule.required(false):
-            raise ExchangeError(f"'{self.step}': {_too_few(self.rule, false, members, len(asked))}")
+            raise ExchangeError(f"'{ask.step}': {_too_few(self.rule, false, members, len(asked))}")
         return false
 
-    # ---- buffering rules
-
-    def _bundles(self, name: str, sent: Sequence[Sent], false: int) -> list[TensorBundle]:
+    def _bundles(self, name: str, sent: Sequence[Received], false: int, step: str) -> list[TensorBundle]:
         """What each sender's bundle becomes."""
-        assert isinstance(self.rule, BufferingRule)
-        bundles = [payload.bundles[name] for _, payload in sent]
+        bundles = [reply.payload.bundles[name] for reply in sent]
         if isinstance(bundles[0], Prototypes):
             return _prototypes(self.rule, bundles, false)
-        for (client, _), bundle in zip(sent, bundles, strict=True):
+        for reply, bundle in zip(sent, bundles, strict=True):
             if bundle.specs != bundles[0].specs:
                 raise ExchangeError(
-                    f"'{self.step}': {name} of {client.id} have other tensors than those of {sent[0][0].id}, "
+                    f"'{step}': {name} of {reply.client.id} have other tensors than those of {sent[0].client.id}, "
                     "which is of its type; aggregation.robust compares tensor by tensor"
                 )
         tensors = _combined(self.rule, bundles, false)
         return [type(bundle)(tensors=tensors, **bundle.attributes()) for bundle in bundles]
 
-    # ---- clipping
 
-    def _remember(self) -> None:
-        """Keep the medians of those types of which so many replied that these can bound the next."""
-        for key, norms in self._seen.items():
-            if min(map(len, norms.values()), default=0) >= self.rule.required(1):
-                self.known[key] = _medians(norms)
-
-    def _key(self, client: ClientInfo, name: str) -> str:
-        return f"clip {self.step}/{name}/{client.architecture}"
-
-    def _note(self, client: ClientInfo, payload: Payload) -> None:
-        for name, bundle in payload.bundles.items():
-            seen = self._seen.setdefault(self._key(client, name), {})
-            for tensor, norms in self._norms(client, name, bundle).items():
-                seen.setdefault(tensor, []).append(float(norms.median()) if norms.numel() else 0.0)
-
-    def _norms(self, client: ClientInfo, name: str, bundle: TensorBundle) -> dict[str, Tensor]:
-        changes = _changes(bundle, self.start(client, name))
-        dim = None if isinstance(bundle, Weights) else -1
-        return {key: torch.linalg.vector_norm(value, dim=dim) for key, value in changes.items()}
-
-    def _clipped(
-        self,
-        rule: Clip,
-        client: ClientInfo,
-        payload: Payload,
-        medians: Mapping[str, Mapping[str, float]],
-        *,
-        noted: bool = False,
-    ) -> Payload:
-        if not noted:
-            self._note(client, payload)
-        fields = dict(payload.fields)
-        for name, bundle in payload.bundles.items():
-            limits, tensors = medians[self._key(client, name)], dict(bundle)
-            start = self.start(client, name) if isinstance(bundle, Weights) else {}
-            for key, norms in self._norms(client, name, bundle).items():
-                scales = (rule.times * limits.get(key, float("inf")) / norms).clamp_max(1).nan_to_num(1.0)
-                if bool((scales < 1).any()):
-                    tensors[key] = _scaled(bundle[key], start.get(key), scales)
-            fields[name] = type(bundle)(tensors=tensors, **bundle.attributes())
-        return Payload(fields | self._counting(rule, client, payload))
-
-    def _counting(self, rule: Clip, client: ClientInfo, payload: Payload) -> dict[str, int]:
-        """The ``num_examples`` that a reply counts for."""
-        claimed = payload.scalars.get("num_examples")
-        if rule.samples == "claimed" or not isinstance(claimed, int):
-            return {}
-        peers = [other.samples for other in self.asked if other.architecture == client.architecture]
-        if rule.samples == "capped":
-            return {"num_examples": min(claimed, int(median(peers)))}
-        return {"num_examples": max(1, round(sum(peers) / len(peers)))}
-
-
-def _medians(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {name: median(values) for name, values in norms.items()}
-
-
-def _changes(bundle: TensorBundle, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Floating tensors of a bundle; weights less what they started from, in fp32 at least."""
-    floating = {name: value.to(accumulator(value.dtype)) for name, value in bundle.items() if _counts(value)}
-    if not isinstance(bundle, Weights):
-        return floating
-    return {name: value - start[name].to(value) if name in start else value for name, value in floating.items()}
-
-
-def _counts(value: Tensor) -> bool:
-    return value.is_floating_point() and value.ndim > 0
-
-
-def _scaled(value: Tensor, start: Tensor | None, scales: Tensor) -> Tensor:
-    """Nearer to the start, or to 0, tensor by tensor or row by row."""
-    exact = value.to(accumulator(value.dtype))
-    centre = torch.zeros_like(exact) if start is None else start.to(exact)
-    factors = scales if not scales.ndim else scales[..., None]
-    return torch.where(factors < 1, centre + factors * (exact - centre), exact).to(value.dtype)
-
-
-def _combined(rule: BufferingRule, bundles: Sequence[TensorBundle], false: int) -> dict[str, Tensor]:
+def _combined(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> dict[str, Tensor]:
     """What stands for bundles of equal tensors; counters, which are whole numbers, by their median."""
     first = bundles[0]
     floating = [name for name, value in first.items() if value.is_floating_point()]
@@ -239,7 +123,7 @@ def _combined(rule: BufferingRule, bundles: Sequence[TensorBundle], false: int) 
     return result
 
 
-def _prototypes(rule: BufferingRule, bundles: Sequence[TensorBundle], false: int) -> list[TensorBundle]:
+def _prototypes(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> list[TensorBundle]:
     """Class by class: a class that too few have for the rule is left out of the round."""
     spaces = [by_space(bundle, ClassMeans) for bundle in bundles]
     names = sorted({name for own in spaces for name in own})
@@ -265,7 +149,7 @@ def _by_class(own: ClassMeans) -> dict[int, Tensor]:
     return dict(zip(own.present.nonzero().flatten().tolist(), own.means, strict=True))
 
 
-def _class_rows(rule: BufferingRule, rows: Sequence[Mapping[int, Tensor]], false: int) -> dict[int, Tensor]:
+def _class_rows(rule: RobustRule, rows: Sequence[Mapping[int, Tensor]], false: int) -> dict[int, Tensor]:
     robust = {}
     for label in sorted({label for own in rows for label in own}):
         held = [[own[label]] for own in rows if label in own]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.filters import Received
 from polyfed.federation.mask_keeper import (
     KEYS,
     OPENING,
@@ -26,7 +27,7 @@ from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
 
 if TYPE_CHECKING:
-    from polyfed.federation.cohort import Cohort, Contents
+    from polyfed.federation.cohort import Cohort
 
 Exclude = Callable[[ClientInfo, str, str], None]
 """Puts a client out of the round, with the reason in a line and in detail."""
@@ -121,26 +122,33 @@ class SecureAsk:
     by_samples: bool
     _types: dict[str, _Type] = field(default_factory=dict, init=False)
 
-    def requests(self, fields: Mapping[str, Any], each: Callable[[Callable[[ClientInfo], Any]], Any]) -> list[Request]:
+    def requests(self, sent: Mapping[str, Payload]) -> list[Request]:
         """The step's requests to those who have exchanged keys and shares with the others of their type.
+
+        Args:
+            sent: client -> what it is asked.
 
         Raises:
             ExchangeError: of a type too few are left.
         """
         self._types = {name: _Type(kind) for name, kind in _by_type(self.cohort.clients).items()}
-        contents = self.cohort._contents({**fields, TOTAL: each(lambda client: self._total(self._of(client)))})
+        contents = {
+            client.id: Payload({**sent[client.id].fields, TOTAL: self._total(self._of(client))})
+            for client in self.cohort.clients
+        }
         if self.sums.rule.masks:
             self._settle_requests(contents)
             self._exchange_keys()
             self._exchange_shares()
-            contents = {client.id: self._with_shares(client, *contents[client.id]) for client in self.cohort.clients}
+            contents = {client.id: self._with_shares(client, contents[client.id]) for client in self.cohort.clients}
         self._require_enough(lambda kind: [client for client in self.cohort.clients if client in kind.asked])
-        return self.cohort._requests(self.step, self.phase, contents)
+        return list(self.cohort.requests(self.step, self.phase, contents).values())
 
-    def _settle_requests(self, contents: Contents) -> None:
+    def _settle_requests(self, contents: Mapping[str, Payload]) -> None:
         """Lay down what each type is asked, before its clients make keys that are good for nothing else."""
+        encode = self.cohort.channel.transport.encoder()
         for kind in self._types.values():
-            digests = {client.id: request_digest(self.step, contents[client.id][1]) for client in kind.asked}
+            digests = {client.id: request_digest(self.step, encode(contents[client.id])) for client in kind.asked}
             kind.request = digests[kind.asked[0].id]
             if other := next((name for name, digest in digests.items() if digest != kind.request), None):
                 raise ExchangeError(
@@ -148,19 +156,22 @@ class SecureAsk:
                     "masked sum is of clients of a type that are all asked the same"
                 )
 
-    def _with_shares(self, client: ClientInfo, plain: Payload, wire: Payload) -> tuple[Payload, Payload]:
-        shares = Payload({SEALED: bytes_bundle(self._of(client).sealed[client.id])})
-        coded = self.cohort.transport.encode(shares)
-        return Payload({**plain.fields, **shares.fields}), Payload({**wire.fields, **coded.fields})
+    def _with_shares(self, client: ClientInfo, plain: Payload) -> Payload:
+        return Payload({**plain.fields, SEALED: bytes_bundle(self._of(client).sealed[client.id])})
 
-    def replies(self, requests: Sequence[Request], answers: Iterator[Answer]) -> Iterator[tuple[ClientInfo, Payload]]:
+    def replies(self, answers: Iterator[Answer]) -> Iterator[Received]:
         """The mean of each type, from each of its clients; prototypes once, as they count by class.
 
         Raises:
             ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is none.
         """
-        for client, payload in self._payloads(requests, answers):
-            self._fold(client, payload)
+        asked = {client.id: client for client in self.cohort.clients}
+        for answer in answers:
+            client = asked[answer.client]
+            try:
+                self._fold(client, self._decoded(self.step, client, answer))
+            except PayloadError as error:
+                self._lost(client, str(error), answer.details)
         self._require_enough(lambda kind: kind.sent)
         shares = self._shares_of_survivors() if self.sums.rule.masks else {}
         for kind in self._types.values():
@@ -196,19 +207,13 @@ class SecureAsk:
 
     def _fold(self, client: ClientInfo, payload: Payload) -> None:
         kind, numbers = self._of(client), self.sums.rule.numbers
-        try:
-            reply = SummedReply.received(payload, numbers)
-            if kind.words is not None and (reply.layout, len(reply.words)) != (kind.layout, len(kind.words)):
-                raise PayloadError("the reply is laid out unlike those of others of its type")
-        except PayloadError as error:
-            self._lost(client, str(error))
-            return
+        reply = SummedReply.received(payload, numbers)
+        if kind.words is not None and (reply.layout, len(reply.words)) != (kind.layout, len(kind.words)):
+            raise PayloadError("the reply is laid out unlike those of others of its type")
         kind.words = reply.words.copy() if kind.words is None else total([kind.words, reply.words])
         kind.layout = reply.layout
         kind.sent.append(client)
-        self.cohort.accepted[client.id] = (self.cohort.round, self.phase)
-        self.cohort.arrived(client, self.step)
-        self.cohort.answered(client, self.step)
+        self.cohort.accept(client, self.step, self.phase)
 
     def _shares_of_survivors(self) -> dict[str, dict[str, bytes]]:
         survivors = {
@@ -226,7 +231,7 @@ class SecureAsk:
                 self._of(client).missing[client.id] = str(error)
         return shares
 
-    def _unfolded(self, kind: _Type, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[tuple[ClientInfo, Payload]]:
+    def _unfolded(self, kind: _Type, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[Received]:
         by, rule = self.sums.weights[self.step], self.sums.rule
         assert kind.words is not None
         try:
@@ -236,13 +241,14 @@ class SecureAsk:
             raise ExchangeError(f"{self._where(kind)}: {error}{self._who_is_missing(kind)}") from error
         if any(isinstance(bundle, Prototypes) for bundle in payload.bundles.values()):
             samples = sum(client.samples for client in kind.sent)
-            yield replace(kind.sent[0], id=f"{len(kind.sent)} of {kind.sent[0].group}", samples=samples), payload
+            everybody = replace(kind.sent[0], id=f"{len(kind.sent)} of {kind.sent[0].group}", samples=samples)
+            yield Received(everybody, payload)
             return
         for k, client in enumerate(kind.sent):
             # equal means add up to themselves, whatever part of the weight each gets
             part = weight // len(kind.sent) + (k < weight % len(kind.sent))
             own: dict[str, TensorBundle | Scalar] = {} if by is None else {by: part}
-            yield client, Payload({**payload.fields, **own})
+            yield Received(client, Payload({**payload.fields, **own}))
 
     def _unmasked(self, kind: _Type, words: Residues, shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
         from polyfed.privacy.masking.party import context_of
@@ -269,28 +275,17 @@ class SecureAsk:
             yield client, payload
 
     def _exchanged(self, step: str, payloads: Mapping[str, Payload]) -> Iterator[Answer]:
-        cohort, requests = self.cohort, []
-        for client in cohort.clients:
-            if client.id in payloads:
-                wire = payloads[client.id]
-                cohort.ledger.enter(cohort.round, client.id, "down", cohort.purpose + step, wire, wire)
-                requests.append(Request(client.id, step, cohort.round, self.phase, None, wire))
-        return cohort.exchange(requests, self.deadline)
+        cohort = self.cohort
+        asked = [client.id for client in cohort.clients if client.id in payloads]
+        requests = [Request(name, step, cohort.round, self.phase, None, payloads[name]) for name in asked]
+        sent = [cohort.channel.sends(request, request.payload) for request in requests]
+        return cohort.channel.exchange(sent, self.deadline)
 
     def _decoded(self, step: str, client: ClientInfo, answer: Answer) -> Payload:
+        if answer.payload is None:
+            raise PayloadError(answer.error or "no answer")
         request = Request(client.id, step, self.cohort.round, self.phase, None, Payload({}))
-        return self.cohort._decoded(request, client, answer, None)
-
-    def _payloads(self, requests: Sequence[Request], answers: Iterator[Answer]) -> Iterator[tuple[ClientInfo, Payload]]:
-        asked, sent = {client.id: client for client in self.cohort.clients}, {one.client: one for one in requests}
-        for answer in answers:
-            client = asked[answer.client]
-            try:
-                payload = self.cohort._decoded(sent[answer.client], client, answer, None)
-            except PayloadError as error:
-                self._lost(client, str(error), answer.details)
-                continue
-            yield client, payload
+        return self.cohort.channel.decoded(request, answer.payload)
 
     # ---- who is there
 

@@ -31,7 +31,6 @@ class Server(Participant):
         validation: samples for model selection.
         test: samples that are only ever reported on.
         counted: client -> samples that it counts for in averages, where these may be fewer than it joined with.
-        reaches: client -> how many times longer than the median its updates may be; see ``bounds.reaches``.
         public_order: identifies the public set and its order.
         blueprint: gives the initial tensors of every architecture among the clients, and their places.
         has_model: whether the federation has a server model at all.
@@ -45,7 +44,6 @@ class Server(Participant):
     public_order: str
     blueprint: Callable[[], Mapping[str, Blueprint]]
     counted: Mapping[str, int] = field(default_factory=dict)
-    reaches: Mapping[str, float] = field(default_factory=dict)
     validation: Samples | None = None
     test: Samples | None = None
     has_model: bool = False

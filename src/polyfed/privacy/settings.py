@@ -7,14 +7,17 @@ import typing
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, epsilon_of, noise_for
+from polyfed.privacy.clipping import Clipping
+from polyfed.privacy.rules import RobustRule
+from polyfed.privacy.secure_sum import SecureSum
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema
 
@@ -228,3 +231,27 @@ def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], 
             f"privacy does not cover all that clients of '{method}' send: {'; '.join(missing)}; give what is "
             "missing, choose another method, or leave privacy out"
         )
+
+
+class AggregationSettings(Settings):
+    """How replies are combined, whatever the method then does with them."""
+
+    clip: Clipping | None = Field(
+        default_factory=Clipping,
+        description="what one client may do to an average, at most; None, as with secure, which hides it: anything",
+    )
+    robust: SerializeAsAny[RobustRule] | None = Field(
+        default=None,
+        description="what a minority of false clients cannot move far: median, trimmed_mean, geometric_median, krum, "
+        "multi_krum, agreement; None: replies count as they are, within aggregation.clip",
+    )
+    secure: SerializeAsAny[SecureSum] | None = Field(
+        default=None,
+        description="sums of which the server sees nothing but the result: pairwise_masks, or unmasked to compare "
+        "with; None: it sees every reply",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hidden(cls, values: Any) -> Any:
+        return {"clip": None, **values} if isinstance(values, Mapping) and values.get("secure") else values

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
-from polyfed.federation.gate import Medians
+from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
+from polyfed.federation.filters import Filter, Medians, NormClip, checks
+from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.types import Blueprint
@@ -24,6 +24,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.privacy import Expenses
 from polyfed.runs.records import PRIVACY, SERVER
+from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import StateVersion
 
@@ -41,10 +42,11 @@ class Cohorts:
         engine: where clients are.
         events: are told of answers and exclusions.
         accepted: client -> version of its state after the last step whose reply was accepted.
-        medians: what updates were last like, by which the next are bounded.
+        medians: how long updates last were, by which the next are bounded.
         away: clients that were excluded and have not answered since.
         fingerprint: of the run's spec, which keys of masked sums depend on.
         notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
+        waiting_since: when the last client answered, or was asked.
     """
 
     experiment: Experiment
@@ -57,7 +59,7 @@ class Cohorts:
     away: set[str] = field(default_factory=set)
     fingerprint: str = ""
     notices: list[tuple[str, str, str]] = field(default_factory=list)
-    _waiting_since: float = 0.0
+    waiting_since: float = 0.0
 
     @cached_property
     def expenses(self) -> Expenses:
@@ -102,30 +104,27 @@ class Cohorts:
         purpose: str = "",
         first_phase: int = 0,
     ) -> Cohort:
+        run = self.experiment.run
         return Cohort(
             clients=clients,
-            exchange=lambda requests, deadline: self.engine.exchange(requests, deadline),  # nothing else of it
             round=number,
-            transport=self.experiment.run.transport,
-            ledger=ledger,
+            # of the engine nothing else
+            channel=Channel(lambda *asked: self.engine.exchange(*asked), run.transport, ledger, run.limits, purpose),
             reply_policy=reply_policy,
-            limits=self.experiment.run.limits,
-            bounds=self.experiment.run.bounds,
-            medians=self.medians,
-            counted=self.server.counted,
-            reaches=self.server.reaches,
-            across=self.experiment.algorithm.mixes_types,
-            robust=self.experiment.aggregation.robust,
+            filters=self._filters,
             secure=self._secure,
-            folder=Path(self.folder.path),
             accepted=self.accepted,
-            excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
-            shortened=lambda client, reason: self.happened(number, client.id, "update_shortened", reason),
-            arrived=self._arrived,
-            answered=lambda client, step: self._answered(number, client, step),
-            asking=self._asking,
-            purpose=purpose,
-            first_phase=first_phase,
+            listener=_Told(self, number),
+            phase=first_phase,
+        )
+
+    @property
+    def _filters(self) -> tuple[Filter, ...]:
+        clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
+        return (
+            *checks(self.server.counted),
+            *(() if clip is None else (NormClip(clip, self.medians),)),
+            *(() if rule is None else (RobustReplies(rule),)),
         )
 
     @property
@@ -149,27 +148,6 @@ class Cohorts:
     def tell_expenses(self, number: int) -> None:
         self.expenses.tell(lambda who, metrics: self.events.handle(Measured(number, who, PRIVACY, metrics)), SERVER)
 
-    def _excluded(self, number: int, client: ClientInfo, reason: str, details: str) -> None:
-        log.warning("round %d: client %s is excluded: %s", number, client.id, reason)
-        self.happened(number, client.id, "client_excluded", reason)
-        self.away.add(client.id)
-        if details:
-            self.folder.add_traceback(number, client.id, details)
-
-    def _asking(self, step: str, clients: Sequence[str]) -> None:
-        self.expenses.note(step, clients)
-        self.events.handle(StepStarted(step, clients))
-        self._waiting_since = time.monotonic()
-
-    def _arrived(self, client: ClientInfo, step: str) -> None:
-        self.events.handle(ClientDone(client.id, step, time.monotonic() - self._waiting_since))
-        self._waiting_since = time.monotonic()
-
-    def _answered(self, number: int, client: ClientInfo, step: str) -> None:
-        if client.id in self.away:
-            self.away.discard(client.id)
-            self.happened(number, client.id, "client_returned", f"answered '{step}'")
-
     # ---- what a checkpoint keeps
 
     def facts(self) -> dict[str, Any]:
@@ -182,6 +160,37 @@ class Cohorts:
         self.accepted = accepted_in(facts)
         self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
         self.medians = {key: dict(values) for key, values in facts["medians"].items()}
+
+
+@dataclass(frozen=True)
+class _Told(CohortListener):
+    """Turns what becomes of the clients of a round's cohort into events."""
+
+    cohorts: Cohorts
+    round: int
+
+    def asking(self, step: str, clients: Sequence[str]) -> None:
+        self.cohorts.expenses.note(step, clients)
+        self.cohorts.events.handle(StepStarted(step, clients))
+        self.cohorts.waiting_since = time.monotonic()
+
+    def answered(self, client: ClientInfo, step: str) -> None:
+        now = time.monotonic()
+        self.cohorts.events.handle(ClientDone(client.id, step, now - self.cohorts.waiting_since))
+        self.cohorts.waiting_since = now
+        if client.id in self.cohorts.away:
+            self.cohorts.away.discard(client.id)
+            self.cohorts.happened(self.round, client.id, "client_returned", f"answered '{step}'")
+
+    def shortened(self, client: ClientInfo, reason: str) -> None:
+        self.cohorts.happened(self.round, client.id, "update_shortened", reason)
+
+    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
+        log.warning("round %d: client %s is excluded: %s", self.round, client.id, reason)
+        self.cohorts.happened(self.round, client.id, "client_excluded", reason)
+        self.cohorts.away.add(client.id)
+        if details:
+            self.cohorts.folder.add_traceback(self.round, client.id, details)
 
 
 def accepted_in(facts: Mapping[str, Any]) -> dict[str, StateVersion]:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from polyfed.aggregation.robust_rule import AggregationSettings
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Facts, NoEffectError
 from polyfed.core.errors import ConfigError
@@ -21,7 +20,6 @@ from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import InProcess
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.attack import Attack
-from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.participant import Precision
 from polyfed.federation.sampling import SamplingSettings
@@ -35,7 +33,7 @@ from polyfed.federation.settings import (
     SiteSettings,
 )
 from polyfed.optim.settings import BY_EPOCHS
-from polyfed.privacy.settings import PrivacySettings
+from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import portable_content, read_layers
 from polyfed.runs.config_files import read_config as read_config
@@ -86,7 +84,6 @@ class RunSettings(Settings):
         "constant, copied, little_is_enough, label_flip, targeted_pairs; one, or a list",
     )
     limits: Limits = Field(default_factory=Limits)
-    bounds: Bounds = Field(default_factory=Bounds)
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
     evaluate_clients: bool | Annotated[int, Field(ge=1)] = Field(
         default=True,

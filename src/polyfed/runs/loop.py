@@ -62,7 +62,9 @@ class Loop:
         for client in self.server.clients:
             counts = self.server.weight(client)
             if counts < client.samples:
-                reason = f"joined with {client.samples} samples, counts for {counts} in averages (run.bounds.weight)"
+                reason = (
+                    f"joined with {client.samples} samples, counts for {counts} in averages (aggregation.clip.weight)"
+                )
                 self.cohorts.happened(0, client.id, "weight_capped", reason)
 
     def _tell_attackers(self) -> None:

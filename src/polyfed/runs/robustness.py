@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing
 from types import UnionType
 
-from polyfed.aggregation.robust_rule import RobustRule
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -17,6 +16,7 @@ from polyfed.federation.false_replies import Conspiracy
 from polyfed.federation.population import Population
 from polyfed.federation.robust_replies import require_enough
 from polyfed.federation.secure_ask import require_several
+from polyfed.privacy.rules import RobustRule
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import TensorBundle, Weights
 from polyfed.wire.schema import Declared, steps_of

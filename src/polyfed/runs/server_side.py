@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyfed.core.device import resolve_device
-from polyfed.federation.bounds import counted, reaches
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.counting import counted
 from polyfed.federation.population import Population
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.trainer import Clock
@@ -51,14 +51,14 @@ def build_server(
         blueprint: gives what clients' models are like.
         measured: is given the server's metrics of training.
     """
+    clip = experiment.aggregation.clip
     common: dict[str, Any] = {
         "name": "server",
         "clock": Clock(experiment.run.seed, 0, experiment.run.rounds, experiment.algorithm.epochs_a_round),
         "precision": experiment.run.precision,
         "evaluation_batch": experiment.run.evaluation_batch,
         "clients": clients,
-        "counted": counted(clients, experiment.run.bounds.weight),
-        "reaches": reaches(clients, experiment.run.bounds.weight),
+        "counted": counted(clients, None if clip is None else clip.weight),
         "public_order": federation.public_order,
         "blueprint": blueprint,
         "measured": measured,

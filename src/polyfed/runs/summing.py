@@ -20,7 +20,6 @@ _SETTINGS: tuple[tuple[str, object, str], ...] = (
     ("judge_clients", False, "looks at the representations of each client; set it to false"),
 )
 """Setting of methods, its value without effect, and why another cannot be."""
-_UNBOUNDED = "run.bounds.update=null, refuse=null, size=null and weight=null"
 
 
 def require_summable(experiment: Experiment) -> None:
@@ -76,8 +75,8 @@ def _reasons_of_run(experiment: Experiment) -> Iterator[str]:
     robust, run = experiment.aggregation.robust, experiment.run
     if robust is not None:
         yield f"aggregation.robust '{robust.component_name()}' compares them; choose one of the two"
-    if run.bounds.bind or run.bounds.weight is not None:
-        yield f"run.bounds looks at each; set {_UNBOUNDED}"
+    if experiment.aggregation.clip is not None:
+        yield "aggregation.clip looks at each; set it to null"
     if run.transport.refers:
         yield "run.transport.topk and unchanged encode each against its request; leave them out"
     for attack in run.attackers:

@@ -23,9 +23,8 @@ from polyfed.lab.analysis.leakage.shadows import halves
 from polyfed.lab.analysis.leakage.situation import AttackPlan, Situation
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.report import tables
-from small_federations import UNBOUND, Config, classifiers, three_kinds, tiny_experiment, topics
+from small_federations import Config, classifiers, three_kinds, tiny_experiment, topics
 
-FREE = UNBOUND | {"weight": None}
 SMALL = AttackPlan(attacks=("membership", "words", "classes"), shadows=4, clients=1, samples=60, passes=40)
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -37,8 +36,8 @@ def overfitted(clients: int = 2, *, server: bool = False, **sections: Any) -> Co
     for source in config["data"]["sources"].values():
         source |= {"train": 60 * clients, "difficulty": 1.0}
     config["algorithm"] |= {"local_epochs": 10} | sections.pop("algorithm", {})
-    config["run"] |= {"rounds": 2, "bounds": FREE, "evaluate_clients": False}
-    return config | sections
+    config["run"] |= {"rounds": 2, "evaluate_clients": False}
+    return config | {"aggregation": {"clip": None}} | sections
 
 
 @pytest.fixture(scope="module")

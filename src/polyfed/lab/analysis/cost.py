@@ -19,7 +19,6 @@ from polyfed.core.errors import ExchangeError
 from polyfed.core.memory import PeakMemory
 from polyfed.core.randomness import isolated
 from polyfed.engines.local import InProcess, LocalEngine
-from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.tables import TextTable, count, mib
@@ -30,14 +29,12 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 
-UNHURRIED = {
-    "engine": InProcess(),
-    "sinks": [],
-    "deadline": None,
-    "phases": {},
-    "bounds": Bounds(update=None, refuse=None, size=None),
-}
-"""Settings of ``run`` by which one client of a kind is neither late nor measured by the medians of others."""
+
+def unhurried(experiment: Experiment) -> Experiment:
+    """The experiment with settings by which one client of a kind is neither late nor compared with others."""
+    alone = {"engine": InProcess(), "sinks": [], "deadline": None, "phases": {}}
+    run, aggregation = experiment.run.model_copy(update=alone), experiment.aggregation.model_copy(update={"clip": None})
+    return experiment.model_copy(update={"run": run, "aggregation": aggregation})
 
 
 @dataclass(frozen=True)
@@ -198,8 +195,8 @@ def round_costs(experiment: Experiment, number: int = 1, *, operations: bool = T
     Raises:
         PolyfedError: something does not fit, or a client fails.
     """
-    run = experiment.run.model_copy(update=UNHURRIED)
-    experiment = experiment.model_copy(update={"run": run})
+    experiment = unhurried(experiment)
+    run = experiment.run
     device = resolve_device(run.device)
     with cpu_threads(run.threads):
         # first, so that what is decoded once is in the cache when the clock runs

@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 from polyfed.engines.local import LocalEngine
-from polyfed.lab.analysis.cost import UNHURRIED, bytes_by_kind, one_of_each, one_round
+from polyfed.lab.analysis.cost import bytes_by_kind, one_of_each, one_round, unhurried
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.traffic import WAYS
 from polyfed.models.model import ModelSettings
@@ -177,7 +177,7 @@ def stand_in(experiment: Experiment, classes: Mapping[str, int], items: int, wor
     # half precision saves nothing on a few samples, and not every processor has it
     content["run"]["precision"] = "float32"
     blank = Experiment.parse(content)
-    return blank.model_copy(update={"run": blank.run.model_copy(update=UNHURRIED)})
+    return unhurried(blank)
 
 
 def _shorten(method: dict[str, Any]) -> None:

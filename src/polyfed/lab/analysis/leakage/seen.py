@@ -120,30 +120,30 @@ class _Watched(Cohort):
 
     def ask(self, step: Callable[..., Reply], **more: Any) -> Iterator[Reply]:
         summed = self.secure is not None and step.__name__ in self.secure.weights
-        carried, sent = self.exchange, dict[str, Request]()
+        channel, sent = self.channel, dict[str, Request]()
 
         def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
             own = {request.client: request for request in requests if request.step == step.__name__}
             sent.update(own)
-            for answer in carried(requests, deadline):
+            for answer in channel.exchange(requests, deadline):
                 if answer.client in own and not summed:
                     self._note(own[answer.client], answer)
                 yield answer
 
-        self.exchange = exchange
+        self.channel = replace(channel, exchange=exchange)
         try:
             for reply in super().ask(step, **more):
                 if summed:
                     self._note_sum(sent, reply)
                 yield reply
         finally:
-            self.exchange = carried
+            self.channel = channel
 
     def _note(self, request: Request, answer: Answer) -> None:
         received = self._read(request)
         with contextlib.suppress(PayloadError):  # what the server cannot read it does not see
             if answer.payload is not None:
-                content = self.transport.decode(answer.payload, received, self.limits)
+                content = self.channel.transport.decode(answer.payload, received, self.channel.limits)
                 self.seen.append(SeenReply((request.client,), request, received, content))
 
     def _note_sum(self, sent: Mapping[str, Request], reply: Reply) -> None:
@@ -155,7 +155,7 @@ class _Watched(Cohort):
         self.seen.append(SeenReply(clients, request, self._read(request), reply.payload))
 
     def _read(self, request: Request) -> Payload:
-        return self.transport.decode(request.payload, None, self.limits)
+        return self.channel.transport.decode(request.payload, None, self.channel.limits)
 
 
 @contextlib.contextmanager

@@ -1,40 +1,105 @@
-"""Robust rules: what stands for the replies of a type of clients of which some may be false."""
+"""Robust rules: what stands for the replies of clients of one type if some of them are false."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from math import floor
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.robust_rule import BufferingRule, RobustRule, squared_distances, stacked, weighted_sum
+from polyfed.core.settings import Settings
 
 
-class Clip(RobustRule):
-    """Each update scaled down to a multiple of the median norm of its type's last one, as it comes.
+def _share(value: int | float) -> int | float:
+    if isinstance(value, float) and not 0 < value < 0.5:
+        raise ValueError("tolerated is a share of a type's clients (above 0, below 0.5) or a number of them (whole)")
+    if isinstance(value, int) and value < 1:
+        raise ValueError("tolerated is 0, which is the mean of the method itself; leave aggregation.robust out")
+    return value
 
-    Of weights, the change of each tensor from what the client was sent (Sun et al. 2019, "Can You Really Backdoor
-    Federated Learning?"; Karimireddy et al., ICML 2021, whose centre is a momentum); of rows, each row. The median is
-    that of the last round in which enough of the type replied; the first such round is buffered and has its own. It
-    bounds what one client does and does not find out who it is: f clients still move a mean by f/n of the bound, every
-    round.
+
+class RobustRule(Settings):
+    """What becomes of the replies of clients of one type (one architecture, task and classes) in a round.
+
+    A rule sees all replies of a type before it knows what stands for them. It counts clients alike, whatever number of
+    samples they claim: its guarantee is about numbers of clients.
     """
 
-    short_name: ClassVar[str] = "clip"
+    home: ClassVar[str] = "polyfed.privacy.rules"
+    factor: ClassVar[int] = 2
+    """With f false clients the rule needs ``factor`` f + ``beside`` replies of a type."""
+    beside: ClassVar[int] = 1
+    rows_only: ClassVar[bool] = False
+    """Whether only rows that belong to public samples or classes can be combined, no weights."""
 
-    times: float = Field(default=1.0, gt=0, description="longest update, in medians")
-    samples: Literal["claimed", "capped", "equal"] = Field(
-        default="capped",
-        description="what a client counts for in means by sample count: what it claims (within run.bounds.weight), at "
-        "most the median of its type, or all of a type alike (the type's mean)",
+    tolerated: Annotated[int | float, AfterValidator(_share)] = Field(
+        default=0.2,
+        description="false clients of each type in a round, f: a number, or a share (rounded down, at least one)",
     )
 
+    def false_clients(self, asked: int) -> int:
+        # 0.3 of 10 is 3, although the product may be a bit less
+        return self.tolerated if isinstance(self.tolerated, int) else max(1, floor(self.tolerated * asked + 1e-9))
 
-class Median(BufferingRule):
+    def required(self, false: int) -> int:
+        """Replies of a type without which ``false`` of them could decide."""
+        return self.factor * false + self.beside
+
+    @abstractmethod
+    def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
+        """What stands for clients' tensors.
+
+        Args:
+            values: of each client, the same tensors in the same order, in fp32 or fp64.
+            false: f, of at least ``required(f)`` clients.
+
+        Returns:
+            One tensor for each, in its shape.
+        """
+
+
+def stacked(values: Sequence[Tensor]) -> Float[Tensor, "n ..."]:
+    return torch.stack([value.to(values[0]) for value in values])
+
+
+def squared_distances(values: Sequence[Sequence[Tensor]]) -> Float[Tensor, "n n"]:
+    """Squared Euclidean distances between clients, over all their tensors together, fp64 on the CPU.
+
+    From differences and not from products, which would lose the digits of small updates of long weights.
+    """
+    total = torch.zeros(len(values), len(values), dtype=torch.float64)
+    for tensors in zip(*values, strict=True):
+        table = stacked(tensors).flatten(1)
+        for k in range(len(table) - 1):
+            lengths = torch.linalg.vector_norm(table[k + 1 :] - table[k], dim=1, dtype=torch.float64).cpu()
+            total[k, k + 1 :] += lengths.square()
+    return total + total.T
+
+
+def weighted_sum(values: Sequence[Sequence[Tensor]], weights: Float[Tensor, " n"]) -> list[Tensor]:
+    """sum_k a_k x_k tensor by tensor, for weights that sum to 1; clients of weight 0 are not looked at."""
+    counted = [(client, float(weight)) for client, weight in zip(values, weights, strict=True) if weight > 0]
+    if len(counted) == 1:
+        return list(counted[0][0])  # bit for bit
+    shares = torch.tensor([weight for _, weight in counted], dtype=torch.float64)
+    result = []
+    for tensors in zip(*(client for client, _ in counted), strict=True):
+        # differences from the first: equal inputs come out bit for bit
+        changes = stacked(tensors) - tensors[0]
+        result.append(tensors[0] + torch.tensordot(shares.to(changes), changes, dims=1))
+    return result
+
+
+# ---- the rules
+
+
+class Median(RobustRule):
     """Coordinate-wise median of a type's clients (Yin et al., ICML 2018, Definition 1).
 
     Of an even number, the mean of the two in the middle. Each coordinate of the result lies between honest values as
@@ -53,7 +118,7 @@ def _median(tensors: Sequence[Tensor]) -> Tensor:
     return ordered[n // 2] if n % 2 else ordered[n // 2 - 1 : n // 2 + 1].mean(0)
 
 
-class TrimmedMean(BufferingRule):
+class TrimmedMean(RobustRule):
     """Coordinate-wise trimmed mean (Yin et al., ICML 2018, Definition 2).
 
     Of each coordinate the f largest and the f smallest values are left out, the others averaged. With f = 1 of 10 it is
@@ -69,7 +134,7 @@ class TrimmedMean(BufferingRule):
         ]
 
 
-class GeometricMedian(BufferingRule):
+class GeometricMedian(RobustRule):
     """The point of least summed distance to the clients (RFA: Pillutla et al., IEEE TSP 2022, Algorithm 2).
 
     Smoothed Weiszfeld steps with equal weights of clients, over all tensors of a reply together, so that a client
@@ -106,7 +171,7 @@ class GeometricMedian(BufferingRule):
         return a
 
 
-class Krum(BufferingRule):
+class Krum(RobustRule):
     """The reply with the closest neighbours (Blanchard et al., NeurIPS 2017, section 4).
 
     A client's score is the sum of the squared distances to its n - f - 2 nearest others, over all tensors of a reply
@@ -153,7 +218,7 @@ class MultiKrum(Krum):
         return clients - false - 2 if self.kept is None else self.kept
 
 
-class Agreement(BufferingRule):
+class Agreement(RobustRule):
     """Rows of representations, logits or prototypes weighted by agreement with the median, sample by sample.
 
     The weight of client c on sample k is softmax over the clients of cos(r_ck, m_k) / tau with the coordinate-wise

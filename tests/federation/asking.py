@@ -1,0 +1,51 @@
+"""An ask whose replies a test makes, for filters that stand alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Reply
+from polyfed.federation.filters import Ask
+from polyfed.wire.channel import Channel
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer
+from polyfed.wire.payload import Payload, TensorBundle, Weights
+from polyfed.wire.schema import client_step, schema_of
+from polyfed.wire.transport import Transport
+
+
+@client_step(weights=Weights)
+def fit(self: object, client: object, weights: Weights) -> Reply:
+    raise AssertionError("nobody performs it")
+
+
+def ask_of(
+    clients: Sequence[ClientInfo],
+    sent: Mapping[str, TensorBundle] | None = None,
+    changes: Sequence[str] = (),
+    origins: Mapping[str, Mapping[str, Tensor]] | None = None,
+    told: dict[str, str] | None = None,
+) -> Ask:
+    """An ask of these clients, all of whom are sent the same; ``told`` gets who is shortened or dropped, and why."""
+
+    def nobody(*_: Any) -> Iterator[Answer]:
+        raise AssertionError("no engine is here")
+
+    notes: dict[str, str] = {} if told is None else told
+    return Ask(
+        schema=schema_of(fit),
+        clients=clients,
+        sent={client.id: Payload(dict(sent or {})) for client in clients},
+        requests={},
+        channel=Channel(nobody, Transport(), Ledger()),
+        origin=lambda client, name: (origins or {}).get(name),
+        changes=frozenset(changes),
+        check=lambda payload, client: None,
+        accept=lambda client: None,
+        shorten=lambda client, reason: notes.update({client.id: reason}),
+        drop=lambda client, reason, details: notes.update({client.id: reason}),
+    )
