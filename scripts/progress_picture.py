@@ -1,6 +1,6 @@
-"""The picture of the dashboard in the README: ``python scripts/progress_picture.py RUN``, of a run of scenes-demo.
+"""The picture of a run in the README: ``python scripts/progress_picture.py RUN``, of a run of scenes-demo.
 
-What is drawn is the dashboard as it stood when the last round but one had begun, replayed from the run's own events.
+What is drawn is the display as it stood when the last round but one had begun, replayed from the run's own events.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(run: Path) -> None:
         follow(part, state, run, finished=lambda: True)
     console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True)
     console.print(RunPicture(state, RLock()))
-    console.save_svg(str(OUT), title="polyfed run scenes-demo --dashboard")
+    console.save_svg(str(OUT), title="polyfed run scenes-demo")
     print(f"written: {OUT}")
 
 

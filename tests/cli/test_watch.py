@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from polyfed.cli.main import main
-from polyfed.reporting.dashboard import DashboardProgress
+from polyfed.reporting.progress import LiveProgress
 from polyfed.reporting.run_picture import RunPicture
 from polyfed.runs.event_log import follow
 from polyfed.runs.events import Event
@@ -41,16 +41,15 @@ def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown
         assert main(["watch", str(tmp_path / "run")]) == 0
         assert process.wait() == 0
     text = shown.getvalue()
-    assert text.count("\x1b[?1049h") == text.count("\x1b[?1049l") == 1
     assert "tiny" in text
-    assert "report.html" in text[text.index("\x1b[?1049l") :]
+    assert "report.html" in text[text.index("\x1b[?25h") :]
 
 
 def test_every_moment_of_a_run_can_be_drawn_over_its_records(tiny_run: Path, tmp_path: Path) -> None:
     """The log is replayed from its first call over what the records told: each picture on the way is drawn."""
     drawn: list[str] = []
 
-    class Drawing(DashboardProgress):
+    class Drawing(LiveProgress):
         def handle(self, event: Event) -> None:
             super().handle(event)
             Console(file=io.StringIO(), width=100, height=30).print(RunPicture(self.state))

@@ -7,5 +7,4 @@ from rich.text import Text
 @pytest.fixture(autouse=True)
 def _no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """Displays of made-up runs, which have no folder, print its name where they would print what came out."""
-    for module in ("dashboard", "progress"):
-        monkeypatch.setattr(f"polyfed.reporting.{module}.outcome_of", lambda folder: Text(str(folder)))
+    monkeypatch.setattr("polyfed.reporting.progress.outcome_of", lambda folder: Text(str(folder)))

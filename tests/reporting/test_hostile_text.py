@@ -13,10 +13,9 @@ from rich.text import Text
 
 import polyfed
 from polyfed.cli.console import warnings_and_signals
-from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
 from polyfed.reporting.page import write_html_report
-from polyfed.reporting.progress import BarProgress, PlainProgress
+from polyfed.reporting.progress import LiveProgress, PlainProgress
 from polyfed.reporting.report import tables, write_report
 from polyfed.reporting.tables import TextTable
 from polyfed.reporting.terminal import Terminal
@@ -78,7 +77,7 @@ def test_colours_of_a_terminal_stay() -> None:
     assert stream.getvalue() == "\x1b[31ma\u241b[2J\x1b[0m\n"
 
 
-@pytest.mark.parametrize("kind", [PlainProgress, BarProgress, DashboardProgress])
+@pytest.mark.parametrize("kind", [PlainProgress, LiveProgress])
 def test_displays(kind: type) -> None:
     stream = io.StringIO()
     progress = kind(Terminal(file=stream, width=200))

@@ -1,16 +1,18 @@
-"""What a run shows while it goes on: lines for log files, bars on a terminal."""
+"""What a run shows while it goes on: lines for log files, a picture on a terminal."""
 
 from __future__ import annotations
 
 import io
-import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_states import Now
+from run_states import Now, screen
 
-from polyfed.reporting.progress import BarProgress, PlainProgress, progress_for, summaries
+from polyfed.reporting.progress import LiveProgress, PlainProgress, progress_for, summaries
+from polyfed.reporting.run_state import RunState
 from polyfed.runs.events import (
     Callback,
     ClientDone,
@@ -25,6 +27,7 @@ from polyfed.runs.events import (
     StepStarted,
     Working,
 )
+from polyfed.runs.records import RunRecords
 
 COHORT = ["image-0", "text-1", "paired-0", "paired-1"]
 
@@ -51,7 +54,7 @@ def console(*, terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
     return Console(file=stream, force_terminal=terminal, width=width, color_system=None), stream
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, BarProgress), (False, PlainProgress)])
+@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveProgress), (False, PlainProgress)])
 def test_the_console_decides(terminal, kind):
     assert type(progress_for(console(terminal=terminal)[0])) is kind
 
@@ -120,122 +123,145 @@ def test_means_are_over_the_clients_that_have_a_metric_and_say_over_how_many(of_
     assert summaries({(client, "test"): metrics for client, metrics in of_clients.items()}) == expected
 
 
-# ---- bars
+# ---- the picture
 
 
-class Bars:
-    """Bars of a run at a time that is set by hand, in its first round."""
+class Shown:
+    """A run of four clients in its first round, at a time that is set by hand."""
 
-    def __init__(self, width: int = 80, *, begun: bool = True) -> None:
-        self.console, self.stream = console(terminal=True, width=width)
-        self.progress = BarProgress(self.console)
-        self.now = self.progress.state.clock = Now()
-        if begun:
-            self.handle(RunStarted("demo", 12, 7), RoundStarted(1, COHORT), StepStarted("fit", COHORT))
+    def __init__(self) -> None:
+        self.now = Now()
+        self.state = RunState(clock=self.now)
+        self.handle(RunStarted("demo", 12, 7), RoundStarted(1, COHORT), StepStarted("fit", COHORT))
 
     def handle(self, *events) -> None:
         for event in events:
-            self.progress.handle(event)
+            self.state.handle(event)
 
-    def lines(self) -> dict[str, str]:
-        """First word -> line, without bars and spinners."""
-        picture = self.console.render_lines(self.progress.get_renderable(), pad=False)
-        lines = ["".join(segment.text for segment in line).rstrip() for line in picture]
-        assert all(len(line) <= self.console.width for line in lines)
-        bare = [" ".join(re.sub("[━╸╺⠀-⣿]", " ", line).split()) for line in lines]
-        return {line.split()[0]: line for line in bare if line}
+    @property
+    def text(self) -> str:
+        return "\n".join(screen(self.state, 100, 24))
 
 
-@pytest.fixture
-def bars():
-    made = Bars()
-    yield made
-    made.progress.close()
+def test_preparation_is_named_before_the_run_begins():
+    state = RunState(clock=Now())
+    state.handle(Preparing("reading flickr8k train", 0, 0))
+    state.clock.time += 3
+    assert "preparing  3 s  reading flickr8k train" in "\n".join(screen(state, 80, 3))
+    state.handle(Preparing("caching features", 1024, 5000))
+    assert "preparing  1,024/5,000  0 s  caching features" in "\n".join(screen(state, 80, 3))
 
 
-def test_preparation_is_named_with_a_bar_before_the_run_begins():
-    bars = Bars(begun=False)
-    bars.handle(Preparing("reading flickr8k train", 0, 0))
-    bars.now.time += 3
-    assert bars.lines() == {"preparing": "preparing 3 s reading flickr8k train"}
-    bars.handle(Preparing("caching features", 1024, 5000))
-    assert bars.lines()["preparing"] == "preparing 1,024/5,000 0 s caching features"
-    bars.progress.close()
+def test_the_client_at_work_is_named_and_not_the_one_that_has_finished():
+    shown = Shown()
+    shown.handle(ClientStarted("image-0", "fit"), Preparing("decoding pictures", 3, 40))
+    assert "▶ image-0  3/40 0 s decoding pictures" in shown.text  # what is read for it is its work
+    shown.now.time += 10
+    shown.handle(ClientDone("image-0", "fit", 10), ClientStarted("text-1", "fit"))
+    shown.now.time += 4
+    shown.handle(Working("text-1", "task", 12, 40))
+    shown.now.time += 2
+    assert "▶ text-1  12/40 2 s training" in shown.text
+    assert "✓ image-0" in shown.text
+    assert "1/4 done" in shown.text
 
 
-def test_the_client_at_work_is_named_and_not_the_one_that_has_finished(bars):
-    bars.handle(ClientStarted("image-0", "fit"), Preparing("decoding pictures", 3, 40))
-    assert bars.lines()["image-0"] == "image-0 3/40 0 s decoding pictures"  # what is read for it is its work
-    bars.now.time += 10
-    bars.handle(ClientDone("image-0", "fit", 10), ClientStarted("text-1", "fit"))
-    bars.now.time += 4
-    bars.handle(Working("text-1", "task", 12, 40))
-    bars.now.time += 2
-    lines = bars.lines()
-    assert lines["text-1"] == "text-1 12/40 2 s training"
-    assert lines["clients"] == "clients 1/4 fit"
+def test_there_is_an_estimate_from_the_first_client_on_and_it_counts_down():
+    shown = Shown()
+    shown.handle(ClientStarted("image-0", "fit"))
+    shown.now.time += 5
+    assert "left" not in shown.text
+    shown.handle(Working("image-0", "task", 5, 10))  # an eighth of the round took 5 s: 40 s a round
+    assert "round 1 of 12  5 s elapsed, about 7:55 left" in shown.text
+    shown.now.time += 5
+    assert "10 s elapsed, about 7:50 left" in shown.text
 
 
-def test_there_is_an_estimate_from_the_first_client_on_and_it_counts_down(bars):
-    bars.handle(ClientStarted("image-0", "fit"))
-    bars.now.time += 5
-    assert "left" not in bars.lines()["rounds"]
-    bars.handle(Working("image-0", "task", 5, 10))  # an eighth of the round took 5 s: 40 s a round
-    assert bars.lines()["rounds"] == "rounds 0/12 5 s, about 7:55 left"
-    bars.now.time += 5
-    assert bars.lines()["rounds"] == "rounds 0/12 10 s, about 7:50 left"
-
-
-def test_the_server_s_work_in_the_first_round_is_named_and_counts_for_the_rounds_that_follow(bars):
+def test_the_server_s_work_in_the_first_round_is_named_and_counts_for_the_rounds_that_follow():
+    shown = Shown()
     for client in COHORT:
-        bars.handle(ClientStarted(client, "fit"))
-        bars.now.time += 5
-        bars.handle(ClientDone(client, "fit", 5))
-    lines = bars.lines()
-    assert lines["rounds"] == "rounds 0/12 20 s, about 3:40 left"  # 11 rounds of 20 s
-    assert lines["server"] == "server 0 s at work"
-    bars.handle(Working("server", "distil", 3, 12))
-    bars.now.time += 10
-    lines = bars.lines()
-    assert lines["rounds"] == "rounds 0/12 30 s, about 5:30 left"
-    assert lines["server"] == "server 3/12 10 s distilling"
-    assert lines["clients"] == "clients 4/4 fit"
+        shown.handle(ClientStarted(client, "fit"))
+        shown.now.time += 5
+        shown.handle(ClientDone(client, "fit", 5))
+    assert "20 s elapsed, about 3:40 left" in shown.text  # 11 rounds of 20 s
+    assert "▶ server 0 s at work" in shown.text
+    shown.handle(Working("server", "distil", 3, 12))
+    shown.now.time += 10
+    assert "30 s elapsed, about 5:30 left" in shown.text
+    assert "▶ server 3/12 10 s distilling" in shown.text
+    assert "4/4 done" in shown.text
 
 
-def test_the_bar_of_clients_moves_within_a_long_step(bars):
-    bars.handle(ClientStarted("image-0", "fit"))
+def test_a_step_s_share_moves_within_a_long_client():
+    shown = Shown()
+    shown.handle(ClientStarted("image-0", "fit"))
     shares = []
     for done in range(0, 40, 10):
-        bars.handle(Working("image-0", "task", done, 40))
-        shares.append(bars.progress.state.step_share)
+        shown.handle(Working("image-0", "task", done, 40))
+        shares.append(shown.state.step_share)
     assert shares == [0, 0.25, 0.5, 0.75]
 
 
-def test_several_at_work_are_counted_and_the_first_named(bars):
-    bars.handle(*(ClientStarted(client, "fit") for client in COHORT[:3]))
-    bars.now.time += 7
-    assert bars.lines()["3"] == "3 clients 7 s fit: image-0, text-1 and 1 more"
+def live(width: int = 80, height: int = 24) -> tuple[LiveProgress, io.StringIO]:
+    target, stream = console(terminal=True, width=width)
+    target.size = (width, height)
+    return LiveProgress(target), stream
 
 
-def test_the_result_takes_the_place_of_the_bars(bars):
-    bars.handle(
-        Incident(1, "text-1", "client_excluded", "loss [nan]"),
-        Measured(1, "server", "test", {"r1_sum": 30.0}),
-        Measured(1, "server", "train", {"distillation": 7.0}),
-    )
-    bars.progress.refresh()
-    bars.handle(RoundComplete(1, 1.0), RunComplete(Path("the result")))
-    text = bars.stream.getvalue()
-    for part in ("demo: 12 rounds, 7 clients", "round 1: client excluded: text-1: loss [nan]", "r1_sum 30.00"):
+def test_the_result_takes_the_place_of_the_picture():
+    progress, stream = live()
+    progress.handle(RunStarted("demo", 12, 7))
+    progress.handle(Incident(1, "text-1", "client_excluded", "loss [nan]"))
+    progress.handle(Measured(1, "server", "test", {"r1_sum": 30.0}))
+    await_text(stream, "r1_sum")
+    progress.handle(RoundComplete(1, 1.0))
+    progress.handle(RunComplete(Path("the result")))
+    text = stream.getvalue()
+    for part in ("demo: 12 rounds, 7 clients\n", "round 1: client excluded: text-1: loss [nan]\n"):
         assert part in text
-    assert "distillation" not in text
     assert text.rstrip().endswith("the result")
-    assert "\x1b[2K" in text[text.rindex("r1_sum") :]  # the bars are wiped
+    assert "\x1b[2K" in text[text.rindex("r1_sum") :]  # the picture is wiped
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is hidden, and seen again
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 120])
-def test_a_terminal_of_any_width_can_show_them(width):
-    bars = Bars(width)
-    bars.handle(ClientStarted("paired-1", "fit"), Working("paired-1", "task", 1, 1000))
-    assert len(bars.lines()) == 3
-    bars.progress.close()
+def await_text(stream: io.StringIO, text: str) -> None:
+    """The picture is drawn anew four times a second."""
+    end = time.monotonic() + 30
+    while text not in stream.getvalue():
+        assert time.monotonic() < end, stream.getvalue()
+        time.sleep(0.02)
+
+
+def test_an_interruption_gives_the_terminal_back():
+    progress, stream = live()
+    before = sys.stdout, sys.stderr
+    progress.handle(RunStarted("demo", 3, 2))
+    progress.close()
+    progress.close()
+    assert stream.getvalue().count("\x1b[?25h") == 1
+    assert (sys.stdout, sys.stderr) == before
+
+
+@pytest.mark.parametrize("size", [(20, 5), (60, 24), (200, 60)])
+def test_a_terminal_of_any_size_can_show_it(size):
+    progress, stream = live(*size)
+    progress.handle(RunStarted("demo", 3, 2))
+    play(progress)
+    assert "the report" in stream.getvalue()
+
+
+def test_what_is_printed_meanwhile_stands_above(capsys):
+    progress = LiveProgress(Console(force_terminal=True, width=80, height=24, color_system=None))
+    progress.handle(RunStarted("demo", 3, 2))
+    sys.stdout.write("a stray line\n")
+    progress.close()
+    assert "a stray line\n" in capsys.readouterr().out
+
+
+def test_a_watched_run_is_shown_before_it_tells_anything(run_folder: Path):
+    target, stream = console(terminal=True, width=80)
+    progress = LiveProgress(target, RunRecords.load(run_folder))
+    progress.show()
+    progress.show()
+    progress.close()
+    assert "round 12 of 12" in stream.getvalue()

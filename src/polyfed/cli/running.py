@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from polyfed.runs.events import Callback
     from polyfed.runs.experiment import Experiment
 
-Dashboard = Annotated[bool, typer.Option("--dashboard", help="fill the terminal with all that goes on")]
-
 
 def run_command(
     source: ExperimentArgument,
@@ -43,7 +41,6 @@ def run_command(
             help="run a twin in its place: server-only, no-private, local or pooled; same as --set twin.kind="
         ),
     ] = None,
-    dashboard: Dashboard = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check data and models, run one small round, and say what a run takes")
     ] = False,
@@ -65,7 +62,7 @@ def run_command(
     for experiment in experiments:
         name = f"{experiment.name}-seed{experiment.run.seed}"
         folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
-        _run_into(experiment, folder or _free_folder(Path("runs") / name), dashboard, Path(source).parent)
+        _run_into(experiment, folder or _free_folder(Path("runs") / name), Path(source).parent)
 
 
 def _forecast(experiment: Experiment) -> None:
@@ -91,12 +88,12 @@ def _free_folder(folder: Path) -> Path:
     return next(path for path in chain([folder], numbered) if not path.exists())
 
 
-def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path) -> None:
+def _run_into(experiment: Experiment, folder: Path, base: Path) -> None:
     from polyfed.reporting.progress import FolderLine
     from polyfed.reporting.reported import run
 
     console = _terminal()
-    with _shown(console, folder, dashboard) as display:
+    with _shown(console, folder) as display:
         callbacks = [FolderLine(folder, console), display]
         if experiment.run.engine.is_deployed:
             from polyfed.deploy.launch import launch
@@ -106,7 +103,7 @@ def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path)
             run(experiment, folder, callbacks)
 
 
-def resume_command(run: RunArgument, dashboard: Dashboard = False, allow_code: AllowCode = False) -> None:
+def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:
     """Continue a run after its last complete round.
 
     Example: polyfed resume runs/scenes-demo-seed0
@@ -115,7 +112,7 @@ def resume_command(run: RunArgument, dashboard: Dashboard = False, allow_code: A
 
     # a wrong folder is refused before a display takes the terminal
     deployed = open_run(run, allow_code=allow_code).experiment.run.engine.is_deployed
-    with _shown(_terminal(), run, dashboard) as display:
+    with _shown(_terminal(), run) as display:
         if deployed:
             from polyfed.deploy.launch import relaunch
 
@@ -129,12 +126,12 @@ def watch_command(run: RunArgument) -> None:
 
     Example: polyfed watch runs/scenes-demo-seed0
     """
-    from polyfed.reporting.dashboard import DashboardProgress
+    from polyfed.reporting.progress import LiveProgress
     from polyfed.runs.event_log import PROGRESS, follow
 
     opened = open_run(run)
     folder = opened.files  # a folder whose configuration was edited is refused here
-    display = DashboardProgress(_terminal(), opened.records)
+    display = LiveProgress(_terminal(), opened.records)
     with contextlib.closing(display):
         display.show()
         ended = follow(run / PROGRESS, display, run, finished=lambda: not folder.is_worked_on())
@@ -149,13 +146,12 @@ def _terminal() -> Terminal:
 
 
 @contextlib.contextmanager
-def _shown(console: Terminal, folder: Path, dashboard: bool) -> Iterator[Callback]:
+def _shown(console: Terminal, folder: Path) -> Iterator[Callback]:
     """What shows a run in ``folder``; an interruption says how to go on."""
-    from polyfed.reporting.dashboard import DashboardProgress
     from polyfed.reporting.progress import progress_for
     from polyfed.runs.tuning import tuning_folder
 
-    display = DashboardProgress(console) if dashboard else progress_for(console)
+    display = progress_for(console)
     with contextlib.closing(display):
         try:
             yield display

@@ -1,39 +1,38 @@
-"""The progress of a run: bars on a terminal, one line for each round and event elsewhere."""
+"""The progress of a run: a picture of it on a terminal, one line for each round and event elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from threading import RLock
 
-from rich.console import Console, OverflowMethod, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Column, Table
-from rich.text import Text
+from rich.console import Console
+from rich.live import Live
 
 from polyfed.core.untrusted import plain
 from polyfed.reporting.outcome import outcome_of
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.run_state import PREPARING, RunState, ticking
+from polyfed.reporting.run_picture import RunPicture
+from polyfed.reporting.run_state import RunState
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import duration
 from polyfed.runs import events
 from polyfed.runs.events import Callback
-from polyfed.runs.records import SERVER
+from polyfed.runs.records import SERVER, RunRecords
 
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
-_LONGEST_BAR = 30  # columns
+_HIGHEST, _HEADER = 20, 3  # lines of the picture, and of one that has only a header
 _MOST_METRICS = 4  # of a participant, in a line
 
 
 def progress_for(console: Console) -> Callback:
-    """Bars on a terminal, and in a notebook that has ipywidgets; lines elsewhere."""
-    shows_bars = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
-    return BarProgress(console) if shows_bars else PlainProgress(console)
+    """A picture on a terminal, and in a notebook that has ipywidgets; lines elsewhere."""
+    is_live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    return LiveProgress(console) if is_live else PlainProgress(console)
 
 
 class FolderLine(Callback):
@@ -41,7 +40,7 @@ class FolderLine(Callback):
 
     Args:
         folder: of the run.
-        console: that the run is shown on; anything else would print into its bars.
+        console: that the run is shown on; anything else would print into its picture.
     """
 
     def __init__(self, folder: Path, console: Console) -> None:
@@ -97,93 +96,52 @@ class PlainProgress(Callback):
             yield f"{duration(self._state.left)} left"
 
 
-class BarProgress(Callback, Progress):
-    """Bars of the rounds, of the clients and of who is at work, below the events; the result takes their place.
+class LiveProgress(Callback):
+    """A picture of the run below its events, redrawn four times a second; how the run came out takes its place.
 
     Args:
-        console: a terminal.
+        console: a terminal, or that of a notebook.
+        records: what the run folder tells already, for a run that is watched.
     """
 
-    def __init__(self, console: Console) -> None:
-        self.state = RunState()
-        self._metrics: dict[tuple[str, str], events.Metrics] = {}
-        self._state_lock = RLock()  # the display's own thread reads, the run's thread writes
-        only_ascii = console.options.ascii_only
-        # rich's own ellipsis cannot be written where only ASCII can
-        self._overflow: OverflowMethod = "crop" if only_ascii else "ellipsis"
-        self._label = Column(no_wrap=True, overflow=self._overflow)
-        self._bar = BarColumn(table_column=Column(no_wrap=True))
-        super().__init__(
-            SpinnerColumn("line" if only_ascii else "dots"),
-            TextColumn("{task.description}", markup=False, table_column=self._label),
-            self._bar,
-            TextColumn("{task.fields[text]}", markup=False, table_column=self._flexible()),
-            console=console,
-            refresh_per_second=5,
-            expand=True,
-        )
-        for label in ("rounds", "clients", PREPARING):
-            self.add_task(label, visible=False, text="")
-        for row in self.tasks[:2]:
-            row.finished_time = 0.0  # the spinner stands before who is at work alone
+    def __init__(self, console: Console, records: RunRecords | None = None) -> None:
+        self.state = RunState() if records is None else RunState.of(records)
+        self._console = console
+        self._lock = RLock()  # the display's own thread reads, the run's thread writes
+        self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=4)
+
+    def show(self) -> None:
+        """Begin to draw; nothing happens if it is drawn already."""
+        if not self._live.is_started:
+            self._live.start(refresh=True)
 
     def handle(self, event: events.Event) -> None:
-        """Enter the event; print what stays above the bars."""
-        with self._state_lock:
+        """Enter the event; print what stays above the picture."""
+        with self._lock:
             self.state.handle(event)
-            if isinstance(event, events.Measured) and event.kind != "train":
-                self._metrics[event.participant, event.kind] = event.metrics
-        if isinstance(event, events.Preparing | events.RunStarted) and not self.live.is_started:
-            self.start()
-        if isinstance(event, events.RunStarted):
-            _print_line(self.console, event_line(event))
-        elif isinstance(event, events.Incident):
-            _print_line(self.console, event_line(event), style="yellow")
-        elif isinstance(event, events.RunComplete):
-            self.live.transient = True
-            self.close()
-            self.console.print(outcome_of(event.folder))
+        match event:
+            case events.Preparing():
+                self.show()
+            case events.RunStarted():
+                self.show()
+                _print_line(self._console, event_line(event))
+            case events.Incident():
+                _print_line(self._console, event_line(event), style="yellow")
+            case events.RunComplete(folder):
+                self._live.transient = True
+                self.close()
+                self._console.print(outcome_of(folder))
 
     def happened_at(self, when: float) -> None:
         self.state.happened_at(when)
 
     def close(self) -> None:
-        self.live.stop()
+        self._live.stop()
 
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """The latest metrics, and the bars: what rich draws five times a second."""
-        with self._state_lock:
-            if self._metrics:
-                metrics = Table.grid(Column(no_wrap=True), self._flexible(), padding=(0, 2), expand=True)
-                for participant, text in summaries(self._metrics).items():
-                    metrics.add_row(Text(participant, "bold"), Text(text))
-                yield metrics
-            if self.tasks:  # rich asks for the first time before there are any
-                self._update_rows()
-            yield self.make_tasks_table(self.tasks)
-
-    def _flexible(self) -> Column:
-        return Column(ratio=1, no_wrap=True, overflow=self._overflow)
-
-    def _update_rows(self) -> None:
-        state, (rounds, clients, work) = self.state, self.tasks
-        longest = max(map(len, [*state.clients, PREPARING]))
-        self._label.width = min(longest, max(9, self.console.width // 4 - 2))
-        self._bar.bar_width = max(4, min(_LONGEST_BAR, self.console.width - self._label.width - 46))
-        left = "" if state.left is None else f", about {ticking(max(1.0, state.left))} left"
-        rounds.visible, rounds.total, rounds.completed = bool(state.rounds), 1.0, state.share
-        rounds.fields["text"] = f"{state.rounds_done}/{state.rounds}  {ticking(state.elapsed)}{left}"
-        done = sum(client.status == "done" for client in state.clients.values())
-        clients.visible, clients.total = state.running and bool(state.step), max(1, len(state.clients))
-        clients.completed = state.step_share
-        clients.fields["text"] = f"{done}/{len(state.clients)}  {state.step}"
-        activity = state.activity
-        work.visible = activity is not None
-        if activity is not None:
-            # without a total the bar moves to and fro: nobody knows how much there is to do
-            work.description, work.total = activity.who, None if activity.share is None else 1.0
-            work.completed = activity.share or 0.0
-            work.fields["text"] = "  ".join(filter(None, [activity.count, activity.words]))
+    def _picture(self) -> RunPicture:
+        # the lines of events above stay in sight; before a run has begun there is nothing but its preparation
+        height = min(_HIGHEST, self._console.height - 4) if self.state.rounds else _HEADER
+        return RunPicture(self.state, self._lock, max(_HEADER, height))
 
 
 def summaries(latest: Mapping[tuple[str, str], events.Metrics]) -> dict[str, str]:

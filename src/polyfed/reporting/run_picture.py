@@ -1,4 +1,4 @@
-"""The dashboard's picture of a run, for a terminal of any size: metrics, cohort, traffic, time and events."""
+"""A picture of a run while it goes on, for a terminal of any size: metrics, cohort, traffic, time and events."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from threading import RLock
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group
 from rich.layout import Layout
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.text import Text
 
 from polyfed.reporting.run_state import PREPARING, ClientProgress, RunState, ticking
@@ -34,18 +35,20 @@ class RunPicture:
     Args:
         state: what is drawn.
         lock: held while the state is read.
+        height: lines; by default all that there are.
     """
 
-    def __init__(self, state: RunState, lock: RLock | None = None) -> None:
-        self._state = state
+    def __init__(self, state: RunState, lock: RLock | None = None, height: int | None = None) -> None:
+        self._state, self._height = state, height
         self._lock = lock or RLock()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         self._width, self._ascii = options.max_width, options.ascii_only
         self._bars, self._signs = (_ASCII_BARS, _ASCII_SIGNS) if self._ascii else (_BARS, _SIGNS)
         with self._lock:  # all is text when the layout is done, so the state may change while it is printed
-            layout = self._layout(options.height or console.height)
-        yield layout
+            height = self._height or options.height or console.height
+            layout = self._layout(height)
+        yield from console.render(layout, options.update(height=height))
 
     def _layout(self, height: int) -> Layout:
         """Header, metrics and cohort, traffic and time, events: the first that fit."""
@@ -190,9 +193,10 @@ class RunPicture:
 
     def _client(self, client: str, progress: ClientProgress) -> Text:
         share = f"  {progress.share:.0%}" if progress.share else ""
+        alone = self._activity_of(client).removeprefix(client)  # says more of what it does, if nobody else works
         what = {
             "waiting": "waiting",
-            "working": f"{progress.step} {ticking(self._state.working_for(progress))}{share}",
+            "working": alone or f"{progress.step} {ticking(self._state.working_for(progress))}{share}",
             "done": duration(progress.seconds),
             "excluded": progress.reason or "excluded",
         }[progress.status]

@@ -1,26 +1,17 @@
-"""The dashboard: pictures of a run on screens of any size, and the terminal."""
+"""Pictures of a run on screens of any size."""
 
 from __future__ import annotations
 
-import io
-import logging
 import math
 import random
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from run_states import mid_round, play, screen
+from run_states import mid_round, screen
 
-from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.run_picture import chosen_curves, sparkline
 from polyfed.reporting.run_state import RunState
-from polyfed.runs.events import RoundStarted, RunComplete, RunStarted
-from polyfed.runs.records import RunRecords
-
-# ---- pictures
+from polyfed.runs.events import RoundStarted, RunComplete
 
 
 def test_before_anything_is_known():
@@ -36,7 +27,7 @@ def test_in_the_middle_of_a_round():
     assert "round 5 of 30  22 s elapsed, about 1:02 left" in text
     assert "round 5  distil  2/6 done  1 excluded" in text
     assert "✓ image-000  2.50 s" in text
-    assert "▶ text-000  distil 12 s" in text
+    assert "▶ text-000  12 s distilling" in text
     assert "· text-001  waiting" in text
     assert " r1_sum             ▁▃▆█ 40.00 +10.00" in text
     assert " accuracy           ▄▄▄▄  2.50  +0.00" in text
@@ -91,7 +82,7 @@ def test_any_size_and_state_can_be_drawn():
 def test_a_terminal_without_unicode_gets_ascii_alone():
     text = "\n".join(screen(mid_round(), 80, 24, ascii_only=True))
     assert text.isascii()
-    assert "> text-000  distil 12 s" in text
+    assert "> text-000  12 s distilling" in text
 
 
 @pytest.mark.parametrize(
@@ -141,105 +132,3 @@ def test_groups_are_ids_without_their_numbers():
         "text": ["text"],
         "site-a": ["site-a"],
     }
-
-
-# ---- the terminal
-
-
-def terminal() -> tuple[Console, io.StringIO]:
-    stream = io.StringIO()
-    return Console(file=stream, force_terminal=True, width=80, height=24, color_system=None), stream
-
-
-def await_picture(stream: io.StringIO, text: str) -> None:
-    """The picture is drawn anew twice a second."""
-    end = time.monotonic() + 30
-    while text not in stream.getvalue():
-        assert time.monotonic() < end, stream.getvalue()
-        time.sleep(0.02)
-
-
-def test_the_terminal_is_taken_and_given_back_with_the_report_below():
-    console, stream = terminal()
-    progress = DashboardProgress(console)
-    progress.handle(RunStarted("demo", 3, 2))
-    play(progress, 3, ["a-0", "a-1"])
-    await_picture(stream, "round 3 of 3")
-    progress.handle(RunComplete(Path("the report")))
-    text = stream.getvalue()
-    assert text.count("\x1b[?1049h") == text.count("\x1b[?1049l") == 1
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is hidden, and seen again
-    assert text.index("\x1b[?1049l") < text.index("the report")
-
-
-def test_an_exception_gives_the_terminal_back():
-    console, stream = terminal()
-    progress, before = DashboardProgress(console), (sys.stdout, sys.stderr)
-    handlers = list(logging.getLogger("polyfed").handlers)
-    try:
-        progress.handle(RunStarted("demo", 3, 2))
-        with pytest.raises(ZeroDivisionError):
-            1 / 0  # noqa: B018
-    finally:
-        progress.close()
-        progress.close()
-    assert stream.getvalue().count("\x1b[?1049l") == 1
-    assert (sys.stdout, sys.stderr) == before
-    assert logging.getLogger("polyfed").handlers == handlers
-
-
-def test_a_changed_size_is_followed():
-    console, stream = terminal()
-    progress = DashboardProgress(console)
-    progress.handle(RunStarted("demo", 3, 2))
-    try:
-        for width, height in ((30, 8), (3, 2), (200, 60)):
-            console.size = (width, height)
-            progress.handle(RunStarted("demo", 3, 2))  # draws at once
-        play(progress, 2, ["a-0"])
-    finally:
-        progress.close()
-    assert "─" * 150 in stream.getvalue()
-
-
-def test_warnings_are_events_and_are_printed_at_the_end():
-    console, stream = terminal()
-    progress = DashboardProgress(console)
-    progress.handle(RunStarted("demo", 3, 2))
-    try:
-        logging.getLogger("polyfed.data").warning("the cache [is] slow")
-        logging.getLogger("polyfed.runs.session").warning("told as an event already")
-        await_picture(stream, "round 0: warning: polyfed: the cache [is] slow")
-    finally:
-        progress.close()
-    logging.getLogger("polyfed.data").warning("nobody looks any more")
-    _, after = stream.getvalue().split("\x1b[?1049l")
-    assert after.strip() == "warning: the cache [is] slow"
-    assert list(progress.state.events) == [(0, "polyfed", "warning", "the cache [is] slow")]
-
-
-def test_what_is_printed_meanwhile_appears_afterwards(capsys):
-    progress = DashboardProgress(Console(force_terminal=True, width=80, height=24, color_system=None))
-    progress.handle(RunStarted("demo", 3, 2))
-    try:
-        sys.stdout.write("a stray line\n")
-        sys.stderr.write("Traceback\n")
-        logging.getLogger("polyfed.data").warning("told [twice]")
-        sys.stderr.write("warning: told [twice]\n")
-    finally:
-        progress.close()
-    out, err = capsys.readouterr()
-    before, after = out.split("\x1b[?1049l")
-    assert "a stray line" not in before
-    assert "demo" in before
-    assert after == "a stray line\n"
-    assert err == "Traceback\nwarning: told [twice]\n"
-
-
-def test_a_watched_run_is_shown_before_it_tells_anything(run_folder: Path):
-    console, stream = terminal()
-    progress = DashboardProgress(console, RunRecords.load(run_folder))
-    progress.show()
-    progress.show()
-    progress.close()
-    assert "round 12 of 12" in stream.getvalue()
