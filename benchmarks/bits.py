@@ -64,26 +64,27 @@ FEW_SCENES = (
 )
 
 EXCHANGES = {  # on the data of fedafd-flickr8k, with models from scratch
-    "exchange-creamfl": "{name: creamfl, local_epochs: 1, aggregation: gca}",
-    "exchange-fedmd": "{name: fedmd, local_epochs: 1, public_samples: 20}",
+    "exchange-creamfl": "{name: creamfl, local_epochs: 1, teacher: {weights: gca}}",
+    "exchange-fedmd": "{name: fedmd, local_epochs: 1, public: {samples: 20}}",
     "exchange-fedgems": "{name: fedgems, local_epochs: 1}",
     "exchange-fedet": "{name: fedet, local_epochs: 1}",
-    "exchange-fedmkd": "{name: fedmkd, local_epochs: 1, predictor_width: 8}",
+    "exchange-fedmkd": "{name: fedmkd, local_epochs: 1, byol: {predictor_width: 8}}",
     "exchange-margin": "{name: margin_weighted, local_epochs: 1}",
     "exchange-fedproto": "{name: fedproto, local_epochs: 1}",
     "exchange-fedtgp": "{name: fedtgp, local_epochs: 1, server_epochs: 2}",
 }
 FEDAFD = {
     "fedafd-flickr8k": (),
-    "fedafd-gca": ("algorithm.aggregation={name: gca, tau: 0.05}",),
-    "fedafd-k10": ("algorithm.broadcast_every=10",),
-    "fedafd-no-baa": ("algorithm.beta=0", "algorithm.public_batch_size=128"),
-    "fedafd-no-gff": ("algorithm.fusion=none", "algorithm.fuse=representations"),
+    "fedafd-gca": ("algorithm.teacher.weights={name: gca, tau: 0.05}",),
+    "fedafd-k10": ("algorithm.fusion.broadcast_every=10",),
+    "fedafd-no-baa": ("algorithm.adversarial=null",),
+    "fedafd-no-gff": ("algorithm.fusion=null",),
 }
-_NO_CONTRASTS = "inter: false, intra: false, aggregation: mean, tau_inter: 1.0, tau_intra: 1.0"
 CREAMFL = {
     "creamfl-flickr8k": (),
-    "reamfl-mean-flickr8k": (f"algorithm={{name: creamfl, local_epochs: 1, kd_joint: true, {_NO_CONTRASTS}}}",),
+    "reamfl-mean-flickr8k": (
+        "algorithm={name: creamfl, local_epochs: 1, task: {order: joint}, contrast: null, teacher: {weights: mean}}",
+    ),
     "server-only-flickr8k": ("algorithm=server_only", "run.evaluate_clients=false"),
     "local-flickr8k": ("algorithm={name: local, local_epochs: 1}",),
 }

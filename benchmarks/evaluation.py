@@ -129,7 +129,11 @@ def creamfl(public: int, previous: str) -> dict[str, Any]:
         "clients": {
             "client": {"count": 1, "source": "private", "model": model, "task": "classification", "training": training}
         },
-        "algorithm": {"name": "creamfl", "local_epochs": 1, "local_reg": "separate_pass", "i_prev": previous},
+        "algorithm": {
+            "name": "creamfl",
+            "local_epochs": 1,
+            "contrast": {"schedule": "separate_pass", "intra": {"previous": previous}},
+        },
         "run": {"rounds": 1000, "threads": torch.get_num_threads(), "device": "cpu"},
     }
 

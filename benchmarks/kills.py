@@ -41,7 +41,7 @@ ROUNDS = 4
 PAUSE = 5.0  # seconds before a resume; the half that was not killed may still be at work
 ATTEMPTS = 10  # runs and resumes until one must be done
 METHODS: dict[str, dict[str, Any]] = {
-    "creamfl": {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16},
+    "creamfl": {"name": "creamfl", "local_epochs": 1, "contrast": {"batch_size": 16}},
     "fedavg": {"name": "fedavg", "local_epochs": 1},
 }
 ENGINES: dict[str, dict[str, Any]] = {

@@ -71,7 +71,7 @@ def _weights(seed: int) -> Settings:
 def _logits(seed: int) -> Settings:
     sources = {"texts": TEXTS | {"train": CLIENTS * ITEMS}, "public": TEXTS | {"train": 200, "seed": 5}}
     server = {key: value for key, value in _texts().items() if key != "source"} | {"source": "public"}
-    algorithm = {"name": "fedmd", "local_epochs": 10, "exchange": "scores", "aggregation": "count"}
+    algorithm = {"name": "fedmd", "local_epochs": 10, "public": {"form": "scores"}, "teacher": {"weights": "count"}}
     return _common(sources, algorithm, _texts(), seed, server=server, public={"source": "public"})
 
 
@@ -82,7 +82,7 @@ def _representations(seed: int) -> Settings:
         "public": SCENES | pairs | {"train": 100, "seed": 5},
     }
     both = {"model": {"dim": 16, "encoders": {"image": IMAGE, "text": TEXT}}, "task": MATCHING, "training": ADAM}
-    algorithm = {"name": "creamfl", "local_epochs": 10, "aggregation": "count"}
+    algorithm = {"name": "creamfl", "local_epochs": 10, "teacher": {"weights": "count"}}
     server = both | {"source": "public"}
     return _common(sources, algorithm, both | {"source": "pairs"}, seed, server=server, public={"source": "public"})
 

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 
 from losses import pair_by_pair
 from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.shared.distiller import train_task
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.tokenization import Vocabulary
@@ -80,18 +81,16 @@ def content(image: Any, public: int, side: int) -> dict[str, Any]:
         "algorithm": {
             "name": "creamfl",
             "local_epochs": EPOCHS,
-            "gamma": GAMMA,
-            "tau_inter": TAU,
-            "tau_intra": TAU,
-            "intra_reduction": "mean",
-            "local_reg": "separate_pass",
-            "public_batch_size": BATCH,
-            "aggregation": {"name": "gca", "include_self": True},
-            "server_first": True,
-            "kd_loss": "mse",
-            "kd_weight": KD_WEIGHT,
-            "kd_optimizer": "shared",
-            "diagnostic_samples": 0,
+            "contrast": {
+                "weight": GAMMA,
+                "inter": {"tau": TAU},
+                "intra": {"tau": TAU, "reduction": "mean"},
+                "schedule": "separate_pass",
+                "batch_size": BATCH,
+            },
+            "teacher": {"weights": {"name": "gca", "include_self": True}, "diagnostic_samples": 0},
+            "task": {"order": "first"},
+            "distiller": {"loss": "mse", "weight": KD_WEIGHT, "optimizer": "shared"},
         },
         "run": {"threads": torch.get_num_threads(), "device": "cpu"},
     }
@@ -267,9 +266,10 @@ def ours(session: Session, number: int) -> dict[str, Tensor]:
     method, server = session.experiment.algorithm, session.server
     assert isinstance(method, CreamFL)
     server.begin(number)
-    method.train_task(server)
-    targets = method.aggregate(server, session.cohort(number, Ledger()), method.server_outputs(server))
-    method.distil(server, targets)
+    assert method.distiller is not None
+    train_task(method.task, "first", server)
+    targets = method.ask(server, session.cohort(number, Ledger()), method.public.server_outputs(server))
+    method.distiller.distil(server, method.public, targets, task=method.task)
     return {name: target.values for name, target in targets.items()}
 
 

@@ -25,7 +25,7 @@ STUDY = {
     "seeds": 4,
     "rows": {
         "federation": {"groups": ["paired"]},
-        "absolute": {"groups": ["paired"], "set": {"algorithm.kd_weight": 3.0}},
+        "absolute": {"groups": ["paired"], "set": {"algorithm.distiller.weight": 3.0}},
     },
     "columns": {"R@1 sum": "r1_sum"},
 }

@@ -16,16 +16,9 @@ from small_federations import Config, sgd, three_kinds
 Values = dict[str, Tensor]
 CLIENTS = ("image", "text", "paired")
 RELEASED: Config = {
-    "baa_update": "alternate",
-    "adversarial": "non_saturating",
-    "share_discriminators": True,
-    "double_sigmoid": True,
-    "reset_fusion": True,
-    "shared_global_branch": True,
-    "send_encoders": "all",
-    "renormalise": False,
-    "kd_loss": "mse",
-    "cache_global_features": False,
+    "adversarial": {"update": "alternate", "loss": "non_saturating", "shared": True, "double_sigmoid": True},
+    "fusion": {"reset": True, "shared_global_branch": True, "send": "all", "renormalise": False, "cache": False},
+    "distiller": {"loss": "mse"},
 }
 """What the released code does otherwise than the paper."""
 SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
@@ -34,20 +27,17 @@ SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, t
 def session_of(folder: Path, **algorithm: Any) -> Session:
     """One client of each kind, with SGD everywhere."""
     plain = {
-        "public_batch_size": 12,
-        "discriminator": sgd(SLOW),
-        "fusion_training": sgd(FAST),
-        "fusion_training_several": sgd(SEVERAL),
+        "adversarial": {"batch_size": 12, "training": sgd(SLOW)},
+        "fusion": {"training": sgd(FAST), "training_several": sgd(SEVERAL)},
     }
-    if algorithm.get("beta") == 0:  # there are no public batches
-        plain = {key: value for key, value in plain.items() if key not in ("public_batch_size", "discriminator")}
-    config = three_kinds(name="fedafd", **(plain | algorithm))
+    sections = {key: part | algorithm.get(key, {}) for key, part in plain.items() if algorithm.get(key, {}) is not None}
+    config = three_kinds(name="fedafd", **(algorithm | sections))
     config["clients"]["paired"]["count"] = 1
     return prepared(config, folder)
 
 
 def known_of(session: Session) -> PublicOutputs:
-    return session.experiment.algorithm.server_outputs(session.server)
+    return session.experiment.algorithm.public.server_outputs(session.server)
 
 
 def encoders_of(session: Session, *modalities: str) -> Values:

@@ -27,7 +27,7 @@ def creamfl() -> Config:
     """Three rounds, with two of three clients each."""
     config = tiny_experiment()
     config["data"]["sources"]["scenes"]["train"] = 24  # of which 16 are public
-    config["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    config["algorithm"] = {"name": "creamfl", "local_epochs": 1, "contrast": {"batch_size": 16}}
     config["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
     return config
 

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from polyfed.aggregation.ensemble import Ensembled
+from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client, ClientInfo
@@ -47,6 +51,22 @@ def round_records(session: Session) -> list[dict[str, Any]]:
 def metrics(session: Session) -> dict[str, float]:
     """What was measured in the round that goes on."""
     return {name: value for record in round_records(session) for name, value in record.get("metrics", {}).items()}
+
+
+def taught(session: Session, number: int = 1) -> dict[str, Ensembled]:
+    """What the server is to distil in a round that is played without distilling it."""
+    kept: dict[str, Ensembled] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Distiller, "distil", lambda self, server, public, targets, **_: kept.update(targets))
+        session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+    return kept
+
+
+def distil(session: Session, targets: Mapping[str, Ensembled]) -> None:
+    """What a round does with targets, once it has them."""
+    method: Any = session.experiment.algorithm
+    seen = method.teacher.diagnostic_samples
+    method.distiller.distil(session.server, method.public, targets, task=method.task, diagnostic_samples=seen)
 
 
 def site_of(session: Session) -> Site:
@@ -94,6 +114,7 @@ def of_samples(session: Session, payload: PublicOutputs) -> PublicOutputs:
 
 def _public_rows(session: Session, output: str) -> tuple[list[int], list[int]]:
     """What each exchanged sample is an output of, and all that differ; every sample has scores of its own."""
-    samples = session.server.exchanged(getattr(session.experiment.algorithm, "public_samples", None))
+    exchange = getattr(session.experiment.algorithm, "public", None)
+    samples = session.server.exchanged(exchange.samples if exchange else None)
     rows = samples.rows[output].tolist() if output in samples.rows else list(range(len(samples)))
     return rows, sorted(set(rows))

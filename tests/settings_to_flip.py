@@ -6,27 +6,45 @@ from typing import Any
 
 _ABSOLUTE = {"targets": "absolute"}
 _FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
-_SCORES = {"scores": True, "exchange": "scores"}
-_NOT_JOINT = {"kd_joint": False}
+_NOT_JOINT = {"task": {"order": "last"}}
+_PROCRUSTES: dict[str, Any] = {"teacher": {"alignment": {"kind": "procrustes"}}}
+_RIDGE: dict[str, Any] = {"teacher": {"alignment": {"kind": "ridge"}}}
+_SCORES = {"scores": True, "public": {"form": "scores"}}
 _SHARED = {"name": "by_slot", "layers": "blocks"}
+_UNTIL = {"patience": 1, "rise": 100.0}
 
 VALUES: dict[tuple[str, str], Any] = {
+    ("", "adversarial.batch_size"): 4,
+    ("", "adversarial.batches_per_epoch"): 1,
     ("", "averaging"): _SHARED,
-    ("", "counted_groups"): ["paired"],
-    ("", "diagnostic_samples"): 4,
-    ("", "digest_batch_size"): 4,
-    ("", "digest_loss"): "mse",
-    ("", "kd_loss"): "mse",
-    ("", "largest_score"): 1e-3,
-    ("", "public_batch_size"): 4,
-    ("", "public_batches_per_epoch"): 1,
-    ("", "queue"): 4,
+    ("", "contrast.batch_size"): 4,
+    ("", "contrast.batches_per_epoch"): 1,
+    ("", "contrast.queue"): 4,
+    ("", "digest.batch_size"): 4,
+    ("", "digest.loss"): "mse",
+    ("", "distiller.loss"): "mse",
+    ("", "first_private"): {"epochs": 4},
+    ("", "first_private.epochs"): 2,
+    ("", "first_private.until"): _UNTIL,
+    ("", "first_private.until.patience"): 2,
+    ("", "first_private.until.rise"): 0.0,
+    ("", "first_public"): {"epochs": 4},
+    ("", "first_public.epochs"): 2,
+    ("", "first_public.until"): _UNTIL,
+    ("", "first_public.until.patience"): 2,
+    ("", "first_public.until.rise"): 0.0,
+    ("", "public.largest_score"): 1e-3,
     ("", "weights.rho"): 1e-4,
     ("", "teacher.weights.rho"): 1e-4,
-    ("change_distillation", "digest"): "gradient",
-    ("creamfl_averaged", "aggregation"): {"name": "sed", "temperature": 0.01},
-    ("creamfl_averaged", "gamma"): 5.0,
-    ("creamfl_averaged", "kd_loss"): "l2",
+    ("", "study.batch_size"): 4,
+    ("", "teacher.alignment"): {"kind": "procrustes"},
+    ("", "teacher.alignment.kind"): "ridge",
+    ("", "teacher.diagnostic_samples"): 4,
+    ("", "teacher.groups"): ["paired"],
+    ("change_distillation", "digest.by"): "gradient",
+    ("creamfl_averaged", "teacher.weights"): {"name": "sed", "temperature": 0.01},
+    ("creamfl_averaged", "contrast.weight"): 5.0,
+    ("creamfl_averaged", "distiller.loss"): "l2",
     ("fed_mae", "decoder_heads"): 4,
     ("fed_mae", "decoder_width"): 16,
     ("fedaid", "guidance"): None,
@@ -44,8 +62,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fediot", "averaging"): "by_type",
     ("fedproto", "largest_norm"): 1.0,
     ("fedproto", "shared"): {"text": "texts"},
-    ("fedmd", "first_private_until"): {"patience": 1, "rise": 100.0},
-    ("fedmd", "first_public_until"): {"patience": 1, "rise": 100.0},
     ("fedprox", "mu"): 1.0,
     ("fedtgp", "largest_norm"): 1.0,
     ("fedtgp", "margin_threshold"): 0.01,
@@ -55,24 +71,34 @@ VALUES: dict[tuple[str, str], Any] = {
 """Values that are valid and can make a difference in a tiny federation."""
 
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
-    ("", "alignment_penalty"): {"alignment": "ridge"},
-    ("", "exchange"): {"scores": True},
-    ("", "first_public_epochs"): _SCORES,
-    ("", "kd_temperature"): {"kd_loss": "similarity"},
-    ("", "largest_score"): _SCORES,
-    ("change_distillation", "alignment"): _ABSOLUTE,
-    ("change_distillation", "alignment_penalty"): _ABSOLUTE | {"alignment": "ridge"},
-    ("change_distillation", "digest"): {"linear": True},
-    ("change_distillation", "digest_penalty"): {"linear": True},
-    ("change_distillation", "distillation"): _NOT_JOINT,
-    ("change_distillation", "kd_optimizer"): _NOT_JOINT,
-    ("change_distillation", "renormalise_target"): _ABSOLUTE,
-    ("change_distillation", "server_epochs"): _NOT_JOINT,
-    ("change_distillation", "server_first"): _NOT_JOINT,
-    ("creamfl_averaged", "aggregation"): {"distillation": _FAST},
-    ("creamfl_averaged", "public_batch_size"): {"gamma": 5.0},
-    ("creamfl_averaged", "tau_inter"): {"gamma": 5.0},
-    ("creamfl_averaged", "tau_intra"): {"gamma": 5.0},
+    ("", "distiller.temperature"): {"distiller": {"loss": "similarity"}},
+    ("", "first_private.epochs"): {"first_private": {"epochs": 4}},
+    ("", "first_private.until"): {"first_private": {"epochs": 4}},
+    ("", "first_private.until.patience"): {"first_private": {"epochs": 4, "until": _UNTIL}},
+    ("", "first_private.until.rise"): {"first_private": {"epochs": 4, "until": _UNTIL}},
+    ("", "first_public"): _SCORES,
+    ("", "first_public.epochs"): _SCORES | {"first_public": {"epochs": 4}},
+    ("", "first_public.until"): _SCORES | {"first_public": {"epochs": 4}},
+    ("", "first_public.until.patience"): _SCORES | {"first_public": {"epochs": 4, "until": _UNTIL}},
+    ("", "first_public.until.rise"): _SCORES | {"first_public": {"epochs": 4, "until": _UNTIL}},
+    ("", "public.form"): {"scores": True},
+    ("", "public.largest_score"): _SCORES,
+    ("", "teacher.alignment.kind"): _PROCRUSTES,
+    ("", "teacher.alignment.penalty"): _RIDGE,
+    ("change_distillation", "digest.by"): {"linear": True},
+    ("change_distillation", "digest.penalty"): {"linear": True},
+    ("change_distillation", "distiller"): _NOT_JOINT,
+    ("change_distillation", "distiller.optimizer"): _NOT_JOINT,
+    ("change_distillation", "distiller.training"): _NOT_JOINT,
+    ("change_distillation", "task.epochs"): _NOT_JOINT,
+    ("change_distillation", "teacher.alignment"): _ABSOLUTE,
+    ("change_distillation", "teacher.alignment.kind"): _ABSOLUTE | _PROCRUSTES,
+    ("change_distillation", "teacher.alignment.penalty"): _ABSOLUTE | _RIDGE,
+    ("change_distillation", "teacher.renormalise"): _ABSOLUTE,
+    ("creamfl_averaged", "teacher.weights"): {"distiller": {"training": _FAST}},
+    ("creamfl_averaged", "contrast.batch_size"): {"contrast": {"weight": 5.0}},
+    ("creamfl_averaged", "contrast.tau_inter"): {"contrast": {"weight": 5.0}},
+    ("creamfl_averaged", "contrast.tau_intra"): {"contrast": {"weight": 5.0}},
     ("fedaid", "guidance"): {"local_steps": 3},  # in the first step the anchors are met exactly
     ("fedaid", "guidance.weight"): {"local_steps": 3},
     ("fedaid", "guidance.temperature"): {"guidance": {"distance": "contrastive"}},
@@ -84,10 +110,8 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("feddra", "local_epochs"): {"local_steps": None},
     ("feddra", "weighted_stages"): {"weights": {"use": "loss"}},
     ("feddra", "weights.divergence"): {"weights": {"rho": 1e-3}},
-    ("fedgems", "judge_clients"): {"aggregation": "mean"},  # else samples that nobody knows have no target
-    ("fedmd", "first_private_until"): {"first_private_epochs": 4},
-    ("fedmd", "first_public_until"): _SCORES | {"first_public_epochs": 4},
-    ("fedmd", "server_first"): {"aggregation": "sed"},
+    ("fedgems", "teacher.judge_clients"): {"teacher": {"weights": "mean"}},  # else what nobody knows has no target
+    ("fedmd", "task.order"): {"teacher": {"weights": "sed"}},
     ("fedprox", "norm"): {"mu": 1.0},
 }
 """Other settings without which a setting is refused, or makes no difference in a tiny federation."""
@@ -104,7 +128,7 @@ AVERAGINGS: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
 """(averaging, field) -> other settings of it, and a value that makes a difference; others are derived."""
 
 EQUAL: dict[tuple[str, str], str] = {
-    ("creamfl", "i_prev"): "memory or time, unless the training view or mode makes them differ, see public_augment",
-    ("fedafd", "cache_global_features"): "memory or time",
+    ("creamfl", "contrast.intra.previous"): "memory or time, unless the view or mode of training makes them differ",
+    ("fedafd", "fusion.cache"): "memory or time",
 }
 """Settings that are to leave the result as it is, up to rounding, and why."""

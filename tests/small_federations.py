@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.runs.config_files import merged
 
 Config = dict[str, Any]
 
@@ -187,7 +188,7 @@ def topics(*, server: bool = False, **algorithm: Any) -> Config:
 
     With ``server`` there is one, with a public set; participants then exchange class scores.
     """
-    config = transformers(local_epochs=3, **({"exchange": "scores"} if server else {}), **algorithm)
+    config = transformers(local_epochs=3, **({"public": {"form": "scores"}} if server else {}), **algorithm)
     texts = config["data"]["sources"]["texts"] | {"difficulty": 0.0, "test": 200}
     client = config["clients"]["text"] | {"training": training("adam", 0.02, 32)}
     client["model"] = {"dim": 32, "encoders": {"text": bag(words(24, 400), 32)}}
@@ -266,7 +267,7 @@ _SMALL: dict[str, Config] = {
     "change_distillation": {"warmup_rounds": 0},
     "fedema": {"byol": {"predictor_width": 8}},
     "fed_mae": {"decoder_depth": 1, "decoder_width": 8, "decoder_heads": 2},
-    "fedmkd": {"predictor_width": 8},
+    "fedmkd": {"byol": {"predictor_width": 8}},
     "fedtgp": {"server_epochs": 2},
     "fedaid": {"local_steps": 1, "teacher": {"steps": 1}},
     "feddra": {"local_steps": 1, "robust_steps": 1},
@@ -282,7 +283,7 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
     clients have texts alone, and one linear layer over fixed features.
     """
     build = _kind(method)
-    config = build(name=method, **_SMALL.get(method, {}) | algorithm)
+    config = build(name=method, **merged(_SMALL.get(method, {}), algorithm))
     if method == "server_only":
         config["algorithm"].pop("local_epochs", None)
     if method == "creamfl_averaged":

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.aggregation.alignment import Alignment
 from polyfed.aggregation.ensemble import Ensembled, Rows
-from polyfed.algorithms.shared.ensemble_distillation import AlternatingDistillation
-from polyfed.algorithms.shared.ensembles import Ensembles
+from polyfed.aggregation.weightings.by_client import Mean
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.randomness import isolated
-from polyfed.federation.server import Server
-from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations
-from sessions import metrics, prepared
+from sessions import distil, metrics, prepared
 from small_federations import three_kinds
+
+Kind = Literal["procrustes", "ridge"]
+KINDS: tuple[Kind | None, ...] = (None, "procrustes", "ridge")
 
 
 def unit(*shape: int, seed: int) -> Tensor:
@@ -30,34 +33,29 @@ def turned(values: Tensor, seed: int) -> Tensor:
     return values @ torch.linalg.qr(unit(values.shape[1], values.shape[1], seed=seed))[0]
 
 
-def method_of(session: Session) -> tuple[AlternatingDistillation, Server]:
-    algorithm = session.experiment.algorithm
-    assert isinstance(algorithm, AlternatingDistillation)
-    return algorithm, session.server
-
-
-def ensembles(folder: Path, known: Tensor, **algorithm: Any) -> Ensembles:
-    method, server = method_of(prepared(three_kinds(name="creamfl", aggregation="mean", **algorithm), folder))
-    return method.ensembles(server, Representations({"image": known}, order=""))
+def ensembles(folder: Path, known: Tensor, kind: Kind | None) -> Ensembles:
+    server = prepared(three_kinds(name="creamfl"), folder).server
+    teacher = Teacher(weights=Mean(), alignment=Alignment(kind=kind) if kind else None)
+    return teacher.ensembles(server, PublicExchange(), Representations({"image": known}, order=""))
 
 
 def test_turned_copies_of_the_server_average_to_it_once_they_are_aligned(tmp_path: Path) -> None:
     known = unit(200, 8, seed=0)
-    lengths = {}
-    for kind in ("none", "procrustes", "ridge"):
-        folded = ensembles(tmp_path / kind, known, alignment=kind)
+    lengths = dict[Kind | None, float]()
+    for kind in KINDS:
+        folded = ensembles(tmp_path / f"{kind}", known, kind)
         for seed in range(1, 5):
             folded.add_weighed("image", f"{seed}", folded.comparable({"image": turned(known, seed)})["image"], 0.0)
         mean = folded.targets()["image"].values
         lengths[kind] = float(mean.norm(dim=1).mean())
-        assert torch.allclose(mean, known, atol=0.03) == (kind != "none")
-    assert lengths["none"] < 0.7 < lengths["procrustes"] == pytest.approx(1, abs=1e-3)
+        assert torch.allclose(mean, known, atol=0.03) == (kind is not None)
+    assert lengths[None] < 0.7 < lengths["procrustes"] == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["procrustes", "ridge"])
-def test_one_huge_row_moves_the_others_little(tmp_path: Path, kind: str) -> None:
+def test_one_huge_row_moves_the_others_little(tmp_path: Path, kind: Kind) -> None:
     known = unit(200, 8, seed=0)
-    folded, honest = ensembles(tmp_path, known, alignment=kind), turned(known, 1)
+    folded, honest = ensembles(tmp_path, known, kind), turned(known, 1)
     attack = honest.clone()
     attack[0] = -1e6 * turned(known, 2)[0]
     expected, found = (folded.comparable({"image": rows})["image"] for rows in (honest, attack))
@@ -66,16 +64,15 @@ def test_one_huge_row_moves_the_others_little(tmp_path: Path, kind: str) -> None
 
 
 def test_similarity_brings_what_is_alike_nearer_in_no_common_space(tmp_path: Path) -> None:
-    config = three_kinds(name="creamfl", kd_loss="similarity", kd_epochs=80, server_epochs=0)
+    config = three_kinds(name="creamfl", distiller={"loss": "similarity", "epochs": 80}, task=None)
     config["server"]["training"] = {"optimizer": {"kind": "adamp", "lr": 0.01}, "batch_size": 16}
     session = prepared(config, tmp_path)
-    method, server = method_of(session)
-    values = unit(len(server.public_set), 8, seed=1)
+    values = unit(len(session.server.public_set), 8, seed=1)
     clients = {f"{seed}": Rows(turned(values, seed), torch.zeros(len(values))) for seed in (2, 3)}
     valid = torch.ones(len(values), dtype=torch.bool)
     mean = torch.stack([rows.values for rows in clients.values()]).mean(0)
     with isolated(0):  # as rounds do: the server's dropout draws from torch's global generator
-        method.distil(server, dict.fromkeys(("image", "text"), Ensembled(mean, valid, clients)))
+        distil(session, dict.fromkeys(("image", "text"), Ensembled(mean, valid, clients)))
     recorded = metrics(session)
     for modality in ("image", "text"):
         assert recorded[f"kd_similarity_after.{modality}"] < 0.8 * recorded[f"kd_similarity_before.{modality}"]
@@ -87,8 +84,10 @@ def test_a_server_that_stands_still_is_as_far_from_its_targets_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     """Jointly with the task the passes are over all of P, and the targets of ten samples are spread over it."""
-    session = prepared(three_kinds(name="creamfl", kd_loss=loss, kd_joint=True, public_samples=10), tmp_path)
-    monkeypatch.setattr(AlternatingDistillation, "public_passes", lambda *_: iter(()))
+    session = prepared(
+        three_kinds(name="creamfl", distiller={"loss": loss}, task={"order": "joint"}, public={"samples": 10}), tmp_path
+    )
+    monkeypatch.setattr(PublicExchange, "passes", lambda *_: iter(()))
     session.experiment.algorithm.round(session.server, session.cohort(1, Ledger()))
     recorded = metrics(session)
     before = {key: value for key, value in recorded.items() if key.startswith("kd_") and "_before" in key}

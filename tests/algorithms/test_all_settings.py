@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import pytest
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 from by_hand import as_left, copies
 from polyfed.aggregation.averaging import Averaging
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.core.effects import Never, conditions_of
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
-from polyfed.core.settings import is_component
+from polyfed.core.settings import Settings, is_component
 from polyfed.federation.settings import TrainingSettings
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
@@ -35,38 +34,69 @@ TOLERANCE = 1e-6
 """Relative to the largest number: less is rounding."""
 
 
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) is None or get_origin(annotation) in (Literal, dict, tuple):
+        return (annotation,)
+    return tuple(part for kind in get_args(annotation) for part in _alternatives(kind))
+
+
+class Setting(NamedTuple):
+    """One of a method, perhaps in a section."""
+
+    path: str
+    annotation: Any
+    declared: tuple[type, str]
+
+
+def settings_of(kind: type[BaseModel], path: str = "") -> Iterator[Setting]:
+    """All settings of a method, also of its sections; and each section that may be null."""
+    for name, info in kind.model_fields.items():
+        own = f"{path}.{name}" if path else name
+        kinds = _alternatives(info.annotation)
+        section = next((one for one in kinds if _is_section(one)), None)
+        if section is None or type(None) in kinds:
+            yield Setting(own, info.annotation, (declaring(kind, name), name))
+        if section is not None:
+            yield from settings_of(type(info.default) if isinstance(info.default, Settings) else section, own)
+
+
+def _is_section(kind: Any) -> bool:
+    is_settings = isinstance(kind, type) and issubclass(kind, Settings)
+    return is_settings and not is_component(kind) and kind is not TrainingSettings
+
+
 def cases() -> Iterator[Any]:
-    """Each field of each method; those of costly methods are slow, and those that an earlier method has alike."""
+    """Each setting of each method; those of costly methods are slow, and those that an earlier method has alike."""
     met = set()
     for method in sorted(METHODS, key=lambda name: name in COSTLY):
-        kind = Algorithm.named(method)
-        for field in kind.model_fields:
-            is_slow = method in COSTLY or (declaring(kind, field), field) in met
-            met.add((declaring(kind, field), field))
+        for setting in settings_of(Algorithm.named(method)):
+            is_slow = method in COSTLY or setting.declared in met
+            met.add(setting.declared)
             marks = pytest.mark.slow if is_slow else ()
-            yield pytest.param(method, field, marks=marks, id=f"{method}-{field}")
+            yield pytest.param(method, setting, marks=marks, id=f"{method}-{setting.path}")
 
 
 def declaring(kind: type[BaseModel], field: str) -> type:
-    """The class that says last what a field is, or when it has an effect."""
-    return next(
-        base
-        for base in kind.__mro__
-        if field in inspect.get_annotations(base) or field in vars(base).get("only_if", {})
-    )
+    """The class that says last what a field is."""
+    return next(base for base in kind.__mro__ if field in inspect.get_annotations(base))
 
 
-@pytest.mark.parametrize(("method", "field"), list(cases()))
-def test_another_value_changes_the_result_or_is_refused(folder: Path, method: str, field: str) -> None:
-    kind = Algorithm.named(method)
-    condition, value = conditions_of(kind).get(field), another(method, field)
-    companion = COMPANIONS.get((method, field), COMPANIONS.get(("", field), {}))
-    if refused(method, {field: value}):
-        assert isinstance(condition, Never) or companion, "give what the setting needs in COMPANIONS"
-    if not isinstance(condition, Never):
-        alone = {} if refused(method, companion) else companion  # of two settings that need each other
-        before, after = played(folder, method, alone), played(folder, method, {**companion, field: value})
-        assert alike(before, after) == ((method, field) in EQUAL)
+@pytest.mark.parametrize(("method", "setting"), list(cases()))
+def test_another_value_changes_the_result_or_is_refused(folder: Path, method: str, setting: Setting) -> None:
+    path = setting.path
+    changed = _at(path, another(method, setting))
+    companion = COMPANIONS.get((method, path), COMPANIONS.get(("", path), {}))
+    assert companion or not refused(method, changed), "give what the setting needs in COMPANIONS"
+    alone = {} if refused(method, companion) else companion  # of two settings that need each other
+    before, after = played(folder, method, alone), played(folder, method, merged(companion, changed))
+    assert alike(before, after) == ((method, path) in EQUAL)
+
+
+def _at(path: str, value: Any) -> Config:
+    first, _, rest = path.partition(".")
+    return {first: _at(rest, value) if rest else value}
 
 
 def averaging_cases() -> Iterator[Any]:
@@ -185,19 +215,23 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=0, atol=TOLERANCE * scale, equal_nan=True)
 
 
-@cache
-def another(method: str, field: str) -> Any:
+def another(method: str, setting: Setting) -> Any:
     """A valid value of a setting that is not its default."""
-    for key in ((method, field), ("", field)):
+    for key in ((method, setting.path), ("", setting.path)):
         if key in VALUES:
             return VALUES[key]
-    info = Algorithm.named(method).model_fields[field]
-    return _flipped(info.annotation, federation_for(method)["algorithm"].get(field, info.default))
+    default = Experiment.parse(federation_for(method)).algorithm
+    for part in setting.path.split("."):
+        default = getattr(default, part, None)
+    return _flipped(setting.annotation, default)
 
 
 def _flipped(annotation: Any, default: Any) -> Any:
     kinds = [kind for kind in _alternatives(annotation) if kind is not type(None)]
     kind = kinds[0]
+    if _is_section(kind):
+        assert default is not None, "no content is known of a section that is null; give one in VALUES"
+        return None
     if get_origin(kind) is Literal:
         return next(value for value in get_args(kind) if value != default)
     if kind is bool:
@@ -215,11 +249,3 @@ def _flipped(annotation: Any, default: Any) -> Any:
 def _faster(training: TrainingSettings | None) -> Config:
     plain = (training or TrainingSettings()).model_dump(mode="json")
     return plain | {"optimizer": plain["optimizer"] | {"kind": "adam", "lr": 0.05}}
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) is Annotated:
-        return _alternatives(get_args(annotation)[0])
-    if get_origin(annotation) is None or get_origin(annotation) in (Literal, dict, tuple):
-        return (annotation,)
-    return tuple(part for kind in get_args(annotation) for part in _alternatives(kind))

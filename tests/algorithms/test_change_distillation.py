@@ -15,6 +15,7 @@ import polyfed
 from by_hand import play, unit
 from fixed_features import frozen_bag, latent, linear, projection
 from polyfed.algorithms.change_distillation import ChangeDistillation
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.participant import Participant
 from polyfed.runs.experiment import Experiment
@@ -42,12 +43,12 @@ def method_of(session: Session) -> ChangeDistillation:
 
 def targets_of(session: Session) -> Rows:
     """What the server is to learn, from the first round's replies."""
-    found = method_of(session).aggregate(session.server, session.cohort(1, Ledger()), own(session))
+    found = method_of(session).ask(session.server, session.cohort(1, Ledger()), own(session))
     return {name: target.values for name, target in found.items()}
 
 
 def own(session: Session) -> Representations:
-    found = method_of(session).server_outputs(session.server)
+    found = method_of(session).public.server_outputs(session.server)
     assert isinstance(found, Representations)
     return found
 
@@ -83,7 +84,7 @@ def test_targets_are_the_servers_rows_and_eta_weighted_mean_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """normalise(S + eta sum_c n_c change_c / sum_c n_c), over the clients that have the modality, row by row."""
-    config = linear(eta=1.5, aggregation={"name": "count"})
+    config = linear(eta=1.5, teacher={"weights": {"name": "count"}})
     config["clients"]["paired"]["partition"] = {"name": "quantity", "min_size": 3}
     session = session_of(tmp_path, config)
     examples = {client.id: client.samples for client in session.server.clients}
@@ -108,19 +109,19 @@ def test_a_change_cancels_the_bias_of_a_client(tmp_path: Path, monkeypatch: pyte
     config = linear(targets=targets)
     del config["clients"]["text"]
     session = session_of(tmp_path, config)
-    known, inner, said = own(session), ChangeDistillation.outputs_of, list[str]()
+    known, inner, said = own(session), PublicExchange.outputs, list[str]()
     bias = {"paired-0": 0.4 * unit(1, 8, seed=1), "paired-1": 0.2 * unit(1, 8, seed=2)}
     drift = {"paired-0": 0.1 * unit(1, 8, seed=3), "paired-1": 0.3 * unit(1, 8, seed=4)}
 
-    def outputs_of(method: ChangeDistillation, participant: Participant) -> Rows:
+    def outputs(public: PublicExchange, participant: Participant) -> Rows:
         if participant.name == "server":
-            return inner(method, participant)
+            return inner(public, participant)
         said.append(participant.name)
         after = targets == "absolute" or said.count(participant.name) == 2
         shift = bias[participant.name] + after * drift[participant.name]
         return {name: rows + shift for name, rows in known.items()}
 
-    monkeypatch.setattr(ChangeDistillation, "outputs_of", outputs_of)
+    monkeypatch.setattr(PublicExchange, "outputs", outputs)
     monkeypatch.setattr(Participant, "fit", lambda *given, **settings: 0)
     sent = answering(session, monkeypatch, lambda name, rows: rows)
     found = targets_of(session)
@@ -146,7 +147,9 @@ def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatc
             found = targets_of(session)
     known = session.server.represent(session.server.public_set)
     client = woken(session, "paired-0")
-    method_of(session).take_in(client, known)
+    method = method_of(session)
+    assert method.digest is not None
+    method.digest.fit(client, method.public, known)
     before = client.represent(client.public_set)
     for name in known:
         packed = per_sample(session, replies["absolute"]["paired-0"])[name]
@@ -211,7 +214,7 @@ def test_in_the_warm_up_nobody_is_asked_and_the_server_trains(tmp_path: Path, mo
 
 
 def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, counted_groups=["paired"])
+    session = session_of(tmp_path, teacher={"groups": ["paired"]})
     sent = answering(session, monkeypatch, lambda name, rows: rows)
     found, known = targets_of(session), own(session)
     assert bool(sent["text"]["text"].any())
@@ -224,7 +227,7 @@ def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch
 
 
 def test_where_only_others_sent_there_is_nothing_to_learn(tmp_path: Path) -> None:
-    config = linear(counted_groups=["text"])
+    config = linear(teacher={"groups": ["text"]})
     session = session_of(tmp_path, config)
     play(session, 1, 1)
     found = metrics(session)
@@ -313,10 +316,10 @@ def only_paired(**settings: Any) -> Config:
 
 
 def test_a_closed_form_is_refused_before_any_work_where_one_tower_is_not_linear(tmp_path: Path) -> None:
-    config = only_paired(digest="closed_form")
+    config = only_paired(digest={"by": "closed_form"})
     models = config["clients"]["paired"]["models"]
     models[1] = {"dim": 8, "encoders": {"image": projection(hidden=6), "text": frozen_bag()}}
-    message = "the 'image' encoder of a client trains more than one linear layer; set algorithm.digest=auto"
+    message = "the 'image' encoder of a client trains more than one linear layer; set algorithm.digest.by=auto"
     with pytest.raises(ConfigError, match=message):
         polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -327,19 +330,20 @@ def test_a_closed_form_is_refused_before_any_work_where_one_tower_is_not_linear(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kd_loss": "kl"}, "algorithm.kd_loss is kl, which compares class scores"),
-        ({"digest_loss": "kl"}, "algorithm.digest_loss is kl, which compares class scores"),
-        ({"counted_groups": ["paird"]}, "algorithm.counted_groups: no clients are called 'paird'.*paired"),
-        ({"counted_groups": []}, "at least 1 item"),
+        ({"distiller": {"loss": "kl"}}, "algorithm.distiller.loss is kl, which compares class scores"),
+        ({"digest": {"loss": "kl"}}, "algorithm.digest.loss is kl, which compares class scores"),
+        ({"teacher": {"groups": ["paird"]}}, "algorithm.teacher.groups: no clients are called 'paird'.*paired"),
+        ({"teacher": {"groups": []}}, "at least 1 item"),
         ({"warmup_rounds": 9}, "warmup_rounds is 9, but run.rounds is 2: nobody would ever be asked; lower"),
-        ({"kd_epochs": 0}, "algorithm.kd_epochs is 0, but with kd_joint the server trains in its passes alone"),
-        ({"digest_penalty": 0}, "greater than or equal to 0.000001"),
-        ({"targets": "absolute", "eta": 1.0}, "eta has no effect with targets: absolute"),
-        ({"kd_loss": "similarity", "eta": 1.0}, "eta has no effect with kd_loss: similarity"),
-        ({"alignment": "procrustes"}, "alignment has no effect with targets: change"),
-        ({"renormalise_target": False}, "renormalise_target has no effect with targets: change"),
-        ({"digest": "closed_form", "digest_epochs": 2}, "digest_epochs has no effect with digest: closed_form"),
-        ({"digest": "gradient", "digest_penalty": 0.5}, "digest_penalty has no effect with digest: gradient"),
+        ({"distiller": None}, "task.order joint needs a distiller"),
+        ({"digest": {"penalty": 0}}, "greater than or equal to 0.000001"),
+        ({"targets": "absolute", "eta": 1.0}, "eta 1.0 acts only with targets: change"),
+        (
+            {"distiller": {"loss": "similarity"}, "eta": 1.0},
+            "eta 1.0 acts only .* on their mean",
+        ),
+        ({"teacher": {"alignment": {"kind": "procrustes"}}}, "teacher.alignment has no effect with targets: change"),
+        ({"teacher": {"renormalise": False}}, "teacher.renormalise: false acts only with targets: absolute"),
     ],
 )
 def test_settings_without_sense_are_refused(tmp_path: Path, settings: Config, message: str) -> None:
@@ -358,7 +362,7 @@ def recalls(folder: Path, config: Config, *idle_clients: str) -> float:
     return session.server.evaluate(session.server.test)["r1_sum"]
 
 
-GAINS = {"name": "change_distillation", "local_epochs": 3, "kd_epochs": 4, "warmup_rounds": 1}
+GAINS = {"name": "change_distillation", "local_epochs": 3, "distiller": {"epochs": 4}, "warmup_rounds": 1}
 
 
 def test_a_server_gains_what_it_cannot_learn_alone(tmp_path: Path) -> None:

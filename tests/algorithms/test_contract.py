@@ -26,15 +26,15 @@ from sessions import prepared, round_records, site_of
 from small_federations import METHODS, Config, federation_for
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
-    "change_distillation:few": {"public_samples": 10, "targets": "absolute"},
-    "creamfl:few": {"public_samples": 10},
-    "creamfl:similarity": {"kd_loss": "similarity", "kd_joint": True, "public_samples": 10},
-    "fedafd:few": {"public_samples": 10, "broadcast_every": 2},
-    "fedet:few": {"public_samples": 10},
-    "fedgems:few": {"public_samples": 10},
-    "fedmd:procrustes": {"alignment": "procrustes"},
-    "fedmd:scores": {"scores": True, "exchange": "scores", "public_samples": 10},
-    "fedmkd:few": {"public_samples": 10},
+    "change_distillation:few": {"public": {"samples": 10}, "targets": "absolute"},
+    "creamfl:few": {"public": {"samples": 10}},
+    "creamfl:similarity": {"distiller": {"loss": "similarity"}, "task": {"order": "joint"}, "public": {"samples": 10}},
+    "fedafd:few": {"public": {"samples": 10}, "fusion": {"broadcast_every": 2}},
+    "fedet:few": {"public": {"samples": 10}},
+    "fedgems:few": {"public": {"samples": 10}},
+    "fedmd:procrustes": {"teacher": {"alignment": {"kind": "procrustes"}}},
+    "fedmd:scores": {"scores": True, "public": {"form": "scores", "samples": 10}},
+    "fedmkd:few": {"public": {"samples": 10}},
     "scaffold:full": {"variate": "full"},
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
 }
@@ -127,7 +127,7 @@ class Parts:
         server, sizes = self.session.server, list[int]()
         for number in (1, 2):
             server.begin(number)
-            items = server.exchanged(FORMS[self.form].get("public_samples")).items.tolist()
+            items = server.exchanged(FORMS[self.form].get("public", {}).get("samples")).items.tolist()
             rows = sum(len(set(items)) if once and modality == "image" else len(items) for modality in modalities)
             sizes.append(rows * server.model.dim * 4)
         return sizes

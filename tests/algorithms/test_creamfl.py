@@ -13,10 +13,14 @@ from torch.nn import functional as F
 import polyfed
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
+from polyfed.data.samples import Batch
+from polyfed.federation.client import Client
+from polyfed.federation.public_outputs import PublicOutputs
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Representations
-from sessions import crossing, first_cohort, of_samples, prepared, request, round_records, site_of, woken
+from sessions import crossing, distil, of_samples, prepared, request, round_records, site_of, taught, woken
 
 Config = dict[str, Any]
 
@@ -31,12 +35,12 @@ def creamfl(tiny: Config) -> Config:
         "columns": {"text": "text"}, "targets": {"topic": "topic"}, "seed": 2,
     }  # fmt: skip
     tiny["clients"]["text"] = text
-    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "contrast": {"batch_size": 16}}
     return tiny
 
 
 def session_of(config: Config, folder: Path, **algorithm: Any) -> Session:
-    config = config | {"algorithm": config["algorithm"] | algorithm}
+    config = config | {"algorithm": merged(config["algorithm"], algorithm)}
     return prepared(config, folder)
 
 
@@ -50,12 +54,11 @@ def ask(session: Session, client: str, known: Representations, number: int = 1) 
 
 
 def test_aggregation_is_equations_4_to_6(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path, aggregation={"name": "gca", "tau": 0.2})
-    server, algorithm = session.server, session.experiment.algorithm
-    known = server.represent_public()
-    targets = algorithm.aggregate(server, first_cohort(session), known)
+    session = session_of(creamfl, tmp_path, teacher={"weights": {"name": "gca", "tau": 0.2}})
+    known = session.server.represent_public()
+    targets = taught(session)
 
-    other = session_of(creamfl, tmp_path / "again", aggregation={"name": "gca", "tau": 0.2})
+    other = session_of(creamfl, tmp_path / "again", teacher={"weights": {"name": "gca", "tau": 0.2}})
     for modality, partner in (("image", "text"), ("text", "image")):
         senders = [info for info in other.server.clients if modality in info.modalities]
         local = [ask(other, info.id, known)[modality].double() for info in senders]
@@ -83,11 +86,10 @@ def naive_gca(local: torch.Tensor, partner: torch.Tensor, tau: float) -> torch.T
 
 @pytest.mark.parametrize(("kind", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])
 def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, factor: float | None) -> None:
-    settings = {"aggregation": kind, "inter": False, "intra": False, "public_batch_size": 128}
+    settings = {"teacher": {"weights": kind}, "contrast": None}
     session = session_of(creamfl, tmp_path, **settings)
-    server = session.server
-    known = server.represent_public()
-    targets = session.experiment.algorithm.aggregate(server, first_cohort(session), known)
+    known = session.server.represent_public()
+    targets = taught(session)
     other = session_of(creamfl, tmp_path / "again", **settings)
     senders = [info for info in other.server.clients if "image" in info.modalities]
     local = [ask(other, info.id, known)["image"] for info in senders]
@@ -100,15 +102,14 @@ def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, fa
 
 def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_path: Path) -> None:
     creamfl["server"]["training"] = {"optimizer": {"kind": "adamp", "lr": 0.003}, "batch_size": 16}
-    session = session_of(creamfl, tmp_path, kd_epochs=6, server_epochs=0)
-    server, algorithm = session.server, session.experiment.algorithm
-    known = server.represent_public()
+    session = session_of(creamfl, tmp_path, distiller={"epochs": 6}, task=None)
+    known = session.server.represent_public()
     stream = torch.Generator().manual_seed(0)
     targets = {
         name: whole(F.normalize(torch.randn(8, generator=stream), dim=0).expand_as(value))
         for name, value in known.items()
     }
-    algorithm.distil(server, targets)
+    distil(session, targets)
     metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
     for modality in ("image", "text"):
         assert metrics[f"kd_distance_after.{modality}"] < 0.9 * metrics[f"kd_distance_before.{modality}"]
@@ -132,8 +133,14 @@ def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, 
 # ---- the client half
 
 
+def contrasts(method: CreamFL, client: Client, batch: Batch, known: PublicOutputs) -> torch.Tensor:
+    assert method.contrast is not None
+    goals = method.contrast.goals(client, method.public, known)
+    return method.contrast.loss(client, batch, goals, method.reference(client))
+
+
 def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path, tau_inter=0.5, tau_intra=0.25)
+    session = session_of(creamfl, tmp_path, contrast={"inter": {"tau": 0.5}, "intra": {"tau": 0.25}})
     algorithm: CreamFL = session.experiment.algorithm
     known = session.server.represent_public()
     client = woken(session, "paired-0")
@@ -141,8 +148,7 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
     client.state["previous"] = previous
     client.model.eval()
     batch = client.public.batch(torch.tensor([3, 0, 7]))
-    goals = algorithm.goals(client, client.public_set, known)
-    loss = algorithm.contrasts(client, batch, goals, algorithm._reference(client, client.public_set))
+    loss = contrasts(algorithm, client, batch, known)
     expected = 0.0
     for modality, partner in (("image", "text"), ("text", "image")):
         u = client.model.represent(modality, batch.inputs[modality])
@@ -158,14 +164,13 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
 def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
     creamfl: Config, tmp_path: Path, name: str
 ) -> None:
-    session = session_of(creamfl, tmp_path, tau_intra=0.5, inter=False, intra_reduction="mean")
+    session = session_of(creamfl, tmp_path, contrast={"intra": {"tau": 0.5, "reduction": "mean"}, "inter": None})
     algorithm: CreamFL = session.experiment.algorithm
     known = session.server.represent_public()
     client = woken(session, name)
     client.state["previous"] = {key: F.normalize(torch.randn(len(client.public), 8), dim=1) for key in known}
     client.model.eval()
     batch = client.public.batch(torch.tensor([3, 0, 7]))
-    reference = algorithm._reference(client, client.public_set)
     rows = []
     for modality in client.model.modalities:
         u = client.model.represent(modality, batch.inputs[modality])
@@ -173,7 +178,7 @@ def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
             towards = u[row] @ known[modality][k] / 0.5
             away = u[row] @ client.state["previous"][modality][k] / 0.5
             rows.append(-(towards.exp() / (towards.exp() + away.exp())).log())
-    loss = algorithm.contrasts(client, batch, algorithm.goals(client, client.public_set, known), reference)
+    loss = contrasts(algorithm, client, batch, known)
     assert len(rows) == 3 * len(client.model.modalities)
     assert torch.allclose(loss, torch.stack(rows).mean(), atol=1e-6)
 
@@ -181,15 +186,14 @@ def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
 def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_path: Path) -> None:
     losses = {}
     for masked in (False, True):
-        session = session_of(creamfl, tmp_path / str(masked), mask_siblings=masked, intra=False)
+        session = session_of(
+            creamfl, tmp_path / str(masked), contrast={"inter": {"mask_siblings": masked}, "intra": None}
+        )
         client = woken(session, "image")
         client.model.eval()
         known = session.server.represent_public()
         batch = client.public.batch(torch.arange(10))
-        algorithm = session.experiment.algorithm
-        goals = algorithm.goals(client, client.public_set, known)
-        reference = algorithm._reference(client, client.public_set)
-        losses[masked] = algorithm.contrasts(client, batch, goals, reference).item()
+        losses[masked] = contrasts(session.experiment.algorithm, client, batch, known).item()
     assert losses[True] < losses[False]  # five captions a picture: four negatives fewer
 
 
@@ -199,7 +203,7 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
     sent = ask(session, "image", known)["image"].clone()
     client = woken(session, "image", (2, 0), after=(1, 0))
     assert torch.equal(client.state["previous"]["image"], sent)
-    reference = session.experiment.algorithm._reference(client, client.public_set)
+    reference = session.experiment.algorithm.reference(client)
     batch = client.public.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)  # the live model moves on
@@ -208,9 +212,9 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
 
 
 def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path, i_prev="on_the_fly")
+    session = session_of(creamfl, tmp_path, contrast={"intra": {"previous": "on_the_fly"}})
     client = woken(session, "image")
-    reference = session.experiment.algorithm._reference(client, client.public_set)
+    reference = session.experiment.algorithm.reference(client)
     batch = client.public.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)
@@ -245,13 +249,12 @@ def test_collated_pairs_stay_aligned(creamfl: Config, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "private", "public"),
     [
-        ({"local_reg": "joint"}, 3, 3),
-        ({"local_reg": "joint", "public_batches_per_epoch": 2}, 3, 2),
-        ({"local_reg": "joint", "public_batches_per_epoch": 8}, 3, 8),
-        ({"local_reg": "separate_pass"}, 3, 5),
-        ({"local_reg": "separate_pass", "public_batches_per_epoch": 2}, 3, 2),
-        ({"inter": False, "intra": False, "public_batch_size": 128}, 3, 0),
-        ({"gamma": 0, "public_batch_size": 128}, 3, 0),
+        ({"contrast": {"schedule": "joint"}}, 3, 3),
+        ({"contrast": {"schedule": "joint", "batches_per_epoch": 2}}, 3, 2),
+        ({"contrast": {"schedule": "joint", "batches_per_epoch": 8}}, 3, 8),
+        ({"contrast": {"schedule": "separate_pass"}}, 3, 5),
+        ({"contrast": {"schedule": "separate_pass", "batches_per_epoch": 2}}, 3, 2),
+        ({"contrast": None}, 3, 0),
     ],
 )
 def test_public_batches_of_an_epoch(
@@ -260,12 +263,12 @@ def test_public_batches_of_an_epoch(
     creamfl["clients"]["image"]["training"] = {"batch_size": 8}
     session = session_of(creamfl, tmp_path, **settings)
     client = woken(session, "image")
-    steps = list(session.experiment.algorithm._steps(client, client.public_set, 0))
+    steps = list(session.experiment.algorithm.batches(client, 0))
     assert len(client.train) == 24
     assert len(client.public) == 80
     assert sum(batch is not None for batch, _ in steps) == private
     assert sum(batch is not None for _, batch in steps) == public
-    if settings.get("local_reg") == "separate_pass":
+    if (settings["contrast"] or {}).get("schedule") == "separate_pass":
         assert [batch is None for batch, _ in steps] == [False] * private + [True] * public
 
 
@@ -293,7 +296,8 @@ def test_the_server_learns_from_its_clients(creamfl: Config, tmp_path: Path) -> 
         participant["training"] = training
         participant["task"] = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
         participant["model"] = wide(participant["model"])
-    creamfl["algorithm"] |= {"server_epochs": 0, "local_epochs": 2, "kd_epochs": 2, "tau_inter": 0.1}
+    creamfl["algorithm"] |= {"task": None, "local_epochs": 2, "distiller": {"epochs": 2}}
+    creamfl["algorithm"]["contrast"]["inter"] = {"tau": 0.1}
     creamfl["run"] |= {"rounds": 4}
     result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     series = list(result.records.series("server", "text_to_image_r@10").values())
@@ -320,7 +324,8 @@ def test_a_modality_that_the_server_does_not_encode_is_left_out(creamfl: Config,
     model = creamfl["server"]["model"]
     creamfl["server"]["model"] = model | {"encoders": {"image": model["encoders"]["image"]}}
     creamfl["server"]["task"] = "classification"
-    creamfl["algorithm"] |= {"aggregation": "mean", "inter": False}
+    creamfl["algorithm"]["teacher"] = {"weights": "mean"}
+    creamfl["algorithm"]["contrast"]["inter"] = None
     result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     assert result.records.excluded() == ()
     assert "senders.image" in result.records.metric_names("server", "train")

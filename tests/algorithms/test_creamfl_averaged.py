@@ -12,11 +12,14 @@ from torch import Tensor
 
 import polyfed
 from by_hand import assert_mean, copies, descend, plain_training, weights_of
-from polyfed.algorithms.creamfl_averaged import CreamFLAveraged
+from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, StepContrast
+from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Reply
+from polyfed.federation.settings import TrainingSettings
 from polyfed.models.model import Model
+from polyfed.optim.settings import OptimizerSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
@@ -31,7 +34,7 @@ ROWS, WIDTH = 30, 96  # of the public set: 6 pictures of 5 captions
 
 @pytest.fixture
 def config() -> Config:
-    found = sized(transformers(name="creamfl_averaged", gamma=1.0, public_batch_size=ROWS), 48)
+    found = sized(transformers(name="creamfl_averaged", contrast={"weight": 1.0, "batch_size": ROWS}), 48)
     found["public"] = {"source": "scenes", "items": ROWS // 5}
     found["clients"]["image"]["items"] = 24
     found["clients"]["text"]["items"] = 48
@@ -93,7 +96,7 @@ def trained_by_hand(session: Session, known: Representations) -> dict[str, Tenso
 
 
 def test_models_are_averaged_by_type_and_only_single_modalities_are_contrasted(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] |= {"kd_epochs": 0, "gamma": GAMMA}
+    config["algorithm"] |= {"distiller": None, "contrast": {"weight": GAMMA, "batch_size": ROWS}}
     config["clients"]["paired"]["items"] = 4
     session = prepared(plain_sgd(config, batch_size=12), tmp_path)
     server = session.server
@@ -147,7 +150,7 @@ def distilled(session: Session, start: Tensors, targets: Tensors, rate: float) -
 def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Config, tmp_path: Path) -> None:
     rate = 0.5
     optimizer = {"kind": "sgd", "lr": rate, "momentum": 0.0}
-    config["algorithm"]["distillation"] = {"optimizer": optimizer, "batch_size": 16}
+    config["algorithm"]["distiller"] = {"training": {"optimizer": optimizer, "batch_size": 16}}
     session, other = (prepared(plain_sgd(config, batch_size=12), tmp_path / name) for name in ("a", "b"))
     known = dict(session.server.represent_public())
     one_round(session)
@@ -225,17 +228,9 @@ def test_types_that_are_absent(
 
 def test_defaults_are_those_of_fedcolas_paper() -> None:
     method = CreamFLAveraged()
-    assert (method.gamma, method.kd_weight, method.kd_epochs, method.kd_loss) == (1e-7, 1.0, 1, "mse")
-    assert (method.tau_inter, method.tau_intra, method.public_batch_size) == (0.5, 0.5, 128)
-    optimizer = method.distillation.optimizer
-    assert (optimizer.kind, optimizer.lr, optimizer.clip, method.distillation.batch_size) == ("adamw", 1e-4, 2.0, 128)
-
-
-@pytest.mark.parametrize("settings", [{"gamma": 0}, {"kd_weight": 0}, {"kd_epochs": 0}, {"gamma": 0, "kd_epochs": 0}])
-def test_what_is_switched_off_leaves_the_other_half_valid(settings: Config) -> None:
-    method = CreamFLAveraged(**settings)
-    assert method.creamfl.kd_epochs == method.kd_epochs
-    assert method.creamfl.kd_weight == method.kd_weight
+    assert method.contrast == StepContrast(weight=1e-7, tau_inter=0.5, tau_intra=0.5, batch_size=128)
+    adamw = TrainingSettings(optimizer=OptimizerSettings(kind="adamw", lr=1e-4, clip=2.0), batch_size=128)
+    assert method.distiller == Distiller(loss="mse", weight=1.0, epochs=1, training=adamw)
 
 
 def test_both_readings_of_the_weights_act(config: Config, tmp_path: Path) -> None:
@@ -243,7 +238,10 @@ def test_both_readings_of_the_weights_act(config: Config, tmp_path: Path) -> Non
     readings = {"paper": (1e-7, 1.0), "script": (1.0, 1e-7), "neither": (1e-12, 1e-12)}
     image, server = {}, {}
     for name, (gamma, kd_weight) in readings.items():
-        config["algorithm"] |= {"gamma": gamma, "kd_weight": kd_weight, "public_batch_size": ROWS if gamma else 128}
+        config["algorithm"] |= {
+            "contrast": {"weight": gamma, "batch_size": ROWS},
+            "distiller": {"weight": kd_weight},
+        }
         session = prepared(plain_sgd(config, batch_size=12), tmp_path / name)
         one_round(session)
         image[name] = flat(session.server.weights["image"])
@@ -261,9 +259,8 @@ def test_it_learns(config: Config, tmp_path: Path) -> None:
     """Few texts, tested on those that it trains on; and the server moves towards what clients sent."""
     del config["clients"]["image"]
     config["clients"]["text"]["test_split"] = "train"
-    config["algorithm"] |= {
-        "local_epochs": 6, "kd_epochs": 4, "distillation": {"optimizer": {"kind": "adamw", "lr": 0.001}},
-    }  # fmt: skip
+    faster = {"optimizer": {"kind": "adamw", "lr": 0.001}}
+    config["algorithm"] |= {"local_epochs": 6, "distiller": {"epochs": 4, "training": faster}}
     config["run"]["rounds"] = 4
     result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).records
     assert result.last("text-0")["accuracy"] > 2 * 100 / 6

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from by_hand import as_left, play
 from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from polyfed.algorithms.fedafd import FedAFD
+from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
@@ -44,16 +45,23 @@ def parts(client: Client) -> dict[str, float]:
 def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, Batch, Guidance]:
     algorithm, client, known = session.experiment.algorithm, woken(session, name), known_of(session)
     assert isinstance(algorithm, FedAFD)
-    guidance = algorithm.receive_encoders(client, Weights(encoders_of(session, *client.info.modalities)), 1)
+    assert algorithm.fusion is not None
+    guidance = algorithm.fusion.receive(client, Weights(encoders_of(session, *client.info.modalities)), 1)
     assert guidance is not None
     client.model.train()
     return algorithm, client, known, client.public_set.batch(torch.arange(10)), guidance
 
 
+def alignment_of(algorithm: FedAFD) -> AdversarialAlignment:
+    assert algorithm.adversarial is not None
+    return algorithm.adversarial
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_task_teaches_encoders_head_and_fusion(tmp_path: Path, name: str) -> None:
     algorithm, client, _, _, guidance = scene(session_of(tmp_path), name)
-    algorithm.fused_task_loss(client, client.train.batch(torch.arange(10)), guidance).backward()
+    assert algorithm.fusion is not None
+    algorithm.fusion.task_loss(client, client.train.batch(torch.arange(10)), guidance).backward()
     found = parts(client)
     assert found["discriminator"] == -1
     assert min(found[part] for part in ("encoders", "heads", "fusion")) > 0
@@ -63,10 +71,11 @@ def test_the_task_teaches_encoders_head_and_fusion(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("form", ["minimax", "non_saturating"])
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_alignment_teaches_encoders_alone(tmp_path: Path, name: str, form: str) -> None:
-    algorithm, client, known, public, _ = scene(session_of(tmp_path, adversarial=form), name)
-    local = algorithm.local_representations(client, public, known)
+    algorithm, client, known, public, _ = scene(session_of(tmp_path, adversarial={"loss": form}), name)
+    alignment = alignment_of(algorithm)
+    local = alignment.local_representations(client, public, known)
     assert tuple(local) == client.info.modalities
-    algorithm.alignment_loss(client, public, local, known).backward()
+    alignment.alignment_loss(client, public, local, known).backward()
     found = parts(client)
     assert found.pop("encoders") > 0
     assert set(found.values()) == {-1}
@@ -77,7 +86,8 @@ def test_the_alignment_teaches_encoders_alone(tmp_path: Path, name: str, form: s
 @pytest.mark.parametrize("name", CLIENTS)
 def test_discriminators_teach_themselves_alone(tmp_path: Path, name: str) -> None:
     algorithm, client, known, public, _ = scene(session_of(tmp_path), name)
-    algorithm.discriminating(client, public, algorithm.local_representations(client, public, known), known).backward()
+    alignment = alignment_of(algorithm)
+    alignment.discriminating(client, public, alignment.local_representations(client, public, known), known).backward()
     found = parts(client)
     assert found.pop("discriminator") > 0
     assert set(found.values()) == {-1}
@@ -93,7 +103,10 @@ class ByHand:
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.name = session, name
-        self.settings = session.experiment.algorithm
+        self.settings, self.epochs = (
+            alignment_of(session.experiment.algorithm),
+            session.experiment.algorithm.local_epochs,
+        )
         self.member = session.federation.members[name]
         self.model = session.federation.client_model(self.member).train()
         self.streams, self.known = woken(session, name), known_of(session)
@@ -101,19 +114,19 @@ class ByHand:
         self.views = session.federation.train(self.member, session.experiment.server.model)
 
     def joint(self) -> None:
-        for epoch in range(self.settings.local_epochs):
+        for epoch in range(self.epochs):
             public = [b for k in range(3) for b in self.public(f"align-{epoch}-{k}")]
             for private, other in zip(self.private(epoch), public, strict=False):
                 local = self.local(other)
                 self.judge(local, other, 1.0)
-                self.descend(self.task(private) + self.settings.beta * self.deceive(local, other), fusion=True)
+                self.descend(self.task(private) + self.settings.weight * self.deceive(local, other), fusion=True)
 
     def alternate(self) -> None:
-        for epoch in range(self.settings.local_epochs):
+        for epoch in range(self.epochs):
             for other in self.public(f"align-{epoch}-0"):
                 local = self.local(other)
-                self.judge(local, other, self.settings.beta)
-                self.descend(self.settings.beta * self.deceive(local, other), fusion=False)
+                self.judge(local, other, self.settings.weight)
+                self.descend(self.settings.weight * self.deceive(local, other), fusion=False)
             for private in self.private(epoch):
                 self.descend(self.task(private), fusion=True)
 
@@ -121,7 +134,7 @@ class ByHand:
         return list(self.streams.batches(self.streams.train, f"task-{epoch}"))
 
     def public(self, purpose: str) -> list[Batch]:
-        return list(self.streams.public_batches(purpose, self.settings.public_batch_size))
+        return list(self.streams.public_batches(purpose, self.settings.batch_size))
 
     def local(self, batch: Batch) -> Values:
         return {name: self.model.represent(name, x) for name, x in batch.inputs.items()}
@@ -144,7 +157,7 @@ class ByHand:
         losses = []
         for fake, judge, real in self.levels(local):
             false = judge(fake)
-            if self.settings.adversarial == "minimax":
+            if self.settings.loss == "minimax":
                 losses.append(F.logsigmoid(judge(real[batch.index])).mean() + torch.log(1 - false.sigmoid()).mean())
             else:
                 losses.append(-torch.log(false.sigmoid()).mean())
@@ -185,9 +198,9 @@ class ByHand:
 @pytest.mark.parametrize(
     "options",
     [
-        {"baa_update": "joint", "beta": 0.7},
-        {"baa_update": "alternate", "adversarial": "non_saturating", "beta": 0.7},
-        {"baa_update": "alternate", "beta": 0.3},
+        {"adversarial": {"update": "joint", "weight": 0.7}},
+        {"adversarial": {"update": "alternate", "loss": "non_saturating", "weight": 0.7}},
+        {"adversarial": {"update": "alternate", "weight": 0.3}},
     ],
     ids=["joint", "released", "alternate-minimax"],
 )
@@ -197,7 +210,7 @@ def test_training_equals_plain_loops(tmp_path: Path, name: str, options: Config)
     before = {key: value.clone() for key, value in woken(session, name).model.state_dict().items()}
     hand = ByHand(session, name)
     with isolated(0, 1, name, "fit", 0):  # dropout draws as the step's does
-        getattr(hand, options["baa_update"])()
+        getattr(hand, options["adversarial"]["update"])()
     answer = asked(session, name, hand.known, encoders_of(session, *hand.streams.info.modalities))
     found = woken(session, name, (2, 0), after=(1, 0)).model
     for key, value in hand.model.state_dict().items():
@@ -220,10 +233,11 @@ def value_of(model: Model, key: str) -> Tensor:
 
 
 def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> None:
-    session = session_of(tmp_path, share_discriminators=True)
+    session = session_of(tmp_path, adversarial={"shared": True})
     algorithm, client, known, public, _ = scene(session, "paired")
-    local = algorithm.local_representations(client, public, known)
-    found = [(modality, id(judge), id(real)) for modality, judge, real in algorithm.levels(client, local, known)]
+    alignment = alignment_of(algorithm)
+    local = alignment.local_representations(client, public, known)
+    found = [(modality, id(judge), id(real)) for modality, judge, real in alignment.levels(client, local, known)]
     own, cross = (id(client.model.extras[f"discriminator_{kind}_every"]) for kind in ("own", "cross"))
     image, text = (id(known[name]) for name in ("image", "text"))
     assert found == [("image", own, image), ("image", cross, text), ("text", own, text), ("text", cross, image)]
@@ -231,7 +245,7 @@ def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> No
 
 def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
     adam = {"optimizer": {"kind": "adam"}}
-    session = session_of(tmp_path, reset_fusion=True, fusion_training=adam)
+    session = session_of(tmp_path, fusion={"reset": True, "training": adam})
     play(session, 1, 2)
     state = as_left(session, "image").optimizer_state["fusion"]
     steps = {int(value) for key, value in state.items() if key.startswith("step:")}
@@ -240,9 +254,9 @@ def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("wanted", "public"), [(None, 2), (1, 1), (5, 5)])
 def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | None, public: int) -> None:
-    session = session_of(tmp_path, public_batches_per_epoch=wanted)
+    session = session_of(tmp_path, adversarial={"batches_per_epoch": wanted})
     client = woken(session, "image")
-    steps = list(session.experiment.algorithm.batch_pairs(client, client.public_set, known_of(session), 0))
+    steps = list(session.experiment.algorithm.batches(client, known_of(session), 0))
     assert sum(batch is not None for batch, _ in steps) == 2
     assert sum(batch is not None for _, batch in steps) == public
 
@@ -251,7 +265,7 @@ def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | N
 
 
 def test_fused_clients_learn_topics(tmp_path: Path) -> None:
-    config = three_kinds(name="fedafd", local_epochs=4, public_batches_per_epoch=2)
+    config = three_kinds(name="fedafd", local_epochs=4, adversarial={"batches_per_epoch": 2})
     del config["clients"]["image"], config["clients"]["paired"]
     words = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
     bag = {"text": {"name": "bag", "width": 8, "view": words}}
@@ -272,9 +286,8 @@ def test_the_alignment_brings_clients_to_the_server(tmp_path: Path) -> None:
     """Means of the public representations come closer than without alignment."""
     distances = {}
     for beta in (0.0, 2.0):
-        session = session_of(
-            tmp_path / str(beta), beta=beta, local_epochs=10, **({"discriminator": sgd(0.5)} if beta else {})
-        )
+        adversarial = {"weight": beta, "training": sgd(0.5)} if beta else None
+        session = session_of(tmp_path / str(beta), adversarial=adversarial, local_epochs=10)
         known = known_of(session)
         answer = asked(session, "image", known, encoders_of(session, "image"))
         mean = answer.fields["representations"]["image"].mean(0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyfed.algorithms.fedafd import FedAFD
-from polyfed.algorithms.shared.ensembles import Ensembles
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.teacher import Ensembles
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.losses.adversarial import Discriminator
 from polyfed.models.encoders.bert import Bert
@@ -42,7 +42,7 @@ def test_costs_are_the_papers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, size: int, mib: float
 ) -> None:
     """Ten rounds with K = 10 at the paper's size; nobody trains."""
-    config = three_kinds(name="fedafd", broadcast_every=10)
+    config = three_kinds(name="fedafd", fusion={"broadcast_every": 10}, task=None, distiller=None)
     config["clients"]["paired"]["count"] = 1
     config["run"]["transport"] = {"weights": dtype}
     session = prepared(config, tmp_path)
@@ -61,11 +61,12 @@ def test_costs_are_the_papers(
     monkeypatch.setattr(Ensembles, "add", lambda *arguments: None)
     # every pair of the paper's public set has a picture of its own
     monkeypatch.setattr(
-        FedAFD, "to_wire", lambda self, participant, outputs, order: Representations(outputs, order=order)
+        PublicExchange, "to_wire", lambda self, participant, outputs, order: Representations(outputs, order=order)
     )
+    monkeypatch.setattr(PublicExchange, "server_outputs", lambda self, server: known)
     for number in range(1, 11):
         server.begin(number)
-        session.experiment.algorithm.aggregate(server, session.cohort(number, ledger), known)
+        session.experiment.algorithm.round(server, session.cohort(number, ledger))
     counts = {name: sum(x.numel() for x in encoder.parameters()) for name, encoder in model.encoders.items()}
     assert counts == {"image": IMAGE, "text": TEXT}
     assert (IMAGE + TEXT) * size / 2**20 == pytest.approx(mib, abs=0.01)

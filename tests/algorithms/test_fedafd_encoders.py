@@ -84,7 +84,7 @@ def test_accuracy_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_recall_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renormalise: bool) -> None:
-    session = session_of(tmp_path, renormalise=renormalise, local_epochs=3)
+    session = session_of(tmp_path, fusion={"renormalise": renormalise}, local_epochs=3)
     sent = heard(session, monkeypatch)
     play(session, 1, 1)
     (teacher,) = (encoders for _, client, encoders, _ in sent if client == "paired")
@@ -125,7 +125,7 @@ def test_a_client_without_encoders_is_judged_by_its_own_features(tmp_path: Path)
 def test_kept_features_change_nothing(tmp_path: Path, fusion: str) -> None:
     runs = {}
     for every, cached in ((10, True), (10, False), (1, True)):
-        settings = {"broadcast_every": every, "cache_global_features": cached, "fusion": fusion}
+        settings = {"fusion": {"broadcast_every": every, "cache": cached, "level": fusion}}
         runs[every, cached] = outcome(play(session_of(tmp_path / f"{every}{cached}", **settings), 1, 3))
     furthest = 0.0
     for participant, values in runs[10, True].items():
@@ -149,7 +149,7 @@ def test_private_data_are_encoded_once_a_broadcast(
         return encode(guidance, name, rows)
 
     monkeypatch.setattr(Guidance, "_encode", counted)
-    session = play(session_of(tmp_path, broadcast_every=every, local_epochs=2), 1, 2)
+    session = play(session_of(tmp_path, fusion={"broadcast_every": every}, local_epochs=2), 1, 2)
     distinct = 0
     for name in session.cohorts.accepted:
         train = session.federation.train(session.federation.members[name])
@@ -160,7 +160,7 @@ def test_private_data_are_encoded_once_a_broadcast(
 def test_late_clients_get_the_encoders_of_the_current_window_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = three_kinds(name="fedafd", broadcast_every=3)
+    config = three_kinds(name="fedafd", fusion={"broadcast_every": 3})
     config["run"] |= {"sampling": {"cohort": 2}, "seed": 3}
     session = prepared(config, tmp_path)
     sent = heard(session, monkeypatch)
@@ -184,7 +184,7 @@ def test_late_clients_get_the_encoders_of_the_current_window_once(
 
 
 def test_a_client_whose_reply_is_lost_gets_the_encoders_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, broadcast_every=10)
+    session = session_of(tmp_path, fusion={"broadcast_every": 10})
     carry = session.engine.exchange
 
     def losing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -201,7 +201,7 @@ def test_a_client_whose_reply_is_lost_gets_the_encoders_again(tmp_path: Path, mo
 
 
 def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
-    session = play(session_of(tmp_path, broadcast_every=10), 1, 1)
+    session = play(session_of(tmp_path, fusion={"broadcast_every": 10}), 1, 1)
     session.cohorts.accepted.pop("image")
     with pytest.raises(RunError, match="encoders of round 1 are needed, but this client has none"):
         asked(session, "image", known_of(session), number=2)
@@ -213,7 +213,7 @@ def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
 
 def test_released_clients_receive_all_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted, modalities in (("own", {"image"}), ("all", {"image", "text"})):
-        session = session_of(tmp_path / wanted, send_encoders=wanted)
+        session = session_of(tmp_path / wanted, fusion={"send": wanted})
         sent = heard(session, monkeypatch)
         play(session, 1, 1)
         (encoders,) = (encoders for _, client, encoders, _ in sent if client == "image")

@@ -15,8 +15,10 @@ import polyfed
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import Aim, FedET, Vote, answers, limited
+from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.randomness import generator
 from polyfed.federation.public_outputs import PublicOutputs
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
@@ -40,7 +42,7 @@ def config_of(tiny: Config, form: str, **algorithm: Any) -> Config:
         del config["clients"]["paired"]
         other["count"] = 2
     config["clients"]["other"] = other
-    return config | {"algorithm": METHOD | {"exchange": form} | algorithm}
+    return config | {"algorithm": merged(METHOD | {"public": {"form": form}}, algorithm)}
 
 
 def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple[Session, FedET]:
@@ -50,10 +52,15 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
     return session, method
 
 
+def distiller_of(method: FedET) -> Distiller:
+    assert method.distiller is not None
+    return method.distiller
+
+
 def asked(session: Session, method: FedET, client: str, known: PublicOutputs) -> dict[str, Any]:
     """What a client replies in round 1."""
     (info,) = (info for info in session.server.clients if info.id == client)
-    weights, channels = session.server.weights_for(info), method.asked_outputs(known)(info)
+    weights, channels = session.server.weights_for(info), method.public.asked(known)(info)
     payload = Payload({"weights": weights, "order": known.order, "channels": channels})
     reply = site_of(session).handle(request(client, payload)).fields
     return dict(reply) | {"knowledge": of_samples(session, reply["knowledge"])}
@@ -73,9 +80,9 @@ def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: st
     tiny["public"]["per_item"] = 1  # captions of one picture would tie
     session, method = session_of(tiny, tmp_path / "a", form, diversity=0.5)
     twin, _ = session_of(tiny, tmp_path / "b", form, diversity=0.5)
-    known = method.server_outputs(session.server)
+    known = method.public.server_outputs(session.server)
     channel = "label" if form == "scores" else "image"
-    aim = method.aggregate(session.server, first_cohort(session), known)[channel]
+    aim = method.aims(session.server, known, method.votes(session.server, first_cohort(session), known))[channel]
     replies = [asked(twin, method, info.id, known) for info in twin.server.clients]
     said = [reply["knowledge"][channel].double() for reply in replies]
     anchors = None if form == "scores" else known[channel].double()
@@ -98,7 +105,7 @@ def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: st
 
 def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.output_kind.bundle({"label": torch.zeros(3, 4)}, "x")
+    known = method.public.kind.bundle({"label": torch.zeros(3, 4)}, "x")
     said = [Vote(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
     (first, second) = (method.aims(session.server, known, {"label": order})["label"] for order in (said, said[::-1]))
     assert torch.allclose(first.consensus.values, second.consensus.values)
@@ -110,7 +117,7 @@ def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tin
 
 def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.output_kind.bundle({"label": torch.zeros(3, 4)}, "x")
+    known = method.public.kind.bundle({"label": torch.zeros(3, 4)}, "x")
     silent = Vote("a", torch.zeros(3, 4), torch.zeros(3).log())
     aim = method.aims(session.server, known, {"label": [silent]})["label"]
     assert not aim.consensus.valid.any()
@@ -138,16 +145,16 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
     )
     server = session.server
     server.model.eval()
-    known, aims = method.server_outputs(server), {}
+    known, aims = method.public.server_outputs(server), {}
     batch = server.public_set.batch(torch.tensor([4, 0, 33]))
     valid, differs = torch.ones(80, dtype=torch.bool), torch.zeros(80, dtype=torch.bool)
     valid[0], differs[33] = False, True  # one nobody spoke for, one that somebody contradicts
     for name, values in known.items():
         goal, others = (Ensembled(unit(*values.shape, seed=s), mask) for s, mask in ((1, valid), (2, differs)))
-        aims[name] = Aim(goal, others, method.anchors(known, name))
-    loss = method.aim_loss(server, batch, aims)
+        aims[name] = Aim(goal, others, method.public.anchors(known, name))
+    loss = method.aim_loss(server, batch, aims, distiller_of(method))
     total = 0.0
-    for name, own in method.output_kind.outputs(server, server.model, batch, list(known)).items():
+    for name, own in method.public.kind.outputs(server, server.model, batch, list(known)).items():
         own, (goal, others, anchors) = own.detach().double(), aims[name]
         for row, k in ((0, 4), (2, 33)):
             target = goal.values[k].double()
@@ -165,11 +172,12 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
 
 
 def test_the_server_comes_closer_to_the_consensus(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "representations", kd_epochs=6)
+    session, method = session_of(tiny, tmp_path, "representations", distiller={"epochs": 6})
     server, valid = session.server, torch.ones(80, dtype=torch.bool)
-    known = method.server_outputs(server)
+    known = method.public.server_outputs(server)
     goal = Ensembled(unit(8).expand(80, 8).contiguous(), valid)
-    method.distil(server, {name: Aim(goal, Ensembled(goal.values, ~valid), known[name]) for name in known})
+    aims = {name: Aim(goal, Ensembled(goal.values, ~valid), known[name]) for name in known}
+    method.distil(server, aims, distiller_of(method))
     metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
     for name in known:
         assert metrics[f"kd_distance_after.{name}"] < 0.9 * metrics[f"kd_distance_before.{name}"]
@@ -181,13 +189,13 @@ def test_the_server_comes_closer_to_the_consensus(tiny: Config, tmp_path: Path) 
 def test_models_by_type_and_the_head_over_all(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path / "a", "scores")
     twin, _ = session_of(tiny, tmp_path / "b", "scores")
-    server, known = session.server, method.server_outputs(session.server)
+    server, known = session.server, method.public.server_outputs(session.server)
     sizes = {info.id: info.samples for info in server.clients}
     assert len(set(sizes.values())) > 1
     sent = {name: asked(twin, method, name, known)["weights"] for name in sizes}
     heads = {name for name in sent["image"] if name.startswith("heads.")}
     assert {kind: set(method.shared(server, kind)) for kind in server.types} == dict.fromkeys(server.types, heads)
-    method.aggregate(server, first_cohort(session), known)
+    method.votes(server, first_cohort(session), known)
     for kind, members in server.types.items():
         ids = [info.id for info in members.clients]
         whole = sum(sizes[name] for name in ids)
@@ -245,7 +253,7 @@ def test_updates_are_bounded(largest: float) -> None:
 def test_one_wild_client_cannot_carry_its_type_away(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores", largest_update=0.01)
     server, before = session.server, copy.deepcopy(session.server.weights)
-    method.aggregate(server, first_cohort(session), method.server_outputs(server))
+    method.votes(server, first_cohort(session), method.public.server_outputs(server))
     for kind, model in server.weights.items():
         names = [name for name, value in model.items() if value.is_floating_point()]
         change = torch.cat([(model[name] - before[kind][name]).flatten() for name in names]).norm()
@@ -258,7 +266,7 @@ def test_one_wild_client_cannot_carry_its_type_away(tiny: Config, tmp_path: Path
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [None, 20])
 def test_weights_and_knowledge_cross(tiny: Config, tmp_path: Path, form: str, count: int | None) -> None:
-    config = config_of(tiny, form, public_samples=count)
+    config = config_of(tiny, form, public={"samples": count})
     config["run"] |= {"rounds": 1}
     rows = count or 80
     if form == "representations":  # captions of one picture share its row
@@ -286,8 +294,8 @@ def test_clients_of_one_modality_and_of_one_that_the_server_lacks(tiny: Config, 
 
 
 def test_unlabelled_public_sets_are_enough_without_a_task_of_the_servers_own(tiny: Config, tmp_path: Path) -> None:
-    config = unlabelled(tiny) | {"algorithm": METHOD | {"exchange": "scores"}}
-    session = prepared(config | {"algorithm": config["algorithm"] | {"server_epochs": 0}}, tmp_path / "b")
+    config = unlabelled(tiny) | {"algorithm": METHOD | {"public": {"form": "scores"}}}
+    session = prepared(config | {"algorithm": config["algorithm"] | {"task": None}}, tmp_path / "b")
     session.experiment.algorithm.round(session.server, first_cohort(session))
     metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
     assert metrics["kd_distance_after.label"] != metrics["kd_distance_before.label"]

@@ -14,19 +14,20 @@ from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import FedGEMS, Lesson
 from polyfed.federation.public_outputs import PublicOutputs
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import crossing, first_cohort, of_samples, prepared, request, round_records, site_of, woken
 from small_federations import Config, classifying
 
-METHOD = {"name": "fedgems", "local_epochs": 1, "public_batch_size": 16}
+METHOD = {"name": "fedgems", "local_epochs": 1, "study": {"batch_size": 16}}
 FORMS = ["representations", "scores"]
 
 
 def config_of(tiny: Config, form: str, **algorithm: Any) -> Config:
     config = classifying(tiny) if form == "scores" else tiny
-    return config | {"algorithm": METHOD | {"exchange": form} | algorithm}
+    return config | {"algorithm": merged(METHOD | {"public": {"form": form}}, algorithm)}
 
 
 def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple[Session, FedGEMS]:
@@ -39,7 +40,7 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
 def asked(session: Session, client: str, known: PublicOutputs) -> PublicOutputs:
     (info,) = (info for info in session.server.clients if info.id == client)
     """What a client says of all exchanged samples, that gets the server's own outputs."""
-    own = session.experiment.algorithm.outputs_for(crossing(session, known))(info)
+    own = session.experiment.algorithm.public.outputs_for(crossing(session, known))(info)
     reply = site_of(session).handle(request(client, Payload({"knowledge": own})))
     return of_samples(session, reply.fields["knowledge"])
 
@@ -66,12 +67,13 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
         found.update(targets)
         return {}
 
-    known = method.server_outputs(server)
+    known = method.public.server_outputs(server)
     object.__setattr__(method, "lessons", seen)
-    method.aggregate(server, first_cohort(session), known)
+    object.__setattr__(method, "learn", lambda *_: None)
+    method.round(server, first_cohort(session))
     channel = "label" if form == "scores" else "image"
     said = [asked(other, info.id, known)[channel].double() for info in other.server.clients]
-    labels = method.output_kind.labels(server, server.public_set)
+    labels = method.public.kind.labels(server, server.public_set)
     counted = 0
     for k in range(len(said[0])):
         truth = k if labels is None else int(labels[k])
@@ -94,7 +96,7 @@ def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: 
     session, method = session_of(tiny, tmp_path, "representations")
     server = session.server
     pictures = unit(80, 8, seed=1)[server.public_set.distinct("image")[1]]
-    known = method.output_kind.bundle({"image": pictures, "text": unit(80, 8, seed=2)}, "x")
+    known = method.public.kind.bundle({"image": pictures, "text": unit(80, 8, seed=2)}, "x")
     known["text"][:20] = pictures[:20]  # the server knows these
     found, items = method.right(server, known), server.public_set.items.tolist()
     for name, other in (("image", "text"), ("text", "image")):
@@ -107,7 +109,7 @@ def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: 
 def test_of_scores_it_is_right_where_the_true_class_is_first(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
     server = session.server
-    known = method.server_outputs(server)
+    known = method.public.server_outputs(server)
     labels = server.public_set.targets["label"]
     assert method.right(server, known)["label"].tolist() == (known["label"].argmax(1) == labels).tolist()
 
@@ -120,10 +122,10 @@ class Fixed:
 
 
 def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "scores", public_samples=4)
+    session, method = session_of(tiny, tmp_path, "scores", public={"samples": 4})
     server = session.server
     place = server.exchanged_index(4)
-    first = method.output_kind.bundle({"label": torch.arange(8.0).view(4, 2)}, "x")
+    first = method.public.kind.bundle({"label": torch.arange(8.0).view(4, 2)}, "x")
     ensemble = Ensembled(-torch.ones(4, 2), torch.tensor([True, True, True, False]))
     Fixed(method, [True, False, True, False])
     lesson = method.lessons(server, first, {"label": ensemble})["label"]
@@ -136,7 +138,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     assert store["values.label"][place[2]].tolist() == [4, 5]
 
     Fixed(method, [False, False, True, False])
-    second = method.output_kind.bundle({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
+    second = method.public.kind.bundle({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
     lesson = method.lessons(server, second, {"label": ensemble})["label"]
     assert lesson.taught.tolist() == [True, True, False, False]  # stored, ensemble, right, alone
     assert lesson.teacher[:2].tolist() == [[0, 1], [-1, -1]]  # of round 1, although an ensemble is there
@@ -155,21 +157,21 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
-    session, method = session_of(tiny, tmp_path, form, epsilon=0.6, kd_weight=0.5, temperature=0.4)
+    session, method = session_of(tiny, tmp_path, form, epsilon=0.6, temperature=0.4)
     server = session.server
     server.model.eval()
-    known = method.server_outputs(server)
+    known = method.public.server_outputs(server)
     batch = server.public_set.batch(torch.tensor([0, 11, 25, 60]))
     place = torch.tensor([0, 5, -1, 30])  # the third is not exchanged
     lessons = {}
     for seed, (name, values) in enumerate(known.items()):
         taught = torch.zeros(len(values), dtype=torch.bool)
         taught[torch.tensor([5, 25, 30])] = True
-        lessons[name] = Lesson(unit(*values.shape, seed=seed), taught, method.anchors(known, name))
-    loss = method.lesson_loss(server, batch, lessons, place)
+        lessons[name] = Lesson(unit(*values.shape, seed=seed), taught, method.public.anchors(known, name))
+    loss = method.lesson_loss(server, batch, lessons, place, 0.5)
     eps, factors = 0.6, torch.tensor([1.0, 0.6, 1.0, 0.6], dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
-    said = method.output_kind.outputs(server, server.model, batch, list(known))
+    said = method.public.kind.outputs(server, server.model, batch, list(known))
     for name, lesson in lessons.items():
         own, teacher = said[name].double(), lesson.teacher[place.clamp_min(0)].double()
         if form == "scores":
@@ -188,12 +190,12 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool) -> None:
     session, method = session_of(tiny, tmp_path, form, epsilon=0.6, temperature=0.4)
-    known, client = method.server_outputs(session.server), woken(session, "paired-0")
+    known, client = method.public.server_outputs(session.server), woken(session, "paired-0")
     client.model.eval()
     batch, items = client.public.batch(torch.tensor([3, 40, 7])), client.public.items
     loss = method.study_loss(client, batch, known, items if masked else None)
     expected = 0.0
-    for name, own in method.output_kind.outputs(client, client.model, batch, list(known)).items():
+    for name, own in method.public.kind.outputs(client, client.model, batch, list(known)).items():
         for row, k in enumerate(batch.index.tolist()):
             mine, theirs = own[row].detach().double(), known[name][k].double()
             seen, truth = mine, int(batch.targets["label"][row])
@@ -209,29 +211,30 @@ def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool)
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_public_passes_move_a_client_and_0_of_them_do_not(tiny: Config, tmp_path: Path) -> None:
+def test_a_study_moves_a_client(tiny: Config, tmp_path: Path) -> None:
     said = {}
-    for epochs in (0, 1):
-        settings = {"public_epochs": epochs} | ({} if epochs else {"public_batch_size": 128})
-        session, method = session_of(tiny, tmp_path / str(epochs), "representations", **settings)
-        said[epochs] = asked(session, "image", method.server_outputs(session.server))["image"]
+    for studies in (False, True):
+        settings = {} if studies else {"study": None}
+        session, method = session_of(tiny, tmp_path / str(studies), "representations", **settings)
+        said[studies] = asked(session, "image", method.public.server_outputs(session.server))["image"]
     session, _ = session_of(tiny, tmp_path / "plain", "representations")
     client = woken(session, "image")
     client.fit(client.train, epochs=1)
     plain = client.represent(client.public_set)["image"]
-    assert torch.allclose(said[0], plain, atol=1e-6)
-    assert not torch.allclose(said[1], plain, atol=1e-3)
+    assert torch.allclose(said[False], plain, atol=1e-6)
+    assert not torch.allclose(said[True], plain, atol=1e-3)
 
 
 def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
     tiny["server"]["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 16}
-    session, method = session_of(tiny, tmp_path, "representations", epsilon=0.0, kd_epochs=6)
+    session, method = session_of(tiny, tmp_path, "representations", epsilon=0.0, distiller={"epochs": 6})
     server, taught = session.server, torch.ones(80, dtype=torch.bool)
-    known = method.server_outputs(server)
-    lessons = {name: Lesson(unit(80, 8, seed=1), taught, method.anchors(known, name)) for name in known}
+    known = method.public.server_outputs(server)
+    lessons = {name: Lesson(unit(80, 8, seed=1), taught, method.public.anchors(known, name)) for name in known}
     place, batch = torch.arange(80), server.public_set.batch(torch.arange(80))
     before = float(method.lesson_loss(server, batch, lessons, place).detach())
-    method.distil(server, lessons)
+    assert method.distiller is not None
+    method.learn(server, lessons, method.distiller)
     server.model.eval()
     assert float(method.lesson_loss(server, batch, lessons, place).detach()) < 0.9 * before
 
@@ -242,7 +245,7 @@ def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [None, 20])
 def test_what_crosses(tiny: Config, tmp_path: Path, form: str, count: int | None) -> None:
-    config = config_of(tiny, form, public_samples=count)
+    config = config_of(tiny, form, public={"samples": count})
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
     result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert result.records.excluded() == ()

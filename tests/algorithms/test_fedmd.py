@@ -15,11 +15,11 @@ from by_hand import as_left, descend, play
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
 from polyfed.models.model import Model
+from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import of_samples, prepared, round_records, site_of, woken
+from sessions import of_samples, prepared, round_records, site_of, taught, woken
 from small_federations import Config, one_classification, three_kinds
 
 CLIENTS = ("image", "text", "paired-0", "paired-1")
@@ -29,7 +29,7 @@ FORMS = ("representations", "scores")
 
 def federation(exchange: str, **algorithm: Any) -> Config:
     """Three kinds of clients; with scores they and the server tell the same classes."""
-    config = three_kinds(**({"name": "fedmd", "exchange": exchange} | algorithm))
+    config = three_kinds(**merged({"name": "fedmd", "public": {"form": exchange}}, algorithm))
     return one_classification(config) if exchange == "scores" else config
 
 
@@ -68,8 +68,8 @@ def learnt(session: Session, name: str, agreed: dict[str, Tensor], exchange: str
     model, client = session.federation.client_model(member).train(), woken(session, name)
     task, samples = member.settings.task, client.public_set
     with isolated(0, 1, name, "learn", 1):
-        for epoch in range(settings.digest_epochs):
-            for batch in client.public_batches(f"digest-{epoch}", settings.digest_batch_size):
+        for epoch in range(settings.digest.epochs):
+            for batch in client.public_batches(f"digest-{epoch}", settings.digest.batch_size):
                 own = told(session, model, member.head, samples, exchange, batch.index)
                 descend(model, sum((own[key] - agreed[key][batch.index]).abs().mean() for key in own), RATE)
         for epoch in range(settings.local_epochs):
@@ -81,9 +81,8 @@ def learnt(session: Session, name: str, agreed: dict[str, Tensor], exchange: str
 
 @pytest.mark.parametrize("exchange", FORMS)
 def test_a_round_equals_plain_loops(tmp_path: Path, exchange: str) -> None:
-    session = session_of(tmp_path, exchange, digest_epochs=2, digest_batch_size=10)
-    algorithm, server = session.experiment.algorithm, session.server
-    targets = algorithm.aggregate(server, session.cohort(1, Ledger()), algorithm.server_outputs(server))
+    session = session_of(tmp_path, exchange, digest={"epochs": 2, "batch_size": 10})
+    targets = taught(session)
     agreed = consensus(session, exchange)
     assert targets.keys() == agreed.keys() == ({"label"} if exchange == "scores" else {"image", "text"})
     for channel, values in agreed.items():
@@ -98,7 +97,7 @@ def test_a_round_equals_plain_loops(tmp_path: Path, exchange: str) -> None:
 
 @pytest.mark.parametrize("exchange", FORMS)
 def test_the_server_distils_the_same_consensus(tmp_path: Path, exchange: str) -> None:
-    session = session_of(tmp_path, exchange, server_epochs=0, kd_epochs=8)
+    session = session_of(tmp_path, exchange, task=None, distiller={"epochs": 8})
     play(session, 1, 1)
     metrics = {key: value for record in round_records(session) for key, value in record["metrics"].items()}
     channels = ["label"] if exchange == "scores" else ["image", "text"]
@@ -113,11 +112,10 @@ def test_a_digest_makes_clients_agree(tmp_path: Path, exchange: str) -> None:
     """The distance between two clients' opinions of the public set, with and without it."""
     apart = {}
     for epochs in (0, 8):
-        digest = {"digest_batch_size": 4, "digest_loss": "l2"} if epochs else {}
-        settings = {"digest_epochs": epochs} | digest
-        session = session_of(tmp_path / str(epochs), exchange, **settings)
+        digest = {"epochs": epochs, "batch_size": 4, "loss": "l2"} if epochs else None
+        session = session_of(tmp_path / str(epochs), exchange, digest=digest)
         play(session, 1, 2)
-        form, said = session.experiment.algorithm.output_kind, []
+        form, said = session.experiment.algorithm.public.kind, []
         for name in ("image", "paired-0"):
             client = as_left(session, name)
             said.append(next(iter(form.of(client, client.public_set).values())))
@@ -157,7 +155,7 @@ def test_clients_get_the_consensus_of_their_own_modalities(tmp_path: Path, monke
 def test_public_samples_are_drawn_alike_by_all_and_anew_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str
 ) -> None:
-    session = session_of(tmp_path, exchange, public_samples=6)
+    session = session_of(tmp_path, exchange, public={"samples": 6})
     found = heard(session, monkeypatch)
     drawn, orders, pictures = [], [], list[int]()
     for number in (1, 2, 3):
@@ -185,7 +183,7 @@ def test_public_samples_are_drawn_alike_by_all_and_anew_each_round(
 
 
 def test_answers_to_another_rounds_samples_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, "representations", public_samples=6)
+    session = session_of(tmp_path, "representations", public={"samples": 6})
     carry, old = session.engine.exchange, session.server.order(6)
 
     def late(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -215,7 +213,7 @@ def test_a_modality_that_the_server_lacks_is_not_exchanged(tmp_path: Path, monke
 
 
 def test_where_nobody_counts_there_is_no_consensus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = federation("representations", aggregation="paired_only")
+    config = federation("representations", teacher={"weights": "paired_only"})
     del config["clients"]["paired"]
     session = prepared(config, tmp_path)
     found = heard(session, monkeypatch)
@@ -227,7 +225,7 @@ def test_where_nobody_counts_there_is_no_consensus(tmp_path: Path, monkeypatch: 
 
 
 def test_clients_begin_once_public_set_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = federation("scores", first_public_epochs=2, first_private_epochs=1)
+    config = federation("scores", first_public={"epochs": 2}, first_private={"epochs": 1})
     config["run"] |= {"sampling": {"cohort": 2}}
     session = prepared(config, tmp_path)
     fits: list[tuple[int, str, str, int]] = []
@@ -265,13 +263,13 @@ def test_a_first_training_ends_once_it_has_converged(
     values: list[float], rise: float, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until = {"patience": 2, "rise": rise}
-    session = session_of(tmp_path, "scores", first_private_epochs=5, first_private_until=until)
+    session = session_of(tmp_path, "scores", first_private={"epochs": 5, "until": until})
     client, method, told = woken(session, "image"), session.experiment.algorithm, iter(values)
     steps: list[int] = []
     monkeypatch.setattr(Participant, "evaluate", lambda self, samples: {client.task.primary: next(told)})
     whole, batches = client.fit, len(list(client.batches(client.train, "count")))
     monkeypatch.setattr(client, "fit", lambda *of, **how: steps.append(whole(*of, **how)))
-    method._begin(client, client.train, 5, method.first_private_until, "private")
+    method.first_private.train(client, client.train, "private")
     assert steps == [passes * batches]
 
 
@@ -279,7 +277,7 @@ def test_a_metric_is_measured_after_each_pass_on_what_is_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until = {"patience": 9}
-    config = federation("scores", first_public_epochs=2, first_public_until=until)
+    config = federation("scores", first_public={"epochs": 2, "until": until})
     session, evaluate = prepared(config, tmp_path), Participant.evaluate
     measured: list[tuple[str, int]] = []
 
@@ -306,8 +304,8 @@ def test_by_default_nobody_trains_before_it_is_asked(tmp_path: Path) -> None:
 
 
 def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, "scores", largest_score=2.0)
-    algorithm, carry = session.experiment.algorithm, session.engine.exchange
+    session = session_of(tmp_path, "scores", public={"largest_score": 2.0})
+    carry = session.engine.exchange
     said: list[Tensor] = []
 
     def shouting(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -322,7 +320,7 @@ def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytes
             yield Answer(answer.client, Payload(answer.payload.fields | {"knowledge": changed}))
 
     monkeypatch.setattr(session.engine, "exchange", shouting)
-    targets = algorithm.aggregate(session.server, session.cohort(1, Ledger()), algorithm.server_outputs(session.server))
+    targets = taught(session)
     expected = torch.zeros_like(said[0], dtype=torch.float64)
     for values in said:
         for k, row in enumerate(values.double()):

@@ -14,16 +14,17 @@ from torch.nn import functional as F
 
 import polyfed
 from by_hand import unit
-from polyfed.algorithms.fedmkd import FedMKD, Student, Teachers
+from polyfed.algorithms.fedmkd import FedMKD, Student, StudentPasses, Teachers
 from polyfed.core.randomness import generator
 from polyfed.federation.server import Server
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, of_samples, prepared, request, round_records, site_of, woken
 from small_federations import Config, classifying
 
-METHOD = {"name": "fedmkd", "local_epochs": 1, "kd_epochs": 2, "predictor_width": 16}
+METHOD = {"name": "fedmkd", "local_epochs": 1, "distiller": {"epochs": 2}, "byol": {"predictor_width": 16}}
 FORMS = ["representations", "scores"]
 RATE = 0.05
 
@@ -34,7 +35,7 @@ def config_of(tiny: Config, form: str, augment: bool = True, **algorithm: Any) -
     if augment:
         config["server"]["model"] = copy.deepcopy(config["server"]["model"])
         config["server"]["model"]["encoders"]["image"]["view"]["augment"] = {"flip": True, "jitter": True, "shift": 2}
-    return config | {"algorithm": METHOD | {"exchange": form} | algorithm}
+    return config | {"algorithm": merged(METHOD | {"public": {"form": form}}, algorithm)}
 
 
 def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple[Session, FedMKD]:
@@ -44,12 +45,17 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
     return session, method
 
 
+def passes_of(method: FedMKD) -> StudentPasses:
+    assert method.distiller is not None
+    return method.distiller
+
+
 def student_of(method: FedMKD, server: Server) -> tuple[Student, dict[str, Teachers]]:
     """A student, and three teachers who say anything."""
-    known = method.server_outputs(server)
+    known = method.public.server_outputs(server)
     teachers = {name: Teachers(unit(3, *values.shape, seed=7), list("abc")) for name, values in known.items()}
     widths = {name: values.shape[1] for name, values in known.items()}
-    return Student(method, server, server.exchanged(method.public_samples), widths), teachers
+    return Student(method, passes_of(method), server, method.public.drawn(server), widths), teachers
 
 
 # ---- what teachers say
@@ -59,14 +65,14 @@ def student_of(method: FedMKD, server: Server) -> tuple[Student, dict[str, Teach
 def test_teachers_are_those_who_have_the_channel_with_unit_norm(tiny: Config, tmp_path: Path, form: str) -> None:
     session, method = session_of(tiny, tmp_path / "a", form)
     twin, _ = session_of(tiny, tmp_path / "b", form)
-    known = method.server_outputs(session.server)
-    found = method.aggregate(session.server, first_cohort(session), known)
+    known = method.public.server_outputs(session.server)
+    found = method.teachers(session.server, first_cohort(session), known)
     for name, teachers in found.items():
         ids = [info.id for info in twin.server.clients if form == "scores" or name in info.modalities]
         assert teachers.senders == ids
         assert teachers.values.shape == (len(ids), *known[name].shape)
     for place, info in enumerate(twin.server.clients):
-        payload = Payload({"order": known.order, "channels": method.asked_outputs(known)(info)})
+        payload = Payload({"order": known.order, "channels": method.public.asked(known)(info)})
         said = of_samples(twin, site_of(twin).handle(request(info.id, payload)).fields["knowledge"])
         name = next(iter(said))
         rows = said[name] / said[name].norm(dim=1, keepdim=True)
@@ -109,17 +115,18 @@ def contrast_by_hand(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_contrast_and_its_queue(tiny: Config, tmp_path: Path, form: str) -> None:
-    session, method = session_of(tiny, tmp_path, form, queue=6, temperature=0.2)
+    session, method = session_of(tiny, tmp_path, form, contrast={"queue": 6, "temperature": 0.2})
     server = session.server
     server.model.eval()
     student, teachers = student_of(method, server)
+    assert (settings := method.contrast) is not None
     seen: dict[str, list[int]] = {name: [] for name in teachers}
     for index in (torch.tensor([0, 1, 40, 77]), torch.tensor([3, 20, 41, 60])):  # captions 0, 1 and 3 of one picture
         batch = server.public_set.batch(index)
-        for name, own in method.output_kind.outputs(server, server.model, batch, list(teachers)).items():
+        for name, own in method.public.kind.outputs(server, server.model, batch, list(teachers)).items():
             said, items = teachers[name].values[:, index], batch.items.tolist()
             expected = contrast_by_hand(student, name, own, said, items, 0.2)
-            assert float(student.contrast(name, own, said, batch).detach()) == pytest.approx(
+            assert float(student.contrast(name, own, said, batch, settings).detach()) == pytest.approx(
                 float(expected.detach()), rel=1e-5
             )
             seen[name] = (items + seen[name])[:6]
@@ -144,7 +151,12 @@ def byol_by_hand(student: Student, server: Server, first: Tensor, second: Tensor
 def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form: str) -> None:
     sgd = {"optimizer": {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}, "batch_size": 16}
     session, method = session_of(
-        tiny, tmp_path, form, distillation=sgd, kd_weight=0.5, byol_weight=0.3, contrast_weight=0.6, momentum=0.9
+        tiny,
+        tmp_path,
+        form,
+        distiller={"training": sgd, "weight": 0.5},
+        byol={"weight": 0.3, "momentum": 0.9},
+        contrast={"weight": 0.6},
     )
     server = session.server
     server.model.train()
@@ -154,7 +166,7 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
     stream = server.generator("second-views")
     again = server.public_set.batch(batch.index, stream, ["image"])
     torch.manual_seed(3)  # of the dropout
-    said = method.output_kind.outputs(server, server.model, batch, list(teachers))
+    said = method.public.kind.outputs(server, server.model, batch, list(teachers))
     contrast = sum(
         contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
         for name, own in said.items()
@@ -205,7 +217,7 @@ def test_the_weights_of_teachers_are_shown(tiny: Config, tmp_path: Path) -> None
 
 
 def test_everything_that_learns_is_kept(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "representations", public_samples=40)
+    session, method = session_of(tiny, tmp_path, "representations", public={"samples": 40})
     server = session.server
     method.round(server, first_cohort(session))
     assert server.state.keys() == {"attention", "predictors", "target", "queue"}
@@ -240,12 +252,12 @@ def test_what_a_run_folder_says_can_be_read_again(tiny: Config) -> None:
 
 
 def test_the_student_comes_closer_to_its_teachers(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "representations", augment=False, kd_epochs=15)
+    session, method = session_of(tiny, tmp_path, "representations", augment=False, distiller={"epochs": 15})
     server = session.server
     _, place = server.public_set.items.unique(return_inverse=True)  # a teacher who knows one picture from another
-    teachers = {name: Teachers(unit(16, 8)[place][None], ["a"]) for name in method.server_outputs(server)}
+    teachers = {name: Teachers(unit(16, 8)[place][None], ["a"]) for name in method.public.server_outputs(server)}
     before = {name: preference(method, server, name, teachers) for name in teachers}
-    method.distil(server, teachers)
+    method.distil(server, teachers, passes_of(method))
     for name, gap in before.items():
         assert gap < 0.1
         assert preference(method, server, name, teachers) > 0.2
@@ -253,5 +265,5 @@ def test_the_student_comes_closer_to_its_teachers(tiny: Config, tmp_path: Path) 
 
 def preference(method: FedMKD, server: Server, name: str, teachers: dict[str, Teachers]) -> float:
     """By how much cosines to the teacher of a sample's own target exceed those to all targets."""
-    matches = method.server_outputs(server)[name] @ teachers[name].values[0].T
+    matches = method.public.server_outputs(server)[name] @ teachers[name].values[0].T
     return float(matches.diagonal().mean() - matches.mean())

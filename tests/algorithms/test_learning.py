@@ -49,12 +49,12 @@ def test_clients_learn_topics(tmp_path: Path, name: str) -> None:
 
 
 SERVERS: dict[str, Config] = {
-    "fedet": {"server_epochs": 0, "kd_epochs": 3, "share_head": False},
-    "fedgems": {"epsilon": 0.75, "kd_epochs": 3},
-    "fedgems:0": {"epsilon": 0.0, "kd_epochs": 3},
-    "fedmkd": {"server_epochs": 0},
-    "fedmd": {"server_epochs": 0, "kd_epochs": 3},
-    "margin_weighted": {"server_epochs": 0, "kd_epochs": 3},
+    "fedet": {"task": None, "distiller": {"epochs": 3}, "share_head": False},
+    "fedgems": {"epsilon": 0.75, "distiller": {"epochs": 3}},
+    "fedgems:0": {"epsilon": 0.0, "distiller": {"epochs": 3}},
+    "fedmkd": {"task": None},
+    "fedmd": {"task": None, "distiller": {"epochs": 3}},
+    "margin_weighted": {"task": None, "distiller": {"epochs": 3}},
 }
 
 

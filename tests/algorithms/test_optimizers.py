@@ -18,9 +18,9 @@ from sessions import prepared, round_records, woken
 from small_federations import METHODS, Config, federation_for, participants
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
-    "change_distillation:gradient": {"digest": "gradient", "linear": True},
-    "fedafd:alternate": {"baa_update": "alternate"},
-    "fedmd:digest": {"digest_epochs": 1},
+    "change_distillation:gradient": {"digest": {"by": "gradient"}, "linear": True},
+    "fedafd:alternate": {"adversarial": {"update": "alternate"}},
+    "fedmd:digest": {"digest": {"epochs": 1}},
 }
 """Methods with their defaults, and forms in which some parameters get their first gradient in a later step."""
 OPTIMIZERS: dict[str, Config] = {

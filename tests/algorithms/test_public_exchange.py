@@ -12,31 +12,32 @@ from torch import nn
 from torch.nn import functional as F
 
 from by_hand import play
-from fedafd_sessions import RELEASED
+from fedafd_sessions import RELEASED, known_of
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
+from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import crossing, prepared, request, round_records, site_of
+from sessions import crossing, distil, prepared, request, round_records, site_of, taught
 from small_federations import three_kinds
 
 
 def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
     """Each one alone, in one epoch of a client of texts; the first matters to paired ones only, the next to nobody."""
-    idle = {"share_discriminators", "renormalise", "send_encoders", "cache_global_features", "kd_loss"}
+    idle = {"adversarial.shared", "fusion.renormalise", "fusion.send", "fusion.cache", "distiller.loss"}
+    switches = [(section, key, value) for section, part in RELEASED.items() for key, value in part.items()]
     found: dict[str, torch.Tensor] = {}
-    for key, value in ({"beta": 0.5} | RELEASED | {"fuse": "embeddings"}).items():
-        session = prepared(three_kinds(name="fedafd", **{key: value}), tmp_path / key)
+    for section, key, value in [("adversarial", "weight", 0.5), *switches, ("fusion", "inputs", "embeddings")]:
+        session = prepared(three_kinds(name="fedafd", **{section: {key: value}}), tmp_path / f"{section}-{key}")
         model = session.server.model.state_dict()
         encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
-        known = session.experiment.algorithm.server_outputs(session.server)
+        known = known_of(session)
         sent = crossing(session, known)
         asked = request("text", Payload({"representations": sent, "encoders": encoders, "version": 1}))
-        found[key] = site_of(session).handle(asked).fields["representations"]["text"]
-    default = found.pop("beta")
+        found[f"{section}.{key}"] = site_of(session).handle(asked).fields["representations"]["text"]
+    default = found.pop("adversarial.weight")
     assert {key for key, values in found.items() if torch.allclose(values, default, atol=1e-7)} == idle
 
 
@@ -53,11 +54,8 @@ def test_federations_of_one_kind(tmp_path: Path, method: str, kept: Sequence[str
 
 def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers, weighed in all ways: other targets, with weights of sum 1."""
-    session = prepared(three_kinds(name="fedafd", fusion="none", beta=0.0), tmp_path)
-    server, algorithm = session.server, session.experiment.algorithm
-    assert isinstance(algorithm, EnsembleDistillation)
-    known, answers = algorithm.server_outputs(server), list[Answer]()
-    carry = session.engine.exchange
+    session = prepared(three_kinds(name="fedafd", fusion=None, adversarial=None, task=None), tmp_path)
+    server, answers, carry = session.server, list[Answer](), session.engine.exchange
 
     def remembered(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         if not answers:
@@ -67,10 +65,11 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(session.engine, "exchange", remembered)
     found = {}
     for kind in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
-        settings = session.experiment.model_dump(mode="json")["algorithm"] | {"aggregation": {"name": kind}}
-        other = Experiment.parse(three_kinds() | {"algorithm": settings}).algorithm
-        other.setup(server)
-        targets = other.aggregate(server, session.cohort(1, Ledger()), known)
+        settings = session.experiment.model_dump(mode="json")["algorithm"]
+        settings["teacher"]["weights"] = {"name": kind}
+        session.experiment = Experiment.parse(three_kinds() | {"algorithm": settings})
+        session.experiment.algorithm.setup(server)
+        targets = taught(session)
         weights, senders = server.arrays["weights.image"]
         assert senders == ["image", "paired-0", "paired-1"]
         valid = targets["image"].valid  # entropy lets clients be silent
@@ -84,25 +83,24 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> None:
     """With ten of sixteen samples exchanged, the task still sees all and the targets fall on the right ones."""
-    session = prepared(three_kinds(name="fedafd", kd_joint=True, public_samples=10), tmp_path)
-    server, algorithm = session.server, session.experiment.algorithm
+    session = prepared(three_kinds(name="fedafd", task={"order": "joint"}, public={"samples": 10}), tmp_path)
+    server = session.server
     seen: list[tuple[list[int], list[bool]]] = []
-    inner = algorithm.__class__.distillation_loss
-    known = algorithm.server_outputs(server)
+    inner = Distiller.distillation_loss
 
-    def noted(self: Any, server: Any, model: Any, batches: Any, targets: Any) -> Any:
+    def noted(self: Any, server: Any, public: Any, model: Any, batches: Any, targets: Any) -> Any:
         (batch,) = batches.values()
         target = targets["image"]
         for k in batch.index[target.valid[batch.index]].tolist():
             place = server.exchanged_index(10).tolist().index(k)
             torch.testing.assert_close(target.values[k], agreed["image"].values[place])
         seen.append((batch.index.tolist(), target.valid[batch.index].tolist()))
-        return inner(self, server, model, batches, targets)
+        return inner(self, server, public, model, batches, targets)
 
-    agreed = algorithm.aggregate(server, session.cohort(1, Ledger()), known)
+    agreed = taught(session)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(algorithm.__class__, "distillation_loss", noted)
-        algorithm.distil(server, agreed)
+        patch.setattr(Distiller, "distillation_loss", noted)
+        distil(session, agreed)
     index = [k for part, _ in seen for k in part]
     valid = {k: ok for part, flags in seen for k, ok in zip(part, flags, strict=True)}
     assert sorted(index) == list(range(16))
@@ -118,20 +116,22 @@ def test_a_joint_step_is_on_both_losses_of_one_encoding(tmp_path: Path) -> None:
         encodings += module.training
 
     for by_hand in (False, True):
-        session = prepared(three_kinds(name="creamfl", kd_joint=True), tmp_path / str(by_hand))
-        server, algorithm = session.server, session.experiment.algorithm
+        session = prepared(three_kinds(name="creamfl", task={"order": "joint"}), tmp_path / str(by_hand))
+        server, method = session.server, session.experiment.algorithm
+        assert isinstance(method, CreamFL)
+        assert method.distiller is not None
         for module in server.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         rows, valid = F.normalize(torch.randn(16, 8, generator=generator(1)), dim=1), torch.arange(16) % 3 > 0
         targets = {"image": Ensembled(rows, valid), "text": Ensembled(rows.flip(0), valid)}
         if by_hand:
-            for batches in algorithm.part_passes(server, "distil", 1, 12, server.public_set, targets):
-                apart = algorithm.distillation_loss(server, server.model, batches, targets)
+            for batches in method.public.part_passes(server, "distil", 1, 12, server.public_set, targets):
+                apart = method.distiller.distillation_loss(server, method.public, server.model, batches, targets)
                 server.trainer().step(server.task_loss(batches[""]) + apart)
         else:
             server.model.encoders["image"].register_forward_hook(counted)
-            algorithm.distil(server, targets)
+            distil(session, targets)
         trained.append({name: value.detach().clone() for name, value in server.model.named_parameters()})
     assert encodings == 2, "sixteen samples are two batches"
     assert any("embedding" in name for name in trained[0])

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from by_hand import play
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.settings import Settings
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import OptimizerSettings
 from sessions import prepared
@@ -25,16 +26,28 @@ IN_STEPS = {"fedaid", "feddra"}
 def by_epochs(method: str, epochs: int) -> Config:
     """The method's federation with so many epochs in every loop, and a schedule by epochs for every optimiser."""
     fields = Algorithm.named(method).model_fields
-    unset = {"first_public_epochs"} | ({"server_epochs"} if method in {"fedgems", "change_distillation"} else set())
-    settings: Config = {name: epochs for name in fields if name.endswith("_epochs") and name not in unset}
+    settings: Config = {name: epochs for name in fields if name.endswith("_epochs")}
     settings |= {name: None for name in fields if name == "local_steps"}
+    settings |= {name: {"epochs": epochs} for name in fields if name == "first_private"}
     for name, field in fields.items():
-        if isinstance(field.default, TrainingSettings):
-            settings[name] = field.default.model_dump(mode="json") | {"schedule": SCHEDULE}
+        if isinstance(field.default, Settings):
+            settings[name] = _in_epochs(field.default, epochs)
     config = federation_for(method, **settings)
     for participant in (*config["clients"].values(), *([config["server"]] if "server" in config else [])):
         participant["training"] = dict(participant.get("training", {})) | {"schedule": SCHEDULE}
     return config
+
+
+def _in_epochs(section: Settings, epochs: int) -> Config:
+    """The content of a section with so many epochs and with schedules; a joint task has those of the distillation."""
+    content = section.model_dump(mode="json")
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if name == "epochs" and getattr(section, "order", "") != "joint":
+            content[name] = epochs
+        elif isinstance(value, TrainingSettings):
+            content[name] |= {"schedule": SCHEDULE}
+    return content | ({"schedule": SCHEDULE} if isinstance(section, TrainingSettings) else {})
 
 
 @pytest.fixture
@@ -75,7 +88,8 @@ def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, used: list[list[floa
 
 def test_loops_of_any_length_begin_where_the_local_epochs_do(tmp_path: Path, used: list[list[float]]) -> None:
     config = by_epochs("fedmd", EPOCHS)
-    config["algorithm"] |= {"first_private_epochs": 0, "digest_epochs": 2, "server_epochs": 2, "kd_epochs": 4}
+    config["algorithm"] |= {"first_private": None, "digest": {"epochs": 2}, "task": {"epochs": 2}}
+    config["algorithm"]["distiller"] = {"epochs": 4}
     session = prepared(config, tmp_path)
     play(session, 1, 1)
     used.clear()
@@ -102,11 +116,11 @@ def test_what_is_done_once_is_at_the_rates_of_the_first_epochs(tmp_path: Path, u
 def _scores_by_epoch() -> Config:
     return {
         "scores": True,
-        "exchange": "scores",
+        "public": {"form": "scores"},
         "local_epochs": EPOCHS,
-        "digest_epochs": EPOCHS,
-        "first_public_epochs": 2,
-        "first_private_epochs": 4,
+        "digest": {"epochs": EPOCHS},
+        "first_public": {"epochs": 2},
+        "first_private": {"epochs": 4},
     }
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm
 from polyfed.cli.catalogue import settings_of
 from polyfed.core.effects import Always, Condition, Facts, Inner, Never, Not, Only, Where, conditions_of
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import presets
-from sessions import prepared
 
 Config = dict[str, Any]
 
@@ -91,25 +87,6 @@ def test_settings_without_effect_are_refused(kind: type[Settings], settings: Con
         kind(**settings)
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "message"),
-    [
-        ("fedgems", {"kd_weight": 0, "aggregation": "mean"}, None),  # who is taught decides the task's factor too
-        ("fedgems", {"kd_epochs": 0, "aggregation": "mean"}, "aggregation has no effect with kd_epochs: 0"),
-        ("fedgems", {"epsilon": 1, "aggregation": "mean"}, "aggregation has no effect with epsilon: 1.0"),
-        ("fedgems", {"kd_epochs": 0, "public_epochs": 0, "temperature": 2}, "temperature has no effect with kd_epochs"),
-        ("fedmkd", {"contrast_weight": 0, "temperature": None}, "temperature has no effect with contrast_weight: 0.0"),
-    ],
-)
-def test_methods_refuse_what_they_do_not_use_and_no_more(method: str, settings: Config, message: str | None) -> None:
-    kind = Algorithm.named(method)
-    if message is None:
-        kind(**settings)
-    else:
-        with pytest.raises(ConfigError, match=re.escape(message)):
-            kind(**settings)
-
-
 def test_conditions_are_told_in_words() -> None:
     assert str(conditions_of(Base)["width"]) == "mode: a or b and (on: true or weight other than 0)"
 
@@ -123,9 +100,9 @@ def test_a_condition_of_no_field_is_a_mistake() -> None:
 
 
 def test_listings_say_when_a_setting_has_an_effect() -> None:
-    told = {setting.name: setting.description for setting in settings_of("methods", "fedmd")}
-    assert told["server_epochs"].endswith("; only with kd_joint: false")
-    assert "only with" not in told["local_epochs"]
+    told = {setting.name: setting.description for setting in settings_of("settings", "training.schedule")}
+    assert "; only with kind: cosine" in told["t_max"]
+    assert "only with" not in told["kind"]
 
 
 @pytest.mark.parametrize("name", presets())
@@ -143,26 +120,3 @@ def test_a_schedule_by_epoch_needs_clients_that_count_epochs(tiny: Config) -> No
     Experiment.parse(tiny)
     with pytest.raises(ConfigError, match=r"clients\.image\.training\.schedule\.unit has no effect without clients"):
         Experiment.parse(tiny | {"algorithm": {"name": "fedavg", "local_steps": 3}})
-
-
-def test_weightings_know_whether_they_weigh_scores(tiny: Config) -> None:
-    algorithm = {"name": "fedmd", "aggregation": {"name": "sed", "mask_siblings": True}}
-    Experiment.parse(tiny | {"algorithm": algorithm})
-    with pytest.raises(ConfigError, match=r"aggregation\.mask_siblings has no effect without representations"):
-        Experiment.parse(tiny | {"algorithm": algorithm | {"exchange": "scores"}})
-
-
-@pytest.mark.parametrize(
-    ("kept", "algorithm", "key"),
-    [
-        ("paired", {"name": "fedafd", "send_encoders": "all"}, "send_encoders"),
-        ("image", {"name": "fedafd", "renormalise": False}, "renormalise"),
-    ],
-)
-def test_who_takes_part_decides_before_the_first_round(
-    tiny: Config, tmp_path: Path, kept: str, algorithm: Config, key: str
-) -> None:
-    whole = tiny | {"algorithm": algorithm}
-    prepared(whole, tmp_path / "all")
-    with pytest.raises(ConfigError, match=rf"algorithm\.{key} has no effect without clients"):
-        prepared(whole | {"clients": {kept: tiny["clients"][kept]}}, tmp_path / "some")

@@ -139,7 +139,7 @@ def demanded(**demands: Any) -> SiteConfig:
         ({"representations": "summed"}, {"name": "fedmd"}, None, r"demands.representations: summed"),
         (
             {"logits": "never"},
-            {"name": "fedmd", "exchange": "scores"},
+            {"name": "fedmd", "public": {"form": "scores"}},
             None,
             r"no logits leave it \(demands.logits: never",
         ),
@@ -157,10 +157,10 @@ def test_each_kind_leaves_as_the_site_demands(demands: Any, method: Any, secure:
     [
         ({"sums": "only"}, {"name": "fedavg"}, "pairwise_masks"),
         ({"sums": "only", "weights": "summed"}, {"name": "fedcola"}, "pairwise_masks"),
-        ({"sums": "only"}, {"name": "creamfl", "aggregation": "count"}, "pairwise_masks"),
+        ({"sums": "only"}, {"name": "creamfl", "teacher": {"weights": "count"}}, "pairwise_masks"),
         ({"prototypes": "summed"}, {"name": "fedproto", "largest_norm": None}, "pairwise_masks"),
         ({"weights": "never", "logits": "never"}, {"name": "fedmd"}, None),  # which exchanges representations
-        ({"weights": "never", "representations": "never"}, {"name": "fedmd", "exchange": "scores"}, None),
+        ({"weights": "never", "representations": "never"}, {"name": "fedmd", "public": {"form": "scores"}}, None),
         ({"sums": "only"}, {"name": "local"}, None),  # nothing leaves
     ],
 )

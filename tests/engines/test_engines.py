@@ -16,15 +16,15 @@ from polyfed.runs.records import RunRecords
 from small_federations import METHODS, Config, federation_for, topics
 
 FORMS: dict[str, Config] = {
-    "fedafd broadcasting twice": {"broadcast_every": 2},
-    "fedafd maps": {"fusion": "maps", "baa_update": "alternate"},
+    "fedafd broadcasting twice": {"fusion": {"broadcast_every": 2}},
+    "fedafd maps": {"fusion": {"level": "maps"}, "adversarial": {"update": "alternate"}},
     "fedaid repeated": {"teacher": {"steps": 1, "broadcast": "repeated", "aligner": "local"}},
     "fedavg adam": {"averaging": {"name": "by_type", "server_optimizer": "adam"}},
     "fedcola modules": {
         "averaging": {"name": "fedcola", "mean": "sequential"},
         "complement": {"send": "modules", "train_out": False},
     },
-    "fedmd few": {"public_samples": 10},
+    "fedmd few": {"public": {"samples": 10}},
     "moon projected": {"projection": 4},
 } | {method: {} for method in METHODS}
 """Method, and a word for its settings if these are not its own."""

@@ -106,7 +106,7 @@ def test_a_step_that_fails_is_answered_as_one_that_does_not(
 
 
 def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = federation_for("fedmd", scores=True, exchange="scores")
+    config = federation_for("fedmd", scores=True, public={"form": "scores"})
     config["privacy"] = {"reply": {"logits": 4.0, "votes": True, "noise_multiplier": 1.0}, "metrics": "clear"}
     session = prepared(config, tmp_path / "run")
     break_data(site_of(session))

@@ -36,7 +36,7 @@ def keeping_config(tiny_run: Path) -> dict[str, Any]:
 def keeping_from(tiny: dict[str, Any]) -> dict[str, Any]:
     """CreamFL for three rounds; a third of the scenes is private."""
     tiny["data"]["sources"]["scenes"]["train"] = 24
-    algorithm = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    algorithm = {"name": "creamfl", "local_epochs": 1, "contrast": {"batch_size": 16}}
     return tiny | {"algorithm": algorithm, "run": tiny["run"] | {"rounds": 3}}
 
 

@@ -41,11 +41,11 @@ REFUSED = {
     "schema": (spec(schema_version=99), "(messages 99), this site"),
     "method": (spec(algorithm={"name": "evil.Method"}), "method 'evil.Method' is not allowed at site 'image'"),
     "weighting": (
-        spec(algorithm={"name": "creamfl", "aggregation": {"name": "antigravity.Weights"}}),
+        spec(algorithm={"name": "creamfl", "teacher": {"weights": {"name": "antigravity.Weights"}}}),
         "'antigravity.Weights' is not allowed at site 'image'",
     ),
     "weighting by its bare name": (
-        spec(algorithm={"name": "creamfl", "aggregation": "antigravity.Weights"}),
+        spec(algorithm={"name": "creamfl", "teacher": {"weights": "antigravity.Weights"}}),
         "'antigravity.Weights' is not allowed at site 'image'",
     ),
     "encoder": (
@@ -141,7 +141,7 @@ def test_nothing_that_a_card_names_is_imported_unless_it_is_allowed(
         (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {"config": str(federation.folder / "image" / "site.yaml")}
-    algorithm = {"name": "creamfl", "aggregation": {"name": name.format("loud_weights")}}
+    algorithm = {"name": "creamfl", "teacher": {"weights": {"name": name.format("loud_weights")}}}
     known = {"run": "r", "seed": 0, "rounds": 1, "polyfed": __version__, "schema_version": SCHEMA}
     with pytest.raises((PolyfedError, ValueError), match=r"is not allowed at site 'image'|is no import path"):
         open_host(json.dumps(known | {"algorithm": algorithm}), config)

@@ -69,7 +69,7 @@ def test_representations_have_unit_norm_and_are_the_models(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["image", "text", "paired-0"])
 def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
-    client = woken(prepared(one_classification(three_kinds(name="fedmd", exchange="scores")), tmp_path), name)
+    client = woken(prepared(one_classification(three_kinds(name="fedmd", public={"form": "scores"})), tmp_path), name)
     client.evaluation_batch = 5  # 16 samples in four batches
     client.model.train()
     found = LogitKind().of(client, client.public_set)
@@ -88,7 +88,9 @@ def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
 
 
 def test_forms_know_their_channels_labels_and_anchors(tmp_path: Path) -> None:
-    client = woken(prepared(one_classification(three_kinds(name="fedmd", exchange="scores")), tmp_path), "paired-0")
+    client = woken(
+        prepared(one_classification(three_kinds(name="fedmd", public={"form": "scores"})), tmp_path), "paired-0"
+    )
     samples, known = client.public_set, {"image": torch.ones(2, 2)}
     assert RepresentationKind().channels(PAIRED, ["text"]) == ("text",)
     assert RepresentationKind().channels(IMAGE, ["text"]) == ()

@@ -18,8 +18,9 @@ from misbehaving import contents, cut_short
 from polyfed.aggregation.distinct import packed, unpacked
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.change_distillation import ChangeDistillation
-from polyfed.algorithms.shared.ensembles import Ensembles
-from polyfed.algorithms.shared.public_exchange import row_shares
+from polyfed.algorithms.shared.distiller import Distiller
+from polyfed.algorithms.shared.public_exchange import PublicExchange, row_shares
+from polyfed.algorithms.shared.teacher import Ensembles
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.data import PublicSet
@@ -33,7 +34,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from polyfed.wire.transport import Transport
-from sessions import Excluded, metrics, prepared, woken
+from sessions import Excluded, distil, metrics, prepared, woken
 from small_federations import Config, one_classification, three_kinds
 
 PARTS: Config = {"unpaired": {"image": 5, "text": 3}, "gallery": 4}
@@ -42,10 +43,10 @@ ROWS = {"image": 8, "text": 16, "unpaired/image": 5, "unpaired/text": 6, "galler
 EXCHANGES = {"local_epochs": 1, "warmup_rounds": 0}
 
 
-def config_of(public: Config | None = None, **algorithm: Any) -> Config:
+def config_of(parts: Config | None = None, /, **algorithm: Any) -> Config:
     config = three_kinds(**({"name": "change_distillation"} | (algorithm or EXCHANGES)))
     config["data"]["sources"]["scenes"]["train"] = 40
-    config["public"] |= PARTS if public is None else public
+    config["public"] |= PARTS if parts is None else parts
     return config
 
 
@@ -175,8 +176,8 @@ def test_parts_that_cannot_be_drawn_are_refused(public: Config, message: str) ->
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ({"name": "fedmkd"}, "public.unpaired and public.gallery have no effect: algorithm 'fedmkd' learns from pairs"),
-        ({"name": "fedmd", "exchange": "scores"}, "algorithm 'fedmd' exchanges scores"),
+        ({"name": "fedmkd"}, "public.unpaired and public.gallery have no effect: the method learns from pairs"),
+        ({"name": "fedmd", "public": {"form": "scores"}}, "the method exchanges scores"),
     ],
 )
 def test_parts_are_refused_where_nobody_learns_from_them(
@@ -184,7 +185,7 @@ def test_parts_are_refused_where_nobody_learns_from_them(
 ) -> None:
     config = config_of(parts, **algorithm)
     with pytest.raises(ConfigError, match=message):
-        prepared(one_classification(config) if "exchange" in algorithm else config, tmp_path)
+        prepared(one_classification(config) if "public" in algorithm else config, tmp_path)
 
 
 # ---- what crosses
@@ -205,8 +206,8 @@ def test_each_distinct_input_has_a_row_and_comes_back_to_all_its_samples() -> No
 def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, output: str, more: int) -> None:
     session = prepared(config_of(), tmp_path)
     server, method = session.server, session.experiment.algorithm
-    known = method.server_outputs(server)  # type: ignore[attr-defined]
-    honest = method.to_wire(server, known, known.order)  # type: ignore[attr-defined]
+    known = method.public.server_outputs(server)  # type: ignore[attr-defined]
+    honest = method.public.to_wire(server, known, known.order)  # type: ignore[attr-defined]
     rows = {
         name: torch.cat([values, values[:1]])[: len(values) + more * (name == output)]
         for name, values in honest.items()
@@ -214,10 +215,10 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
     told = Representations(rows, order=known.order)
     message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
     with pytest.raises(PayloadError, match=message):
-        method.from_wire(server, told)  # type: ignore[attr-defined]
+        method.public.from_wire(server, told)  # type: ignore[attr-defined]
     cohort, refused = session.cohort(1, Ledger()), Excluded()
     cohort.listener = refused
-    check = method.outputs_check(server, known, "representations")  # type: ignore[attr-defined]
+    check = method.public.check(server, known, "representations")  # type: ignore[attr-defined]
     answer = Payload({"representations": told, "num_examples": 1})
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -305,7 +306,7 @@ def test_the_distillation_weighs_every_row_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_samples: int | None
 ) -> None:
     """All rows in one batch, against the mean over the rows of each modality, whatever part they are of."""
-    settings = EXCHANGES | {"kd_weight": 3.0, "public_samples": public_samples}
+    settings = EXCHANGES | {"distiller": {"weight": 3.0}, "public": {"samples": public_samples}}
     session = prepared(config_of(**settings), tmp_path)
     method, server = session.experiment.algorithm, session.server
     assert isinstance(method, ChangeDistillation)
@@ -317,7 +318,7 @@ def test_the_distillation_weighs_every_row_alike(
         name: Ensembled(unit(count, 8, seed=k), torch.arange(count) % 3 > 0)
         for k, (name, count) in enumerate(counts.items())
     }
-    before = method.outputs_of(server)
+    before = method.public.outputs(server)
     index = {"": torch.arange(16)} | {name: torch.arange(len(part)) for name, part in server.parts.items()}
     whole = {"": server.public_set} | dict(server.parts)
 
@@ -326,15 +327,15 @@ def test_the_distillation_weighs_every_row_alike(
             server.model.eval()  # as the rows that the loop below looks at
             yield {name: whole[name].batch(rows) for name, rows in index.items() if not name.startswith("gallery")}
 
-    inner = ChangeDistillation.distillation_loss
+    inner = Distiller.distillation_loss
 
     def noted(*given: Any) -> Tensor:
         seen.append(inner(*given).detach())
         return inner(*given)
 
-    monkeypatch.setattr(ChangeDistillation, "part_passes", in_one_batch)
-    monkeypatch.setattr(ChangeDistillation, "distillation_loss", noted)
-    method.distil(server, targets)
+    monkeypatch.setattr(PublicExchange, "part_passes", in_one_batch)
+    monkeypatch.setattr(Distiller, "distillation_loss", noted)
+    distil(session, targets)
     expected = 0.0
     for modality in ("image", "text"):
         distances = [
@@ -366,7 +367,7 @@ def test_pictures_and_captions_of_other_items_are_not_contrasted(
         return found
 
     monkeypatch.setattr(Ensembles, "log_weights", noted)
-    method.aggregate(session.server, session.cohort(1, Ledger()), method.server_outputs(session.server))  # type: ignore[attr-defined]
+    method.ask(session.server, session.cohort(1, Ledger()), method.public.server_outputs(session.server))  # type: ignore[attr-defined]
     assert weights["unpaired/image"] == weights["unpaired/text"] == [0.0] * 3
     for name in ("image", "text", "gallery/image", "gallery/text"):
         assert all(len(found.unique()) > 1 for found in weights[name]), name
@@ -379,7 +380,7 @@ def rows_of(samples: Samples) -> dict[str, set[bytes]]:
 @pytest.mark.parametrize("method", ["change_distillation", "creamfl", "fedafd", "fedmd"])
 def test_nobody_learns_from_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Of all that passes through a model with gradients, nothing is of the gallery; unpaired items are."""
-    config = config_of(name=method, local_epochs=1, kd_epochs=2)
+    config = config_of(name=method, local_epochs=1, distiller={"epochs": 2})
     if method == "change_distillation":
         config["algorithm"]["warmup_rounds"] = 0
     session = prepared(config, tmp_path)

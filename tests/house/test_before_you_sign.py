@@ -50,7 +50,7 @@ def test_answers_are_those_that_the_pages_on_each_protection_give() -> None:
         "fedprox",
         "moon",
     }
-    assert answers["creamfl"]["masked sums"] == answers["fedmd"]["masked sums"] == "with `aggregation: count`"
+    assert answers["creamfl"]["masked sums"] == answers["fedmd"]["masked sums"] == "with `teacher.weights: count`"
     assert answers["fedproto"]["masked sums"] == "with `largest_norm: null`"
     assert {answers[name]["noise on replies"] for name in ("scaffold", "fedaid", "feddra", "fedema", "fed_mae")} == {
         "no"

@@ -125,13 +125,12 @@ MECHANICS: dict[str, Any] = {
     "*.view.augment.jitter": None,
     "*.model*.aligner": None,
     "*.encoders.image.norm": "batch",
-    "algorithm.distillation": None,
-    "algorithm.diagnostic_samples": 1024,
-    "algorithm.judge_clients": False,
-    "algorithm.counted_groups": None,
-    "algorithm.alignment": "none",
-    "algorithm.alignment_penalty": 0.01,
-    "algorithm.kd_temperature": 0.05,
+    "algorithm.distiller.training": None,
+    "algorithm.distiller.temperature": None,
+    "algorithm.teacher.diagnostic_samples": 1024,
+    "algorithm.teacher.judge_clients": False,
+    "algorithm.teacher.groups": None,
+    "algorithm.teacher.alignment": None,
 }
 """Settings that are no value of any of these methods: they must be at these defaults."""
 

@@ -117,7 +117,8 @@ def test_a_server_for_vqa_v2_runs_and_reports_soft_accuracy(folders: Path, tmp_p
     content["server"]["task"]["hidden"] = 8
     content["public"]["items"] = 10
     content["run"] = {"rounds": 1, "threads": 1, "plots": False}
-    content["algorithm"] |= {"local_epochs": 1, "public_batch_size": 5}
+    content["algorithm"]["local_epochs"] = 1
+    content["algorithm"]["contrast"]["batch_size"] = 5
     result = run(Experiment.parse(content), tmp_path / "run")
     metrics = result.metrics("server")
     assert {"soft_accuracy", "soft_accuracy_yes_no", "soft_prior", "soft_accuracy_number", "prior"} <= set(metrics)

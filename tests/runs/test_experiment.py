@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +48,28 @@ def test_presets_are_federations_and_what_papers_and_released_codes_state() -> N
 
 def test_released_and_paper_presets_differ_in_the_switches() -> None:
     paper, released = (Experiment.load(name).algorithm for name in ("creamfl-paper", "creamfl-released"))
-    assert (paper.local_reg, paper.kd_loss, paper.kd_optimizer) == ("joint", "l2", "own")
-    assert (paper.aggregation.include_self, released.aggregation.include_self) == (False, True)
-    assert (released.local_reg, released.kd_loss, released.kd_optimizer) == ("separate_pass", "mse", "shared")
-    assert (released.tau_inter, released.server_first) == (0.5, True)
+    assert (paper.contrast.schedule, paper.distiller.loss, paper.distiller.optimizer) == ("joint", "l2", "own")
+    assert (paper.teacher.weights.include_self, released.teacher.weights.include_self) == (False, True)
+    assert (released.contrast.schedule, released.distiller.loss) == ("separate_pass", "mse")
+    assert (released.contrast.inter.tau, released.task.order, released.distiller.optimizer) == (0.5, "first", "shared")
 
 
 def test_fedafds_released_and_paper_presets_differ_in_the_switches() -> None:
     switches = {
-        "baa_update": ("joint", "alternate"),
-        "adversarial": ("minimax", "non_saturating"),
-        "double_sigmoid": (False, True),
-        "share_discriminators": (False, True),
-        "shared_global_branch": (False, True),
-        "reset_fusion": (False, True),
-        "renormalise": (True, False),
-        "send_encoders": ("all", "all"),
-        "kd_loss": ("l2", "mse"),
+        "adversarial.update": ("joint", "alternate"),
+        "adversarial.loss": ("minimax", "non_saturating"),
+        "adversarial.double_sigmoid": (False, True),
+        "adversarial.shared": (False, True),
+        "fusion.shared_global_branch": (False, True),
+        "fusion.reset": (False, True),
+        "fusion.renormalise": (True, False),
+        "fusion.send": ("all", "all"),
+        "distiller.loss": ("l2", "mse"),
     }
     paper, released = (Experiment.load(name).algorithm for name in ("fedafd-paper", "fedafd-released"))
     for name, values in switches.items():
-        assert (getattr(paper, name), getattr(released, name)) == values, name
-    assert (paper.aggregation.temperature, paper.kd_joint, paper.server_first) == (1.0, False, True)
+        assert (attrgetter(name)(paper), attrgetter(name)(released)) == values, name
+    assert (paper.teacher.weights.temperature, paper.task.order) == (1.0, "first")
 
 
 def test_what_presets_extend_holds_data_alone_and_is_no_preset() -> None:
@@ -98,28 +99,38 @@ def test_overriding_the_name_of_a_component_drops_the_old_ones_settings() -> Non
 
 def test_a_file_extends_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text("extends: creamfl-flickr8k\nname: own\nalgorithm: {name: creamfl, gamma: 0.25}\nrun: {rounds: 2}\n")
+    path.write_text(
+        "extends: creamfl-flickr8k\nname: own\nalgorithm: {name: creamfl, contrast: {weight: 0.25}}\nrun: {rounds: 2}\n"
+    )
     experiment = Experiment.load(path)
-    assert (experiment.name, experiment.run.rounds, experiment.algorithm.gamma) == ("own", 2, 0.25)
-    assert experiment.algorithm.tau_inter == Experiment.load("creamfl-flickr8k").algorithm.tau_inter
+    assert (experiment.name, experiment.run.rounds, experiment.algorithm.contrast.weight) == ("own", 2, 0.25)
+    assert experiment.algorithm.contrast.inter == Experiment.load("creamfl-flickr8k").algorithm.contrast.inter
 
 
 def test_what_an_override_leaves_without_effect_goes_back_to_its_default_and_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    experiment = Experiment.load("creamfl-flickr8k", ["algorithm.inter=false", "run.rounds=1"])
-    assert experiment.algorithm.tau_inter == type(experiment.algorithm).model_fields["tau_inter"].default
-    assert "algorithm.tau_inter: 0.1 has no effect with inter: false; left at its default, 1.0" in caplog.messages
-    with pytest.raises(ConfigError, match=r"tau_inter has no effect with inter: false; it is 0\.3"):
-        Experiment.load("creamfl-flickr8k", ["algorithm.inter=false", "algorithm.tau_inter=0.3"])
+    constant = "server.training.schedule.kind=constant"
+    experiment = Experiment.load("creamfl-paper", [constant, "run.rounds=1"])
+    assert experiment.server.training.schedule.t_max is None
+    told = "server.training.schedule.t_max: 30 has no effect with kind: constant; left at its default, null"
+    assert told in caplog.messages
+    with pytest.raises(ConfigError, match="t_max has no effect with kind: constant; it is 3"):
+        Experiment.load("creamfl-paper", [constant, "server.training.schedule.t_max=3"])
+
+
+def test_a_section_is_switched_off_and_on_again_as_a_whole() -> None:
+    assert Experiment.load("creamfl-flickr8k", ["algorithm.contrast.inter=null"]).algorithm.contrast.inter is None
+    again = Experiment.load("creamfl-flickr8k", ["algorithm.contrast=null", "algorithm.contrast.inter.tau=0.3"])
+    assert (again.algorithm.contrast.inter.tau, again.algorithm.contrast.batch_size) == (0.3, 128)
 
 
 def test_a_file_must_give_what_it_sets_itself_an_effect_and_may_switch_off_what_it_extends(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text("extends: creamfl-flickr8k\nalgorithm: {inter: false}\n")
-    assert Experiment.load(path).algorithm.mask_siblings is False
-    path.write_text("extends: creamfl-flickr8k\nalgorithm: {inter: false, mask_siblings: true}\n")
-    with pytest.raises(ConfigError, match="mask_siblings has no effect with inter: false"):
+    path.write_text("extends: creamfl-paper\nserver: {training: {schedule: {kind: constant}}}\n")
+    assert Experiment.load(path).server.training.schedule.t_max is None
+    path.write_text("extends: creamfl-paper\nserver: {training: {schedule: {kind: constant, t_max: 3}}}\n")
+    with pytest.raises(ConfigError, match="t_max has no effect with kind: constant"):
         Experiment.load(path)
 
 
@@ -139,8 +150,8 @@ def test_merging_keeps_settings_of_the_same_component_only() -> None:
     [
         ("run.ronds=3", "run: unknown key 'ronds'; did you mean 'rounds'"),
         ("run.rounds=0", "run.rounds: Input should be greater than or equal to 1 (got 0)"),
-        ("algorithm.gama=1", "algorithm: unknown key 'gama'; did you mean 'gamma'"),
-        ("algorithm.gamma=-1", "algorithm.gamma: Input should be greater than or equal to 0 (got -1)"),
+        ("algorithm.contrasts=1", "algorithm: unknown key 'contrasts'; did you mean 'contrast'"),
+        ("algorithm.contrast.weight=-1", "algorithm.contrast.weight: Input should be greater than 0 (got -1)"),
         ("algorithm=creamlf", "algorithm: unknown algorithm 'creamlf'; did you mean 'creamfl'"),
         ("clients.image.partition.alpha=x", "clients.image.partition.alpha: Input should be a valid number"),
         ("data.sources.flickr8k.name=parket", "did you mean 'parquet'"),

@@ -344,17 +344,17 @@ def test_runs_without_privacy_have_none_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "reply", "length"),
+    ("form", "reply", "length"),
     [
-        ({"exchange": "scores"}, {"logits": 4.0, "votes": True}, 2**0.5),
-        ({"exchange": "scores"}, {"logits": 4.0}, 2.0),
-        ({"exchange": "representations"}, {"representations": 1.0}, 2.0),
+        ("scores", {"logits": 4.0, "votes": True}, 2**0.5),
+        ("scores", {"logits": 4.0}, 2.0),
+        ("representations", {"representations": 1.0}, 2.0),
         # a norm for what does not cross costs nothing
-        ({"exchange": "scores"}, {"logits": 4.0, "votes": True, "representations": 1.0}, 2**0.5),
+        ("scores", {"logits": 4.0, "votes": True, "representations": 1.0}, 2**0.5),
     ],
 )
-def test_a_reply_costs_by_the_kind_that_crosses(settings: Config, reply: Config, length: float) -> None:
-    config = federation_for("fedmd", scores=settings["exchange"] == "scores", **settings)
+def test_a_reply_costs_by_the_kind_that_crosses(form: str, reply: Config, length: float) -> None:
+    config = federation_for("fedmd", scores=form == "scores", public={"form": form})
     config["privacy"] = {"reply": reply | {"noise_multiplier": 4.0}, "metrics": "clear"}
     config["run"]["rounds"] = 2
     experiment = Experiment.parse(config)
@@ -373,13 +373,13 @@ def test_a_reply_costs_by_the_kind_that_crosses(settings: Config, reply: Config,
 
 @pytest.mark.parametrize("method", ["fedmd", "fedgems", "fedmkd", "margin_weighted", "fedet"])
 @pytest.mark.parametrize(
-    ("exchange", "other", "missing"),
+    ("form", "other", "missing"),
     [("representations", "logits", "representations"), ("scores", "representations", "logits")],
 )
 def test_a_norm_for_what_does_not_cross_does_not_pass_for_one_of_what_does(
-    tmp_path: Path, method: str, exchange: str, other: str, missing: str
+    tmp_path: Path, method: str, form: str, other: str, missing: str
 ) -> None:
-    config = federation_for(method, scores=exchange == "scores", exchange=exchange)
+    config = federation_for(method, scores=form == "scores", public={"form": form})
     config["privacy"] = {"reply": {other: 1.0, "weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
     named = rf"'knowledge' in the reply to '\w+' \(no clipping norm: privacy\.reply\.{missing}\)"
     with pytest.raises(ConfigError, match=named):

@@ -13,6 +13,7 @@ import pytest
 import polyfed
 from polyfed.algorithms.fed_mae import FedMAE
 from polyfed.core.errors import ConfigError
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from small_federations import (
     Config,
@@ -38,11 +39,11 @@ def tiny_unlabelled(**algorithm: Any) -> Config:
 
 
 def scores(**algorithm: Any) -> Config:
-    return one_classification(three_kinds(name="fedmd", exchange="scores", **algorithm))
+    return one_classification(three_kinds(**merged({"name": "fedmd", "public": {"form": "scores"}}, algorithm)))
 
 
 def scores_unlabelled(**algorithm: Any) -> Config:
-    config = scores(server_epochs=0, **algorithm)
+    config = scores(task=None, **algorithm)
     sources = config["data"]["sources"]
     sources["unlabelled"] = sources["scenes"] | {"seed": 7, "targets": {"topic": "topic"}}
     config["public"] |= {"source": "unlabelled"}
@@ -96,7 +97,7 @@ PICTURES = {
 RETRIEVAL = three_kinds()["server"]["task"]
 
 fedcola, mae = partial(transformers, name="fedcola"), partial(transformers, name="fed_mae", **MAE)
-averaged = partial(transformers, name="creamfl_averaged", gamma=1.0, public_batch_size=30)
+averaged = partial(transformers, name="creamfl_averaged", contrast={"weight": 1.0, "batch_size": 30})
 centralised, fedmd = partial(single, name="centralised"), partial(three_kinds, name="fedmd")
 REFUSED: list[tuple[Config, Config, str]] = [
     # averages and who has what they average
@@ -158,9 +159,9 @@ REFUSED: list[tuple[Config, Config, str]] = [
     # public sets and what they know
     (tiny(name="creamfl"), {"public": GONE}, "needs a public set"),
     (tiny(name="creamfl"), IMAGE_ONLY, r"'gca' contrasts modalities, but server\.model encodes"),
-    (tiny(name="creamfl", aggregation="mean"), IMAGE_ONLY, "contrasts between modalities need two"),
+    (tiny(name="creamfl", teacher={"weights": "mean"}), IMAGE_ONLY, "contrasts between modalities need two"),
     (
-        tiny(name="creamfl", aggregation="mean", inter=False),
+        tiny(name="creamfl", teacher={"weights": "mean"}, contrast={"inter": None}),
         IMAGE_ONLY | {"public.unpaired": {"text": 2}},
         r"public\.unpaired\.text is 2, but server\.model has no 'text' encoder to learn from them with; valid: image",
     ),
@@ -176,58 +177,73 @@ REFUSED: list[tuple[Config, Config, str]] = [
         "contrasts between modalities need two",
     ),
     *(
-        (averaged(), {f"algorithm.{key}": value}, key)
-        for key, value in (("gamma", -1), ("tau_inter", 0), ("kd_loss", "l3"), ("intra", False))
+        (transformers(name="creamfl_averaged", **{section: {key: value}}), {}, rf"algorithm\.{section}.*{key}")
+        for section, key, value in (
+            ("contrast", "weight", -1),
+            ("contrast", "tau_inter", 0),
+            ("distiller", "loss", "l3"),
+            ("contrast", "intra", False),
+        )
     ),
-    (tiny_unlabelled(name="fedgems", exchange="scores"), {}, "asks who is right, but the public set has no classes"),
+    (
+        tiny_unlabelled(name="fedgems", public={"form": "scores"}),
+        {},
+        "asks who is right, but the public set has no classes",
+    ),
     (
         tiny_unlabelled(name="fedgems"),
         {},
-        r"fedgems with exchange: representations matches modalities.*\['image'\]",
+        r"fedgems with public.form: representations matches modalities.*\['image'\]",
     ),
     (
-        tiny_unlabelled(name="fedet", exchange="scores"),
+        tiny_unlabelled(name="fedet", public={"form": "scores"}),
         {},
-        "server_epochs is 1, but the public set lacks the classes",
+        r"algorithm\.task: the public set lacks the classes",
     ),
-    (fedmd(kd_loss="kl"), {}, "kd_loss is kl, which compares class scores, not representations"),
-    (scores(kd_loss="similarity"), {}, "kd_loss is similarity, which compares representations, not scores; choose kl"),
-    (scores(alignment="ridge"), {}, "alignment has no effect with exchange: scores; it is ridge"),
-    (tiny(name="creamfl", alignment="cca"), {}, "algorithm.alignment: .*'none', 'procrustes' or 'ridge'"),
-    (tiny(name="creamfl", alignment_penalty=0.1), {}, "alignment_penalty has no effect with alignment: none"),
-    (tiny(name="creamfl", kd_temperature=0.2), {}, "kd_temperature has no effect with kd_loss: l2"),
+    (fedmd(distiller={"loss": "kl"}), {}, r"distiller\.loss is kl, which compares class scores, not representations"),
     (
-        tiny(name="creamfl", kd_loss="similarity", aggregation="mean", alignment="procrustes"),
+        scores(distiller={"loss": "similarity"}),
         {},
-        "alignment has no effect with kd_loss: similarity and with aggregation: .* and with alignment: procrustes",
+        r"distiller\.loss is similarity, which compares representations, not scores; choose kl",
     ),
     (
-        tiny(name="creamfl", kd_loss="similarity", renormalise_target=True),
+        scores(teacher={"alignment": {"kind": "ridge"}}),
         {},
-        "renormalise_target has no effect with kd_loss: similarity",
+        r"teacher\.alignment is of representations",
     ),
-    (fedmd(digest_loss="kl"), {}, "digest_loss is kl, which compares class scores"),
-    (fedmd(public_samples=17), {}, "public_samples is 17, but the public set has 16"),
-    (fedmd(first_public_epochs=1), {}, "first_public_epochs is 1, but .* exchange: scores and labels"),
+    (
+        tiny(name="creamfl", teacher={"alignment": {"kind": "cca"}}),
+        {},
+        r"algorithm\.teacher\.alignment\.kind: .*'procrustes' or 'ridge'",
+    ),
+    (
+        tiny(name="creamfl", teacher={"alignment": {"kind": "procrustes", "penalty": 0.1}}),
+        {},
+        r"penalty 0\.1 is of ridge, but kind is procrustes",
+    ),
+    (tiny(name="creamfl", distiller={"temperature": 0.2}), {}, "temperature has no effect with loss l2"),
+    (fedmd(digest={"loss": "kl"}), {}, r"digest\.loss is kl, which compares class scores"),
+    (fedmd(public={"samples": 17}), {}, r"public\.samples is 17, but the public set has 16"),
+    (fedmd(first_public={"epochs": 1}), {}, r"algorithm\.first_public: .* needs public.form: scores and labels"),
     (
         scores(),
         {"clients.paired.task": RETRIEVAL},
-        "exchange is scores, but client 'paired-0' has the task 'retrieval'",
+        "public.form is scores, but client 'paired-0' has the task 'retrieval'",
     ),
-    (scores(), {"server.task": RETRIEVAL}, "exchange is scores, but the task of 'server' is 'retrieval'"),
-    (scores_unlabelled(first_public_epochs=1), {}, "it needs exchange: scores and labels"),
+    (scores(), {"server.task": RETRIEVAL}, "public.form is scores, but the task of 'server' is 'retrieval'"),
+    (scores_unlabelled(first_public={"epochs": 1}), {}, "it needs public.form: scores and labels"),
     (
-        scores_unlabelled(aggregation="sed"),
+        scores_unlabelled(teacher={"weights": "sed"}),
         {},
-        "aggregation 'sed' weighs scores by the true class, which the public set lacks",
+        "teacher.weights 'sed' weighs scores by the true class, which the public set lacks",
     ),
     # settings that a method does not have
     *(
         (tiny(name=name), {f"algorithm.{key}": value}, f"unknown key '{key}'")
         for name, key, value in (
-            ("fedgems", "kd_loss", "mse"),
-            ("fedet", "kd_joint", True),
-            ("fedmkd", "aggregation", "sed"),
+            ("fedgems", "task", None),
+            ("fedet", "kd_weight", 2.0),
+            ("fedmkd", "teacher", {"weights": "sed"}),
         )
     ),
     # models with align modules

@@ -147,7 +147,9 @@ def test_rules_hold_for_representations_of_each_type(tmp_path: Path) -> None:
     config["aggregation"] = {"robust": {"name": "agreement", "tolerated": 1}}
     session = prepared(config, tmp_path)
     method: Any = session.experiment.algorithm
-    sent = method.to_wire(session.server, method.server_outputs(session.server), session.server.public_order)
+    sent = method.public.to_wire(
+        session.server, method.public.server_outputs(session.server), session.server.public_order
+    )
     replies = list(first_cohort(session).ask(method.fit, representations=sent))
     by_group: dict[str, list[Any]] = {}
     for reply in replies:
@@ -214,8 +216,9 @@ def tiny(**changes: Any) -> Config:
         ),
         (federation("median", sampling={"cohort": 2}), r"round 1: .* needs 3 replies of it, and type 'text' has 2"),
         (
-            three_kinds(name="creamfl", alignment="procrustes") | {"aggregation": {"robust": "median"}},
-            "algorithm.alignment 'procrustes'",
+            three_kinds(name="creamfl", teacher={"alignment": {"kind": "procrustes"}})
+            | {"aggregation": {"robust": "median"}},
+            "algorithm.teacher.alignment 'procrustes'",
         ),
     ],
 )

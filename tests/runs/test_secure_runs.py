@@ -18,7 +18,7 @@ from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle, Weights
-from sessions import first_cohort, prepared
+from sessions import first_cohort, prepared, taught
 from small_federations import Config, federation_for, tiny_experiment, topics
 
 
@@ -71,7 +71,7 @@ def test_prototypes_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path)
 
 def representing(secure: Any, method: str) -> Config:
     config = tiny_experiment() | {"aggregation": {"secure": secure}}
-    config["algorithm"] = {"name": method, "local_epochs": 1, "aggregation": "count"}
+    config["algorithm"] = {"name": method, "local_epochs": 1, "teacher": {"weights": "count"}}
     config["clients"] = {name: group | {"count": 3} for name, group in config["clients"].items()}
     config["run"] |= {"rounds": 1}
     return config
@@ -84,9 +84,7 @@ def test_means_of_representations_are_those_in_the_clear(tmp_path: Path, method:
     plain, secure = (prepared(representing(how, method), tmp_path / str(how)) for how in (None, "pairwise_masks"))
     targets = []
     for session in (plain, secure):
-        algorithm: Any = session.experiment.algorithm
-        outputs = algorithm.server_outputs(session.server)
-        targets.append(algorithm.aggregate(session.server, first_cohort(session), outputs))
+        targets.append(taught(session))
     for name, target in targets[0].items():
         torch.testing.assert_close(targets[1][name].values, target.values, rtol=0, atol=1e-5)
 
@@ -303,7 +301,7 @@ def _changed(config: Config, **sections: Any) -> Config:
         (federation(method="fedema"), r"'fedema' needs random_views"),
         (
             federation_for("creamfl") | {"aggregation": {"secure": "pairwise_masks"}},
-            r"algorithm.aggregation 'gca' weighs clients",
+            r"algorithm.teacher.weights 'gca' weighs clients",
         ),
         (_changed(federation(), aggregation={"clip": {}}), "aggregation.clip looks at each; set it to null"),
         (federation(transport={"topk": 0.1}), r"run.transport.topk"),

@@ -24,7 +24,7 @@ from small_federations import METHODS, Config, federation_for
 
 THROUGHOUT = ("fedavg", "creamfl")
 """Methods with which all of an experiment is tried; of others, settings of their own."""
-BEYOND = {"batch_size": 10_000, "public_batch_size": 10_000}
+BEYOND = {"batch_size": 10_000}
 """Accepted values far beyond what there is."""
 UNMOVED = {"local", "fedproto", "fedtgp"}
 """They train no model of a server."""
@@ -123,7 +123,7 @@ def require_trained(method: str, path: Path_, session: Session, run: Run) -> Non
     values = [value for record in run.records.measurements for value in record.metrics.values()]
     assert values
     assert path[-1] in DIVERGING or not any(math.isnan(value) for value in values)
-    is_still = method in UNMOVED or path[-1] in DIVERGING or (method, path[-1]) == ("fedgems", "kd_epochs")
-    if session.server.has_model and not is_still:  # fedgems without distillation is an ablation: its server rests
+    is_still = method in UNMOVED or path[-1] in DIVERGING
+    if session.server.has_model and not is_still:
         before, after = session.server.model.state_dict(), load_file(run.folder / "models/last/model.safetensors")
         assert any(not after[name].equal(before[name]) for name in after if name in before)

@@ -64,7 +64,7 @@ def kinds_of(experiment: Experiment) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["server-only", "pooled"])
 def test_a_server_alone_asks_nobody_and_keeps_all_else(kind: str) -> None:
-    config = creamfl(server_epochs=2, kd_epochs=3)
+    config = creamfl(task={"epochs": 2}, distiller={"epochs": 3})
     config["run"] |= {"sampling": {"cohort": 2}, "phases": {"fit": {"deadline": 9.0}}, "engine": "ray", "eval_every": 2}
     own, made = Experiment.load(config), twin(config, kind)
     assert (made.clients, made.algorithm.component_name(), made.algorithm.server_epochs) == ({}, "server_only", 5)
@@ -78,9 +78,9 @@ def test_a_server_alone_asks_nobody_and_keeps_all_else(kind: str) -> None:
     ("algorithm", "passes"),
     [
         ({"name": "creamfl"}, 2),
-        ({"name": "creamfl", "kd_joint": True, "kd_epochs": 4}, 4),
-        ({"name": "creamfl", "server_epochs": 0, "kd_epochs": 0}, 1),
-        ({"name": "fedgems", "kd_epochs": 3}, 3),
+        ({"name": "creamfl", "task": {"order": "joint"}, "distiller": {"epochs": 4}}, 4),
+        ({"name": "creamfl", "task": None, "distiller": None}, 1),
+        ({"name": "fedgems", "distiller": {"epochs": 3}}, 3),
         ({"name": "fedavg"}, 1),
         ({"name": "server_only", "server_epochs": 6}, 6),
     ],

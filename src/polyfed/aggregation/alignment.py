@@ -6,18 +6,18 @@ nothing. Rows that are zero on either side, as of samples that somebody did not 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Float
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.tiles import working_dtype
+from polyfed.core.settings import Settings
 
-Alignment = Literal["none", "procrustes", "ridge"]
-RIDGE_PENALTY = 0.01
-"""Default of ``ridge``."""
+_RIDGE_PENALTY = 0.01
 
 
 @torch.no_grad()
@@ -61,13 +61,25 @@ def ridge(values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"], penalty
     return F.normalize(values @ torch.linalg.solve(gram, fitted.T @ reference), dim=1)
 
 
-def align(
-    values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"], kind: Alignment, penalty: float = RIDGE_PENALTY
-) -> Float[Tensor, "n d"]:
-    """``values`` in the space of ``reference``; ``penalty`` is that of ``ridge``."""
-    if kind == "procrustes":
-        return procrustes(values, reference)
-    return ridge(values, reference, penalty) if kind == "ridge" else values
+class Alignment(Settings):
+    """A map of each client's representations to the server's, before they are averaged."""
+
+    kind: Literal["procrustes", "ridge"] = Field(description="rotation or reflection, or ridge regression")
+    penalty: float | None = Field(
+        default=None, ge=1e-6, description="ridge: penalty of the map; smaller ones drown in rounding; None: 0.01"
+    )
+
+    @model_validator(mode="after")
+    def _penalty_of_ridge(self) -> Self:
+        if self.penalty is not None and self.kind != "ridge":
+            raise ValueError(f"penalty {self.penalty} is of ridge, but kind is {self.kind}; leave it out")
+        return self
+
+    def move(self, values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """``values`` in the space of ``reference``."""
+        if self.kind == "procrustes":
+            return procrustes(values, reference)
+        return ridge(values, reference, _RIDGE_PENALTY if self.penalty is None else self.penalty)
 
 
 def _working(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import model_validator
 
@@ -60,6 +60,19 @@ class Algorithm(Settings):
     """
 
     home: ClassVar[str] = "polyfed.algorithms"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed_sections(cls, data: Any) -> Any:
+        """A section that is given in part keeps the rest of the method's default."""
+        if not isinstance(data, Mapping):
+            return data
+        completed = dict(data)
+        for key, field in cls.model_fields.items():
+            default, given = field.get_default(call_default_factory=True), data.get(key)
+            if isinstance(default, Settings) and not default.home and isinstance(given, Mapping):
+                completed[key] = {**dict(default), **given}
+        return completed
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
     """What a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for

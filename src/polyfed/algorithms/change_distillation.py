@@ -3,37 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
-from polyfed.algorithms.shared.digest import fit_by_gradient, fit_in_closed_form, only_layer
-from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, EnsembleDistillation
-from polyfed.algorithms.shared.public_exchange import DISTILS
-from polyfed.core.effects import Condition, Not, Only
-from polyfed.core.errors import ConfigError
-from polyfed.federation.public_outputs import (
-    GALLERY,
-    OutputKind,
-    PublicOutputs,
-    RepresentationKind,
-    modality_of,
-    of_part,
-    part_of,
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
+    Reply,
+    Representations,
+    Server,
+    client_step,
 )
+from polyfed.algorithms.shared.digest import Digest, fit_in_closed_form, only_layer
+from polyfed.algorithms.shared.distiller import (
+    Distiller,
+    ServerTask,
+    compares_rows,
+    is_joint,
+    passes_of,
+    require_learning,
+    require_server,
+    train_task,
+)
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.teacher import Teacher
+from polyfed.core.errors import ConfigError
+from polyfed.federation.public_outputs import GALLERY, PublicOutputs, modality_of, of_part, part_of
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Model
 
-_CHANGE, _ABSOLUTE = Only(targets="change"), Only(targets="absolute")
-_BY_GRADIENT, _CLOSED = Only(digest={"auto", "gradient"}), Only(digest={"auto", "closed_form"})
+
+class TowerDigest(Digest):
+    """A digest tower by tower: ridge regression where that is all there is to fit, or by gradient."""
+
+    by: Literal["auto", "closed_form", "gradient"] = Field(
+        default="auto",
+        description="how clients fit the server's representations: ridge regression where one linear layer over fixed "
+        "features is all that a tower trains (closed_form asks for that), or steps by gradient",
+    )
+    penalty: float = Field(
+        default=0.01,
+        ge=1e-6,
+        description="of the ridge regression, relative to the features' mean variance; without one more features than "
+        "samples have no solution",
+    )
+    epochs: int = Field(default=3, ge=1, description="by gradient: passes over the exchanged samples")
+    loss: Distillation = Field(default="cosine", description="by gradient: distance to what is digested")
+
+    def fit(self, client: Client, public: PublicExchange, goals: Mapping[str, Tensor]) -> None:
+        """Fit the client's encoders to the goals, output -> [n, d]."""
+        by_gradient = []
+        for modality in of_part(goals):
+            layer = None if self.by == "gradient" else only_layer(client.model, modality)
+            if layer is not None:
+                client.model.eval()
+                fit_in_closed_form(public, client, modality, layer, goals, self.penalty)
+            else:
+                by_gradient.append(modality)
+        super().fit(client, public, {name: rows for name, rows in goals.items() if modality_of(name) in by_gradient})
 
 
-class ChangeDistillation(EnsembleDistillation):
+class ChangeDistillation(Algorithm):
     """Change distillation: FedAvg in function space (polyfed's own).
 
     A round: the server sends its representations S of P. A client *digests* them, that is, fits its encoders to S,
@@ -49,92 +86,94 @@ class ChangeDistillation(EnsembleDistillation):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
-    only_if: ClassVar[Mapping[str, Condition]] = {
-        "renormalise_target": DISTILS & OF_MEANS & _ABSOLUTE,
-        "alignment": DISTILS & MOVES & _ABSOLUTE,  # changes are in the server's space already
-        "public_augment": Only(kd_epochs=Not(0)) | Only(digest={"auto", "gradient"}, digest_epochs=Not(0)),
-    }
-
-    targets: Annotated[Literal["change", "absolute"], DISTILS] = Field(
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    targets: Literal["change", "absolute"] = Field(
         default="change", description="what clients return: after less before, or after"
     )
-    eta: Annotated[float, DISTILS & OF_MEANS & _CHANGE] = Field(
-        default=2.0, gt=0, description="how many mean changes the server's targets lie ahead of its representations"
+    eta: float = Field(
+        default=2.0,
+        gt=0,
+        description="change: how many mean changes the server's targets lie ahead of its representations",
     )
     warmup_rounds: int = Field(default=2, ge=0, description="first rounds, in which the server trains alone")
-    digest: Literal["auto", "closed_form", "gradient"] = Field(
-        default="auto",
-        description="how clients fit the server's representations: ridge regression where one linear layer over fixed "
-        "features is all that a tower trains (closed_form asks for that), or steps by gradient",
-    )
-    digest_penalty: Annotated[float, _CLOSED] = Field(
-        default=0.01,
-        ge=1e-6,
-        description="of the ridge regression, relative to the features' mean variance; without one more features than "
-        "samples have no solution",
-    )
-    digest_epochs: Annotated[int, _BY_GRADIENT] = Field(
-        default=3, ge=0, description="passes over the exchanged samples of a digest by gradient"
-    )
-    digest_loss: Annotated[Distillation, _BY_GRADIENT & Only(digest_epochs=Not(0))] = Field(
-        default="cosine", description="distance of a digest by gradient"
-    )
-    digest_batch_size: Annotated[int, _BY_GRADIENT & Only(digest_epochs=Not(0))] = Field(
-        default=128, ge=2, description="public samples a step of a digest by gradient"
-    )
-    kd_joint: bool = Field(default=True, description="one pass with task and distillation loss together")
-    kd_weight: float = Field(default=6.0, ge=0, description="factor of the distillation loss")
-    renormalise_target: bool = Field(default=True, description="scale the mean of absolute targets to unit length")
+    digest: TowerDigest | None = Field(default=TowerDigest(), description="how clients take S in; null: not at all")
+    public: PublicExchange = PublicExchange()
+    teacher: Teacher = Teacher(renormalise=True)
+    task: ServerTask | None = ServerTask(order="joint")
+    distiller: Distiller | None = Distiller(weight=6.0)
+
+    @model_validator(mode="after")
+    def _of_one_piece(self) -> Self:
+        require_learning(self.task, self.distiller, self.teacher)
+        moved, compared = self.targets == "change", compares_rows(self.distiller)
+        if self.eta != 2.0 and (not moved or compared):
+            raise ValueError(f"eta {self.eta} acts only with targets: change, and on their mean; leave it at 2.0")
+        if moved and self.teacher.alignment is not None:
+            raise ValueError("teacher.alignment has no effect with targets: change, which are in the server's space")
+        if not self.teacher.renormalise and (moved or compared):
+            raise ValueError("teacher.renormalise: false acts only with targets: absolute, and on their mean")
+        return self
 
     @property
-    def output_kind(self) -> OutputKind:
-        """Representations, or differences of two, whose norm is 2 at most."""
-        return RepresentationKind(2.0 if self.targets == "change" else 1.0)
-
-    # ---- server half
-
-    def setup(self, server: Server) -> None:
-        """Check also that distances suit representations, and that clients are ever asked.
-
-        Raises:
-            ConfigError: it is not so.
-        """
-        super().setup(server)
-        if self.warmup_rounds >= server.clock.rounds:
-            raise ConfigError(
-                f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {server.clock.rounds}: nobody "
-                "would ever be asked; lower the one, raise the other, or run the twin server-only"
-            )
-        if self.digest_loss == "kl":
-            raise ConfigError(
-                "algorithm.digest_loss is kl, which compares class scores, not representations; choose cosine"
-            )
+    def server_passes(self) -> int:
+        return passes_of(self.task, self.distiller)
 
     @property
     def rounds_without_clients(self) -> int:
         return self.warmup_rounds
 
-    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
-        """Ask the cohort, unless the server still warms up, and make targets of the mean change."""
-        if server.clock.round <= self.warmup_rounds:
-            return {}
-        ensembles = self.ensembles(server, server_outputs)
-        check = self.outputs_check(server, server_outputs, "representations")
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check that everybody has what the method exchanges, that distances suit it, and that clients are ever asked.
+
+        Raises:
+            ConfigError: it is not so.
+        """
+        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+        if self.warmup_rounds >= server.clock.rounds:
+            raise ConfigError(
+                f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {server.clock.rounds}: nobody "
+                "would ever be asked; lower the one, raise the other, or run the twin server-only"
+            )
+        if self.digest is not None:
+            self.digest.require(self.public)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Ask the cohort for its changes, unless the server still warms up, and learn them with the server's task."""
+        train_task(self.task, "first", server)
+        asks = server.clock.round > self.warmup_rounds
+        targets = self.ask(server, cohort, self.public.server_outputs(server)) if asks else {}
+        train_task(self.task, "last", server)
+        if self.distiller is not None and (asks or is_joint(self.task)):
+            seen = self.teacher.diagnostic_samples
+            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+
+    def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
+        """Targets of the cohort's mean change, beside the server's ``own`` outputs."""
+        moved = self.targets == "change"
+        # a difference of two unit vectors has norm 2 at most
+        largest, keep_rows = 2.0 if moved else 1.0, compares_rows(self.distiller)
+        ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=keep_rows, largest=largest)
         # the gallery is not digested: on it teacher and server are compared
-        digested = {name: rows for name, rows in server_outputs.items() if part_of(name) != GALLERY}
-        sent = self.to_wire(server, digested, server_outputs.order)
-        for reply in cohort.ask(self.fit, check=check, representations=sent):
+        digested = {name: rows for name, rows in own.items() if part_of(name) != GALLERY}
+        replies = cohort.ask(
+            self.fit,
+            check=self.public.check(server, own, "representations"),
+            representations=self.public.to_wire(server, digested, own.order),
+        )
+        for reply in replies:
             for name, rows in ensembles.received(reply.representations).items():
                 # a change is clipped by itself: what it is added to is the server's own
-                values = server_outputs[name] + rows if self.targets == "change" else rows
+                values = own[name] + rows if moved else rows
                 ensembles.add_weighed(name, reply.sender.id, values, ensembles.log_weights(reply, name, values))
-        return ensembles.targets()
+        return ensembles.targets(self.ahead if moved else None)
 
-    def target(self, mean: Ensembled, own: Tensor) -> Ensembled:
+    def ahead(self, mean: Ensembled, own: Tensor) -> Ensembled:
         """normalise(S + eta (mean - S)), [n, d]: eta changes ahead of the server's representations S."""
-        if self.targets == "absolute":
-            return super().target(mean, own)
         return mean._replace(values=F.normalize(torch.lerp(own, mean.values, self.eta), dim=1))
 
     # ---- client half
@@ -145,39 +184,25 @@ class ChangeDistillation(EnsembleDistillation):
         Raises:
             ConfigError: one has not.
         """
-        towers = model.encoders if self.digest == "closed_form" else ()
+        towers = model.encoders if self.digest is not None and self.digest.by == "closed_form" else ()
         for modality in [name for name in towers if only_layer(model, name) is None]:
             raise ConfigError(
-                f"algorithm.digest is closed_form, but the '{modality}' encoder of a client trains more than one "
-                "linear layer; set algorithm.digest=auto, or give it a projection of frozen features"
+                f"algorithm.digest.by is closed_form, but the '{modality}' encoder of a client trains more than one "
+                "linear layer; set algorithm.digest.by=auto, or give it a projection of frozen features"
             )
 
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """Digest, represent, train, represent: replies with the change, or with the representations after."""
-        mine = self.output_kind.channels(client.info, list(representations))
-        goals = {name: rows for name, rows in self.from_wire(client, representations).items() if name in mine}
-        self.take_in(client, goals)
-        before = self.outputs_of(client) if self.targets == "change" else {}
+        received = self.public.from_wire(client, representations)
+        goals = {name: received[name] for name in self.public.kind.channels(client.info, list(received))}
+        if self.digest is not None:
+            self.digest.fit(client, self.public, goals)
+        before = self.public.outputs(client) if self.targets == "change" else {}
         client.fit(client.train, epochs=self.local_epochs)
-        outputs = self.outputs_of(client)
+        outputs = self.public.outputs(client)
         if before:
             outputs = {name: values - before[name] for name, values in outputs.items()}
         known = {name: rows for name, rows in outputs.items() if modality_of(name) in goals}
-        return Reply(
-            representations=self.to_wire(client, known, representations.order), num_examples=client.num_examples
-        )
-
-    def take_in(self, client: Client, goals: Mapping[str, Tensor]) -> None:
-        """The digest: fit the client's encoders to the goals, output -> [n, d]."""
-        by_gradient = []
-        for modality in of_part(goals):
-            layer = None if self.digest == "gradient" else only_layer(client.model, modality)
-            if layer is not None:
-                client.model.eval()
-                fit_in_closed_form(self, client, modality, layer, goals, self.digest_penalty)
-            else:
-                by_gradient.append(modality)
-        others = {name: rows for name, rows in goals.items() if modality_of(name) in by_gradient}
-        epochs = self.digest_epochs if others else 0
-        fit_by_gradient(self, client, others, epochs, self.digest_batch_size, self.digest_loss)
+        own = self.public.to_wire(client, known, representations.order)
+        return Reply(representations=own, num_examples=client.num_examples)

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
-from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
-from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
-from polyfed.core.effects import Condition, Not, Only
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
+    Reply,
+    Representations,
+    Server,
+    client_step,
+)
+from polyfed.algorithms.shared.distiller import (
+    Distiller,
+    ServerTask,
+    compares_rows,
+    passes_of,
+    require_learning,
+    require_server,
+    train_task,
+)
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
-from polyfed.data.samples import Batch, Samples
+from polyfed.core.settings import Settings
+from polyfed.data.samples import Batch
 from polyfed.federation.public_outputs import (
     FrozenCopy,
     Pair,
@@ -30,11 +47,90 @@ from polyfed.federation.public_outputs import (
 )
 from polyfed.losses.contrast import inter_modal, intra_modal
 
-# clients contrast their representations with the server's
-_CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
+
+class InterModal(Settings):
+    """Contrast with the server's representations of the other modalities (Eq. 1)."""
+
+    tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 1; released code 0.5")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 1's sum")
+
+    def loss(self, local: Tensor, goal: Distinct, batch: Batch) -> Tensor:
+        """Eq. 1 of representations [b, d] of a public batch against another modality's, mean over b."""
+        own = goal.places[batch.index]
+        return inter_modal(local, goal.rows, own, tau=self.tau, items=goal.items, counts=goal.counts)
 
 
-class CreamFL(EnsembleDistillation):
+class IntraModal(Settings):
+    """Contrast between the server's and the client's previous representations of a modality (Eq. 2)."""
+
+    tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5")
+    reduction: Literal["sum", "mean"] = Field(
+        default="sum",
+        description="clients of several modalities: sum of the modalities' means of Eq. 2, or, as released, the mean "
+        "over all their rows, which divides the sum by the number of modalities",
+    )
+    previous: Literal["cached", "on_the_fly"] = Field(
+        default="cached",
+        description="previous representations: those uploaded last, or recomputed batch by batch",
+    )
+
+    def loss(self, local: Tensor, consensus: Tensor, previous: Tensor, modalities: int) -> Tensor:
+        """Eq. 2 of representations [b, d] in one of so many modalities, mean over b, as part of their sum or mean."""
+        factor = 1.0 if self.reduction == "sum" else 1.0 / modalities
+        return factor * intra_modal(local, consensus, previous, tau=self.tau)
+
+
+class Contrast(Settings):
+    """Contrasts of clients' public representations with the server's (Eq. 3)."""
+
+    weight: float = Field(default=0.5, gt=0, description="gamma, weight of the contrasts (Eq. 3)")
+    inter: InterModal | None = Field(default=InterModal(), description="inter-modal contrast (Eq. 1); null: none")
+    intra: IntraModal | None = Field(default=IntraModal(), description="intra-modal contrast (Eq. 2); null: none")
+    schedule: Literal["joint", "separate_pass"] = Field(
+        default="joint", description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it"
+    )
+    batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
+    batches_per_epoch: int | None = Field(
+        default=None,
+        ge=1,
+        description="joint: None gives every private step one; separate pass: None takes all of P",
+    )
+
+    @model_validator(mode="after")
+    def _contrasts_something(self) -> Self:
+        if self.inter is None and self.intra is None:
+            raise ValueError("inter and intra are both null; set contrast itself to null")
+        return self
+
+    def goals(
+        self, client: Client, public: PublicExchange, server_outputs: Mapping[str, Tensor]
+    ) -> dict[str, Distinct]:
+        """Modality -> the server's representations of the exchanged samples, as ``loss`` takes them."""
+        places, samples = public.places(client), public.drawn(client)
+        items = samples.items if self.inter is not None and self.inter.mask_siblings else None
+        return {name: Distinct.of(rows, places.get(name), items) for name, rows in server_outputs.items()}
+
+    def loss(self, client: Client, batch: Batch, goals: Mapping[str, Distinct], reference: Reference) -> Tensor:
+        """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
+
+        ``batch`` is one of the exchanged samples, ``goals`` are the server's representations of these. The intra-modal
+        contrasts are summed or averaged, as ``reduction`` says; the inter-modal ones always are summed.
+        """
+        total = torch.zeros((), device=client.device)
+        shared = [name for name in batch.inputs if name in goals]  # those that the server encodes
+        for modality in shared:
+            with client.autocast():
+                local = client.model.represent(modality, batch.inputs[modality])
+            if self.inter is not None:
+                for goal in [goals[other] for other in goals if other != modality]:
+                    total = total + self.inter.loss(local, goal, batch)
+            if self.intra is not None:
+                consensus, previous = goals[modality].of_samples(batch.index), reference(modality, batch)
+                total = total + self.intra.loss(local, consensus, previous, len(shared))
+        return total
+
+
+class CreamFL(Algorithm):
     """Contrastive representation ensemble and aggregation (Yu et al., ICLR 2023).
 
     A server model learns from clients of any modality, task and architecture that exchange only representations of a
@@ -42,7 +138,7 @@ class CreamFL(EnsembleDistillation):
     server weighs what comes back by its contrast with the paired modality (Eq. 4-6) and distils it (Eq. 7).
 
     Defaults follow the paper; where the released code differs, the other behaviour is an option of the same name in
-    the preset ``creamfl-released``. reamFL (no contrasts) is ``inter: false, intra: false``.
+    the preset ``creamfl-released``. reamFL (no contrasts) is ``contrast: null``.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {
@@ -50,72 +146,62 @@ class CreamFL(EnsembleDistillation):
         "optimizer": Lifetime.RUN,
         "previous": Lifetime.RUN,
     }
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
-    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": _CONTRASTS | Only(kd_epochs=Not(0))}
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    contrast: Contrast | None = Field(default=Contrast(), description="contrasts in local training; null: reamFL")
+    public: PublicExchange = PublicExchange()
+    teacher: Teacher = Teacher(weights=GCA())
+    task: ServerTask | None = ServerTask()
+    distiller: Distiller | None = Distiller()
 
-    inter: Annotated[bool, Only(gamma=Not(0))] = Field(
-        default=True, description="inter-modal contrast (Eq. 1) in local training"
-    )
-    intra: Annotated[bool, Only(gamma=Not(0))] = Field(
-        default=True, description="intra-modal contrast (Eq. 2) in local training"
-    )
-    gamma: Annotated[float, Only(inter=True) | Only(intra=True)] = Field(
-        default=0.5, ge=0, description="weight of the contrasts (Eq. 3)"
-    )
-    tau_inter: Annotated[float, Only(inter=True, gamma=Not(0))] = Field(
-        default=1.0, gt=0, description="temperature of Eq. 1; released code 0.5"
-    )
-    tau_intra: Annotated[float, Only(intra=True, gamma=Not(0))] = Field(
-        default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5"
-    )
-    intra_reduction: Annotated[Literal["sum", "mean"], Only(intra=True, gamma=Not(0))] = Field(
-        default="sum",
-        description="clients of several modalities: sum of the modalities' means of Eq. 2, or, as released, the mean "
-        "over all their rows, which divides the sum by the number of modalities",
-    )
-    mask_siblings: Annotated[bool, Only(inter=True, gamma=Not(0))] = Field(
-        default=False, description="leave captions of the same picture out of Eq. 1's sum"
-    )
-    local_reg: Annotated[Literal["joint", "separate_pass"], _CONTRASTS] = Field(
-        default="joint",
-        description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it",
-    )
-    public_batch_size: Annotated[int, _CONTRASTS] = Field(
-        default=128, ge=2, description="public samples a step of local training"
-    )
-    public_batches_per_epoch: Annotated[int | None, _CONTRASTS] = Field(
-        default=None,
-        ge=1,
-        description="joint: None gives every private step one; separate pass: None takes all of P",
-    )
-    i_prev: Annotated[Literal["cached", "on_the_fly"], Only(intra=True, gamma=Not(0))] = Field(
-        default="cached",
-        description="previous representations: those uploaded last, or recomputed batch by batch",
-    )
-    aggregation: SerializeAsAny[Weighting] = Field(
-        default=GCA(), description="weights over clients (Eq. 4-5): gca, or an ablation: mean, count, iot"
-    )
+    @model_validator(mode="after")
+    def _of_one_piece(self) -> Self:
+        require_learning(self.task, self.distiller, self.teacher)
+        return self
+
+    @property
+    def server_passes(self) -> int:
+        return passes_of(self.task, self.distiller)
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"} if self.sums_suffice else {}
+        return {"fit": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
 
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        super().setup(server)
-        if len(server.model.modalities) < 2 and self.inter:
+        """Check that everybody has what the method exchanges and contrasts.
+
+        Raises:
+            ConfigError: somebody has not.
+        """
+        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+        if len(server.model.modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:
             raise ConfigError(
                 f"contrasts between modalities need two, but server.model encodes {list(server.model.modalities)}; "
-                "add an encoder, or set algorithm.inter=false"
+                "add an encoder, or set algorithm.contrast.inter=null"
             )
 
-    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Algorithm 1: clients train, their representations become one target a modality, the server distils it."""
+        train_task(self.task, "first", server)
+        targets = self.ask(server, cohort, self.public.server_outputs(server))
+        train_task(self.task, "last", server)
+        if self.distiller is not None:  # Eq. 7
+            seen = self.teacher.diagnostic_samples
+            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+
+    def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort to train, and fold its representations into one target a modality (Eq. 4-6)."""
-        ensembles = self.ensembles(server, server_outputs)
-        check = self.outputs_check(server, server_outputs, "representations")
-        sent = self.to_wire(server, of_part(server_outputs), server_outputs.order)
-        for reply in cohort.ask(self.fit, check=check, representations=sent):
+        ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=compares_rows(self.distiller))
+        replies = cohort.ask(
+            self.fit,
+            check=self.public.check(server, own, "representations"),
+            representations=self.public.to_wire(server, of_part(own), own.order),
+        )
+        for reply in replies:
             ensembles.add(reply, reply.representations)
         return ensembles.targets()
 
@@ -124,86 +210,47 @@ class CreamFL(EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
-        samples = client.exchanged(self.public_samples)
-        goals = self.goals(client, samples, self.from_wire(client, representations))
+        received = self.public.from_wire(client, representations)
+        goals = self.contrast.goals(client, self.public, received) if self.contrast is not None else {}
         # before the first step: what Eq. 2 calls previous must not move with the model
-        reference = self._reference(client, samples)
+        reference = self.reference(client)
         trainer = client.trainer()
         client.model.train()
         for epoch in client.epochs(self.local_epochs):
-            for private, public in self._steps(client, samples, epoch):
+            for private, public in self.batches(client, epoch):
                 # one step for both parts: Eq. 3 is a sum
                 loss = torch.zeros((), device=client.device)
                 if private is not None:
                     loss = loss + client.task_loss(private)
-                if public is not None:
-                    loss = loss + self.gamma * self.contrasts(client, public, goals, reference)
+                if public is not None and self.contrast is not None:
+                    loss = loss + self.contrast.weight * self.contrast.loss(client, public, goals, reference)
                 trainer.step(loss)
         # with the trained model, Eq. 4 weighs what the client has become
-        own = self.client_outputs(client, representations.order, representations)
-        if self._caches:  # what is sent now is what Eq. 2 calls previous the next time
-            client.state["previous"] = of_part(self.from_wire(client, own))
+        own = self.public.client_outputs(client, representations.order, representations)
+        if self._looks_back("cached") and self.public.samples is None:  # the next time's samples may be others
+            client.state["previous"] = of_part(self.public.from_wire(client, own))
         return Reply(representations=own, num_examples=client.num_examples)
 
-    def goals(self, client: Client, samples: Samples, server_outputs: Mapping[str, Tensor]) -> dict[str, Distinct]:
-        """Modality -> the server's representations of the exchanged samples, as ``contrasts`` takes them."""
-        places = self.places(client)
-        items = samples.items if self.mask_siblings else None
-        return {name: Distinct.of(rows, places.get(name), items) for name, rows in server_outputs.items()}
+    def batches(self, client: Client, epoch: int) -> Iterator[Pair]:
+        """Private and public batches of one epoch, as ``contrast.schedule`` combines them."""
+        if self.contrast is None:
+            return ((batch, None) for batch in client.batches(client.train, f"task-{epoch}"))
+        size, wanted, mixed = self.contrast.batch_size, self.contrast.batches_per_epoch, self.contrast.schedule
+        return self.public.beside_private(client, "contrast", epoch, size, wanted, mixed=mixed == "joint")
 
-    def contrasts(self, client: Client, batch: Batch, goals: Mapping[str, Distinct], reference: Reference) -> Tensor:
-        """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
-
-        ``batch`` is one of the exchanged samples, ``goals`` are of these. The intra-modal contrasts are summed or
-        averaged, as ``intra_reduction`` says; the inter-modal ones always are summed.
-        """
-        total = torch.zeros((), device=client.device)
-        shared = [name for name in batch.inputs if name in goals]  # those that the server encodes
-        intra_factor = 1.0 if self.intra_reduction == "sum" else 1.0 / max(1, len(shared))
-        for modality in shared:
-            with client.autocast():
-                local = client.model.represent(modality, batch.inputs[modality])
-            for goal in [goals[other] for other in goals if other != modality] if self.inter else ():
-                own = goal.places[batch.index]
-                total = total + inter_modal(
-                    local, goal.rows, own, tau=self.tau_inter, items=goal.items, counts=goal.counts
-                )
-            if self.intra:
-                consensus, previous = goals[modality].of_samples(batch.index), reference(modality, batch)
-                contrast = intra_modal(local, consensus, previous, tau=self.tau_intra)
-                total = total + intra_factor * contrast
-        return total
-
-    def _steps(self, client: Client, samples: Samples, epoch: int) -> Iterator[Pair]:
-        """Private and public batches of one epoch, as ``local_reg`` combines them."""
-        private = client.batches(client.train, f"task-{epoch}")
-        if not (self.gamma and (self.inter or self.intra)):
-            yield from ((batch, None) for batch in private)
-            return
-        wanted, size, view = self.public_batches_per_epoch, self.public_batch_size, self.public_augment
-        if self.local_reg == "separate_pass":
-            yield from ((batch, None) for batch in private)
-            public = client.public_batches(f"contrast-{epoch}", size, augment=view, samples=samples)
-            yield from ((None, batch) for batch in islice(public, wanted))
-        else:
-            yield from self.mixed_batches(client, private, f"contrast-{epoch}", size, wanted, samples)
-
-    @property
-    def _looks_back(self) -> bool:
-        return self.intra and self.gamma > 0
-
-    @property
-    def _caches(self) -> bool:
-        """Whether what is sent is kept for the next time; the next time's public samples may be others."""
-        return self._looks_back and self.i_prev == "cached" and self.public_samples is None
-
-    def _reference(self, client: Client, samples: Samples) -> Reference:
-        if self.i_prev == "on_the_fly" and self._looks_back:
+    def reference(self, client: Client) -> Reference:
+        """What Eq. 2 calls previous."""
+        if self._looks_back("on_the_fly"):
             return FrozenCopy(client.model)
         kept = client.state.get("previous", {})
-        if self._looks_back and not kept:  # those before training, which is where the last participation ended
-            if not self.public_augment:
+        if self._looks_back("cached") and not kept:  # those before training, which is where it last ended
+            samples = self.public.drawn(client)
+            if not self.public.augment:
                 # all of P would be more than its batches need
-                return Remembered(client.model, self.output_kind.places(samples))
+                return Remembered(client.model, self.public.kind.places(samples))
             kept = client.represent(samples)
         return Stored({name: value.to(client.device) for name, value in kept.items()})
+
+    def _looks_back(self, previous: str) -> bool:
+        intra = self.contrast.intra if self.contrast is not None else None
+        return intra is not None and intra.previous == previous

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Self
 
 import torch
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.by_evidence import SED
 from polyfed.algorithms.algorithm import (
+    Algorithm,
     Client,
     Cohort,
     Lifetime,
@@ -20,20 +20,31 @@ from polyfed.algorithms.algorithm import (
     Representations,
     Server,
     Weights,
+    client_query,
     client_step,
     each,
 )
-from polyfed.algorithms.shared.adversarial_alignment import ALIGNS, AdversarialAlignment
-from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
-from polyfed.algorithms.shared.guided_fusion import FUSION, GuidedFusion
-from polyfed.core.effects import Condition, Not, Only
+from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
+from polyfed.algorithms.shared.distiller import (
+    Distiller,
+    ServerTask,
+    compares_rows,
+    passes_of,
+    require_learning,
+    require_server,
+    train_task,
+)
+from polyfed.algorithms.shared.guided_fusion import GuidedFusion
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import PublicOutputs, of_part
+from polyfed.federation.public_outputs import Pair, PublicOutputs, of_part
 from polyfed.federation.trainer import step_together
 from polyfed.models.fused import Guidance
+from polyfed.models.model import Model
 
 
-class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
+class FedAFD(Algorithm):
     """Adversarial fusion and distillation (FedAFD, CVPR 2026): personal clients and a large server model.
 
     A round: the server trains on P and sends its representations of P, and its encoders (every ``broadcast_every``
@@ -43,7 +54,8 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
     distils them. Clients are judged with their own model and fusion.
 
     Defaults follow the paper; where the released code differs, the other behaviour is an option, bundled in the preset
-    ``fedafd-released``. Without BAA: ``beta: 0``; without GFF: ``fusion: none``; without SED: ``aggregation: mean``.
+    ``fedafd-released``. Without BAA: ``adversarial: null``; without GFF: ``fusion: null``; without SED:
+    ``teacher.weights: mean``.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {
@@ -52,25 +64,68 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
         "encoders": Lifetime.RUN,
         "features": Lifetime.RUN,
     }
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
+    shares_encoders: ClassVar[bool] = True
 
-    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": ALIGNS | Only(kd_epochs=Not(0))}
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    adversarial: AdversarialAlignment | None = Field(
+        default=AdversarialAlignment(), description="adversarial alignment (BAA); null: none"
+    )
+    fusion: GuidedFusion | None = Field(
+        default=GuidedFusion(), description="fusion with the server's features (GFF); null: none"
+    )
+    public: PublicExchange = PublicExchange()
+    teacher: Teacher = Teacher(weights=SED())
+    task: ServerTask | None = Field(
+        default=ServerTask(order="first"), description="on P, before the broadcast (Algorithm 1)"
+    )
+    distiller: Distiller | None = Field(default=Distiller(weight=0.4), description="its weight is the paper's gamma")
 
-    aggregation: SerializeAsAny[Weighting] = Field(default=SED(), description="weights over clients; the paper's: sed")
-    server_first: bool = Field(default=True, description="train on P before the broadcast (Algorithm 1), not after")
-    kd_weight: float = Field(default=0.4, ge=0, description="gamma, factor of the distillation loss")
+    @model_validator(mode="after")
+    def _of_one_piece(self) -> Self:
+        require_learning(self.task, self.distiller, self.teacher)
+        return self
+
+    @property
+    def server_passes(self) -> int:
+        return passes_of(self.task, self.distiller)
+
+    def add_modules(self, model: Model) -> None:
+        """The discriminators and the fusion."""
+        if self.adversarial is not None:
+            self.adversarial.add_modules(model)
+        if self.fusion is not None:
+            self.fusion.add_modules(model)
 
     # ---- server half
 
-    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
+    def setup(self, server: Server) -> None:
+        """Check that everybody has what the method exchanges.
+
+        Raises:
+            ConfigError: somebody has not.
+        """
+        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Train on P, send representations and encoders, weigh what comes back (SED), distil it."""
+        train_task(self.task, "first", server)
+        targets = self.ask(server, cohort, self.public.server_outputs(server))
+        train_task(self.task, "last", server)
+        if self.distiller is not None:
+            seen = self.teacher.diagnostic_samples
+            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+
+    def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
         """Send representations, and encoders to those who lack the current ones; weigh what comes back (SED)."""
-        version, encoders = self.current_encoders(server)
-        had = {client.id for client in cohort.clients if self.has_encoders(server, client, version)}
-        ensembles = self.ensembles(server, server_outputs)
+        ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=compares_rows(self.distiller))
+        version, encoders = self.encoders(server, cohort)
         replies = cohort.ask(
             self.fit,
-            check=self.outputs_check(server, server_outputs, "representations"),
-            representations=self.to_wire(server, of_part(server_outputs), server_outputs.order),
-            encoders=each(lambda client: Weights({} if client.id in had else self.encoders_for(client, encoders))),
+            check=self.public.check(server, own, "representations"),
+            representations=self.public.to_wire(server, of_part(own), own.order),
+            encoders=each(lambda client: Weights(encoders[client.id])),
             version=version,
         )
         for reply in replies:
@@ -78,25 +133,47 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
             ensembles.add(reply, reply.representations)
         return ensembles.targets()
 
+    def encoders(self, server: Server, cohort: Cohort) -> tuple[int, dict[str, dict[str, Tensor]]]:
+        """The round of the current broadcast, and client -> its encoders, none for those who have them."""
+        if self.fusion is None:
+            return 0, {client.id: {} for client in cohort.clients}
+        version, encoders = self.fusion.current_encoders(server)
+        return version, {
+            client.id: {}
+            if self.fusion.has_encoders(server, client, version)
+            else self.fusion.encoders_for(client, encoders)
+            for client in cohort.clients
+        }
+
     # ---- client half
+
+    @client_query(float)
+    def assess(self, client: Client) -> Reply:
+        """Evaluate the client's model, fused; a client that has never received encoders by its own features."""
+        fused = None if self.fusion is None else self.fusion.evaluate(client)
+        return super().assess(client) if fused is None else Reply(**fused)
 
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations, encoders: Weights, version: int) -> Reply:
         """E epochs of task and alignment (supplement, Eq. 1), then representations of the public set, unfused."""
-        server_outputs = self.from_wire(client, representations)
-        guidance = self.receive_encoders(client, encoders, version)
-        samples = client.exchanged(self.public_samples)
-        self.begin_fusion(client)
+        server_outputs = self.public.from_wire(client, representations)
+        guidance = None if self.fusion is None else self.fusion.receive(client, encoders, version)
+        if self.fusion is not None:
+            self.fusion.begin(client)
         client.model.train()
         for epoch in client.epochs(self.local_epochs):
-            for private, public in self.batch_pairs(client, samples, server_outputs, epoch):
-                self._step(client, private, public, server_outputs, guidance)
-        return Reply(
-            representations=self.client_outputs(client, representations.order, representations),
-            num_examples=client.num_examples,
-        )
+            for private, public in self.batches(client, server_outputs, epoch):
+                self.step(client, private, public, server_outputs, guidance)
+        own = self.public.client_outputs(client, representations.order, representations)
+        return Reply(representations=own, num_examples=client.num_examples)
 
-    def _step(
+    def batches(self, client: Client, server_outputs: Mapping[str, Tensor], epoch: int) -> Iterator[Pair]:
+        """Private and public batches of one epoch."""
+        if self.adversarial is not None:
+            return self.adversarial.batches(client, self.public, server_outputs, epoch)
+        return ((batch, None) for batch in client.batches(client.train, f"task-{epoch}"))
+
+    def step(
         self,
         client: Client,
         private: Batch | None,
@@ -104,20 +181,16 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
         server_outputs: Mapping[str, Tensor],
         guidance: Guidance | None,
     ) -> None:
+        """One step of the discriminators, and one of encoders, classifier and fusion on the sum of all losses."""
         # one optimiser each for encoders with classifier, for the fusion and for the discriminators
-        trainers = {"optimizer": client.trainer(only=lambda name: not name.startswith("extras."))}
-        if self.fusion != "none":
-            trainers[FUSION] = self.fusion_trainer(client)
-        if self.beta:
-            trainers["discriminator"] = self.discriminator_trainer(client)
-        losses = []
-        if public is not None:
-            local = self.local_representations(client, public, server_outputs)
-            # discriminators first, as in adversarial training; the released code scales their loss by beta as well
-            factor = self.beta if self.baa_update == "alternate" else 1.0
-            trainers["discriminator"].step(factor * self.discriminating(client, public, local, server_outputs))
-            losses.append(self.beta * self.alignment_loss(client, public, local, server_outputs))
+        trainers, losses = [client.trainer(only=lambda name: not name.startswith("extras."))], []
+        fusion = None if self.fusion is None else self.fusion.trainer(client)
+        if self.adversarial is not None and public is not None:
+            losses.append(self.adversarial.against(client, public, server_outputs))
         if private is not None:
-            losses.append(self.fused_task_loss(client, private, guidance))
-        moved = ("optimizer", FUSION) if private is not None else ("optimizer",)
-        step_together(torch.stack(losses).sum(), *(trainers[name] for name in moved if name in trainers))
+            trainers += [fusion] if fusion is not None else []
+            if self.fusion is not None and guidance is not None:
+                losses.append(self.fusion.task_loss(client, private, guidance))
+            else:
+                losses.append(client.task_loss(private))
+        step_together(torch.stack(losses).sum(), *trainers)

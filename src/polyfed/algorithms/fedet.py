@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
@@ -16,9 +16,9 @@ from polyfed.aggregation.distinct import packed, unpacked
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
-from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.by_evidence import Variance
 from polyfed.algorithms.algorithm import (
+    Algorithm,
     Client,
     Cohort,
     Lifetime,
@@ -30,16 +30,24 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
-from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
-from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, AlternatingDistillation
-from polyfed.algorithms.shared.ensembles import MEASURES
-from polyfed.algorithms.shared.global_models import ReplyCheck, weights_check
-from polyfed.algorithms.shared.public_exchange import DISTILS
-from polyfed.core.effects import Condition, Not, Only
+from polyfed.algorithms.shared.distiller import (
+    Distiller,
+    ServerTask,
+    compares_rows,
+    is_joint,
+    passes_of,
+    require_learning,
+    require_server,
+    train_task,
+)
+from polyfed.algorithms.shared.global_models import LocalEpochs, ReplyCheck, weights_check
+from polyfed.algorithms.shared.public_exchange import EitherExchange
+from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.losses.distillation import Distillation, row_kl
+from polyfed.losses.distillation import row_kl
+from polyfed.wire.schema import Declared
 
 _HEAD = "/head"  # beside types, whose names have no slash at their start
 
@@ -62,7 +70,7 @@ class Vote(NamedTuple):
     log_weights: Float[Tensor, " n"] | float
 
 
-class FedET(SoftmaxForm, AlternatingDistillation):
+class FedET(Algorithm):
     """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
 
     A round: each client trains its type's small model, as in FedAvg, and also sends that model's outputs on the
@@ -73,8 +81,9 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         CE(server(x), argmax s) + lambda KL(softmax(s_div) || softmax(server(x))),
 
     s the consensus, s_div that of the clients whose own argmax differs, with weights that again sum to 1 (0 if all
-    agree). With ``exchange: representations`` (a reconstruction) the first term is the distance ``kd_loss`` to the
-    consensus, and the answer of a client is the sample that its representation is most similar to.
+    agree). With ``public.form: representations`` (a reconstruction) the first term is the distance
+    ``distiller.loss`` to the consensus, and the answer of a client is the sample that its representation is most
+    similar to.
 
     The shared representation layer are the tensors of heads that a type's model and the server's have in common by name
     and shape: their mean over all clients enters the server's model before the distillation, and the types' models get
@@ -89,34 +98,55 @@ class FedET(SoftmaxForm, AlternatingDistillation):
     has_global_models: ClassVar[bool] = True
     learns_by_fit: ClassVar[bool] = True
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
-    only_if: ClassVar[Mapping[str, Condition]] = {
-        "server_first": Only(server_epochs=Not(0)) & (OF_FORM | Only(share_head=True)),
-        "kd_loss": DISTILS & OF_FORM,
-        "judge_clients": OF_FORM & MEASURES,
-        "renormalise_target": DISTILS & OF_FORM & OF_MEANS,
-        "alignment": DISTILS & OF_FORM & (MOVES | Only(diversity=Not(0))),
-        "temperature": DISTILS & Only(diversity=Not(0)),
-    }
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
-    aggregation: SerializeAsAny[Weighting] = Field(
-        default=Variance(), description="weights over clients; the paper's: variance"
-    )
-    kd_loss: Literal[Distillation, "similarity"] = Field(
-        default="l2", description="representations: distance to the consensus; class scores: none but cross-entropy"
-    )
-    diversity: Annotated[float, DISTILS] = Field(
-        default=0.05, ge=0, description="lambda, factor of the divergence from who contradicts"
-    )
+    local_epochs: LocalEpochs = 5
+    diversity: float = Field(default=0.05, ge=0, description="lambda, factor of the divergence from who contradicts")
     share_head: bool = Field(default=True, description="average tensors of heads over all clients and the server")
     largest_update: float = Field(
         default=1.0, gt=0, description="norm of a client's update at most, relative to that of the model it received"
     )
 
+    temperature: float | None = Field(
+        default=None, gt=0, description="of softmaxes over classes; None: 1 for scores, 0.1 for similarities"
+    )
+    public: EitherExchange = EitherExchange()
+    teacher: Teacher = Teacher(weights=Variance())
+    task: ServerTask | None = ServerTask()
+    distiller: Distiller | None = Field(
+        default=Distiller(), description="its loss is of representations; class scores have the cross-entropy"
+    )
+
+    @model_validator(mode="after")
+    def _of_one_piece(self) -> Self:
+        require_learning(self.task, self.distiller, self.teacher)
+        if is_joint(self.task):
+            raise ValueError("task.order is joint, but FedET distils in passes of their own; choose last or first")
+        if self.public.exchanges_scores and self.distiller is not None and self.distiller.loss != "l2":
+            raise ValueError(f"distiller.loss {self.distiller.loss} has no effect with public.form: scores; leave it")
+        return self
+
+    @property
+    def server_passes(self) -> int:
+        return passes_of(self.task, self.distiller)
+
+    @property
+    def tau(self) -> float:
+        return self.public.tau(self.temperature)
+
+    def sends(self, declared: Declared) -> Declared:
+        return self.public.sends(declared)
+
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Start each type's model; heads as the server's own where it has them."""
-        super().setup(server)
+        """Start each type's model; heads as the server's own where it has them.
+
+        Raises:
+            ConfigError: somebody lacks what the method exchanges.
+        """
+        require_server(server, self.public, self.teacher, self.task, self.distiller)
         server.weights = {
             kind: {
                 name: value.to(server.device, copy=True)
@@ -126,8 +156,18 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         }
         self.return_head(server)
 
-    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Aim]:
-        """Average models by type and the head over all, and find consensus and dissent."""
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Clients train their types' models, the server averages these, and learns consensus and dissent."""
+        train_task(self.task, "first", server)
+        own = self.public.server_outputs(server)
+        aims = self.aims(server, own, self.votes(server, cohort, own))
+        train_task(self.task, "last", server)
+        if self.distiller is not None:
+            self.distil(server, aims, self.distiller)
+        self.return_head(server)
+
+    def votes(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, list[Vote]]:
+        """Average the clients' models by type and the head over all; returns their outputs."""
         votes: dict[str, list[Vote]] = {}
         means: dict[str, WeightedMean] = {}
         ensembles = self.ensembles(server, server_outputs)
@@ -136,7 +176,7 @@ class FedET(SoftmaxForm, AlternatingDistillation):
             check=self.reply_check(server, server_outputs),
             weights=each(server.weights_for),
             order=server_outputs.order,
-            channels=each(self.asked_outputs(server_outputs)),
+            channels=each(self.public.asked(server_outputs)),
         )
         for reply in replies:
             self.fold_weights(server, reply, means)
@@ -149,7 +189,10 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         with torch.no_grad():
             for name, value in head.take().items() if head is not None else ():
                 own[name].copy_(value)
-        return self.aims(server, server_outputs, votes)
+        return votes
+
+    def ensembles(self, server: Server, server_outputs: PublicOutputs) -> Ensembles:
+        return self.teacher.ensembles(server, self.public, server_outputs, keep_rows=compares_rows(self.distiller))
 
     def fold_weights(self, server: Server, reply: Reply, means: dict[str, WeightedMean]) -> None:
         kind, count = server.type_of(reply.sender), reply.num_examples
@@ -161,7 +204,7 @@ class FedET(SoftmaxForm, AlternatingDistillation):
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
         """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""
-        check_weights, check_outputs = weights_check(server), self.outputs_check(server, server_outputs, "knowledge")
+        check_weights, check_outputs = weights_check(server), self.public.check(server, server_outputs, "knowledge")
 
         def check(reply: Reply) -> None:
             check_weights(reply)
@@ -177,9 +220,9 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         for output, ballot in votes.items():
             for vote in ballot:
                 ensembles.add_weighed(output, *vote)
-        aims, repeated = {}, self.places(server)
+        aims, repeated = {}, self.public.places(server)
         for output, consensus in ensembles.targets().items():
-            anchors, places = self.anchors(server_outputs, output), repeated.get(output)
+            anchors, places = self.public.anchors(server_outputs, output), repeated.get(output)
             among = None if anchors is None else packed(anchors, places)
             # diversity is dissent in answers, not in scores: clients differ in calibration
             agreed = answers(consensus.values, among, places)
@@ -192,22 +235,21 @@ class FedET(SoftmaxForm, AlternatingDistillation):
             server.record(**{f"contradicted.{output}": float(aims[output].others.valid.float().mean())})
         return aims
 
-    def distil(self, server: Server, targets: Mapping[str, Aim]) -> None:
-        """Passes over the exchanged samples towards the aims; then the types get the server's head."""
-        goals = {name: aim.consensus for name, aim in targets.items()}
-        server.record(**self.distances(server, goals, "before"))
-        (trainer, size), samples = self.distiller(server), server.exchanged(self.public_samples)
-        for batch in self.public_passes(server, "distil", self.kd_epochs if targets else 0, size, samples):
-            trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
-        server.record(**self.distances(server, goals, "after"))
-        self.return_head(server)
+    def distil(self, server: Server, aims: Mapping[str, Aim], distiller: Distiller) -> None:
+        """Passes over the exchanged samples towards the aims."""
+        goals, count = {name: aim.consensus for name, aim in aims.items()}, self.teacher.diagnostic_samples
+        server.record(**distiller.distances(server, self.public, goals, count, "before"))
+        (trainer, size), samples = distiller.trainer(server), self.public.drawn(server)
+        for batch in self.public.passes(server, "distil", distiller.epochs if aims else 0, size, samples):
+            trainer.step(distiller.weight * self.aim_loss(server, batch, aims, distiller))
+        server.record(**distiller.distances(server, self.public, goals, count, "after"))
 
-    def aim_loss(self, server: Server, batch: Batch, aims: Mapping[str, Aim]) -> Tensor:
+    def aim_loss(self, server: Server, batch: Batch, aims: Mapping[str, Aim], distiller: Distiller) -> Tensor:
         """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
         consensus, added over outputs."""
-        outputs, losses = self.output_kind.outputs(server, server.model, batch, list(aims)), []
+        outputs, losses = self.public.kind.outputs(server, server.model, batch, list(aims)), []
         goals = {name: aim.consensus for name, aim in aims.items()}
-        distances = {} if self.exchanges_logits else self.departures(outputs, batch, goals)
+        distances = {} if self.public.exchanges_scores else distiller.departures(outputs, batch, goals)
         for name, (consensus, others, anchors) in aims.items():
             own, goal, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:
@@ -240,7 +282,7 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(
             weights=Weights(client.model.exchanged()),
-            knowledge=self.client_outputs(client, order, read_json(channels)),
+            knowledge=self.public.client_outputs(client, order, read_json(channels)),
             num_examples=client.num_examples,
         )
 

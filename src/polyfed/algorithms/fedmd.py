@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar, Self
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, model_validator
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.algorithm import (
+    Algorithm,
     Client,
     Cohort,
     Lifetime,
@@ -22,19 +22,25 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
-from polyfed.algorithms.shared.digest import fit_by_gradient
-from polyfed.algorithms.shared.either_form import OF_FORM, EitherForm
-from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, EnsembleDistillation
-from polyfed.algorithms.shared.ensembles import COMPARING, MEASURES
-from polyfed.algorithms.shared.public_exchange import DISTILS
-from polyfed.core.effects import Condition, Not, Only
+from polyfed.algorithms.shared.digest import Digest
+from polyfed.algorithms.shared.distiller import (
+    Distiller,
+    ServerTask,
+    compares_rows,
+    passes_of,
+    require_learning,
+    require_server,
+    train_task,
+)
+from polyfed.algorithms.shared.public_exchange import EitherExchange
+from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
 from polyfed.federation.participant import never
 from polyfed.federation.public_outputs import PublicOutputs, of_part
-from polyfed.losses.distillation import Distillation
+from polyfed.wire.schema import Declared
 
 
 class Convergence(Settings):
@@ -57,10 +63,18 @@ class Convergence(Settings):
         return is_over
 
 
-_DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
+class FirstTraining(Settings):
+    """A training of a client before its first round."""
+
+    epochs: int = Field(ge=1, description="passes, at most; the paper: until it converges")
+    until: Convergence | None = Field(default=None, description="end these once they have converged; None: all")
+
+    def train(self, client: Client, samples: Samples, what: str) -> None:
+        is_over = never if self.until is None else self.until.watch(client, samples)
+        client.fit(samples, epochs=self.epochs, once=True, purpose=f"first-{what}", until=is_over)
 
 
-class FedMD(EitherForm, EnsembleDistillation):
+class FedMD(Algorithm):
     """Heterogeneous federated learning by model distillation (FedMD, Li and Wang, 2019).
 
     Before its first round a client trains on the labelled public set, then on its own data, each until it converges
@@ -69,7 +83,7 @@ class FedMD(EitherForm, EnsembleDistillation):
     consensus) and *revisit* their own data.
 
     The paper exchanges class scores of one classification and has no server model. Here the server has one, which
-    distils the same consensus, as CreamFL and FedAFD compare it; and with ``exchange: representations`` participants
+    distils the same consensus, as CreamFL and FedAFD compare it; and with ``public.form: representations`` participants
     of any task agree on representations instead, by modality (a reconstruction: how those papers did it is not
     published).
     """
@@ -79,44 +93,40 @@ class FedMD(EitherForm, EnsembleDistillation):
         "optimizer": Lifetime.RUN,
         "begun": Lifetime.RUN,
     }
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
-    only_if: ClassVar[Mapping[str, Condition]] = {
-        "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=COMPARING),
-        "aggregation": DISTILS | _DIGESTS,
-        "judge_clients": OF_FORM & MEASURES,
-        "renormalise_target": OF_FORM & (DISTILS & OF_MEANS | _DIGESTS),
-        "alignment": OF_FORM & (DISTILS & MOVES | _DIGESTS),
-        "public_augment": Only(kd_epochs=Not(0)) | _DIGESTS,
-    }
+    local_epochs: int = Field(default=5, ge=1, description="E, passes that revisit private data a round")
+    digest: Digest | None = Field(default=Digest(), description="clients fit the consensus; null: they do not")
+    first_public: FirstTraining | None = Field(
+        default=None,
+        description="scores: training on the labelled public set before a client's first round; the paper's code: "
+        "{epochs: 20, until: {patience: 3, rise: 0.5}}",
+    )
+    first_private: FirstTraining | None = Field(
+        default=None,
+        description="then on private data; the paper's code: {epochs: 25, until: {patience: 10, rise: 0.1}}",
+    )
+    public: EitherExchange = EitherExchange()
+    teacher: Teacher = Teacher()
+    task: ServerTask | None = ServerTask()
+    distiller: Distiller | None = Distiller()
 
-    digest_epochs: int = Field(default=1, ge=0, description="passes over the exchanged samples that fit the consensus")
-    digest_loss: Annotated[Distillation, _DIGESTS] = Field(
-        default="l1", description="distance of the digest; the paper's: l1"
-    )
-    digest_batch_size: Annotated[int, _DIGESTS] = Field(
-        default=128, ge=2, description="public samples a step of the digest"
-    )
-    first_public_epochs: int = Field(
-        default=0,
-        ge=0,
-        description="scores: passes over the labelled public set before a client's first round, at most; the paper: "
-        "until it converges, its code: 20",
-    )
-    first_public_until: Annotated[Convergence | None, Only(first_public_epochs=Not(0))] = Field(
-        default=None, description="end these once they have converged; the code: {patience: 3, rise: 0.5}; None: all"
-    )
-    first_private_epochs: int = Field(
-        default=0,
-        ge=0,
-        description="then passes over private data, at most; the paper: until it converges, its code: 25",
-    )
-    first_private_until: Annotated[Convergence | None, Only(first_private_epochs=Not(0))] = Field(
-        default=None, description="end these once they have converged; the code: {patience: 10, rise: 0.1}; None: all"
-    )
+    @model_validator(mode="after")
+    def _of_one_piece(self) -> Self:
+        require_learning(self.task, self.distiller, self.teacher, others_learn=self.digest is not None)
+        return self
+
+    @property
+    def server_passes(self) -> int:
+        return passes_of(self.task, self.distiller)
 
     @property
     def summed(self) -> Mapping[str, str | None]:
-        return {"tell": "num_examples"} if self.sums_suffice else {}
+        return {"tell": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
+
+    def sends(self, declared: Declared) -> Declared:
+        return self.public.sends(declared)
 
     # ---- server half
 
@@ -126,38 +136,44 @@ class FedMD(EitherForm, EnsembleDistillation):
         Raises:
             ConfigError: somebody cannot.
         """
-        super().setup(server)
-        if self.digest_loss == "kl" and self.exchange != "scores":
+        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+        if self.digest is not None:
+            self.digest.require(self.public)
+        labelled = self.public.exchanges_scores and self.public.labels(server) is not None
+        if self.first_public is not None and not labelled:
             raise ConfigError(
-                "algorithm.digest_loss is kl, which compares class scores, not representations; choose l1"
-            )
-        if self.first_public_epochs and (
-            self.exchange != "scores" or self.output_kind.labels(server, server.public_set) is None
-        ):
-            raise ConfigError(
-                f"algorithm.first_public_epochs is {self.first_public_epochs}, but clients can only train on a "
-                "labelled public set of their own classification: it needs exchange: scores and labels; set it to 0"
+                "algorithm.first_public: clients can only train on a labelled public set of their own classification: "
+                "it needs public.form: scores and labels; set it to null"
             )
 
-    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
-        """Ask for clients' outputs, take the consensus, and have them digest it and revisit their own data."""
-        ensembles = self.ensembles(server, server_outputs)
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Clients tell, the mean of what they say is the consensus, they and the server learn it."""
+        train_task(self.task, "first", server)
+        own = self.public.server_outputs(server)
+        consensus = self.consensus(server, cohort, own)
+        # where everybody's weight is 0 a row is 0: clients take that for no consensus on the sample
+        agreed = {name: target.values for name, target in of_part(consensus).items() if bool(target.valid.any())}
+        shared = self.public.outputs_for(self.public.kind.bundle(agreed, own.order))
+        for _ in cohort.ask(self.learn, consensus=each(shared)):
+            pass
+        train_task(self.task, "last", server)
+        if self.distiller is not None:
+            seen = self.teacher.diagnostic_samples
+            self.distiller.distil(server, self.public, consensus, task=self.task, diagnostic_samples=seen)
+
+    def consensus(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
+        """The weighted mean of the clients' outputs, by output."""
+        ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=compares_rows(self.distiller))
         replies = cohort.ask(
             self.tell,
-            check=self.outputs_check(server, server_outputs, "knowledge"),
-            order=server_outputs.order,
-            channels=each(self.asked_outputs(server_outputs)),
+            check=self.public.check(server, own, "knowledge"),
+            order=own.order,
+            channels=each(self.public.asked(own)),
         )
         for reply in replies:
             ensembles.add(reply, reply.knowledge)
         targets = ensembles.targets()
-        # where everybody's weight is 0 a row is 0: clients take that for no consensus on the sample
-        agreed = {name: target.values for name, target in of_part(targets).items() if bool(target.valid.any())}
         server.record(**{f"consensus.{name}": float(target.valid.float().mean()) for name, target in targets.items()})
-
-        consensus = self.output_kind.bundle(agreed, server_outputs.order)
-        for _ in cohort.ask(self.learn, consensus=each(self.outputs_for(consensus))):
-            pass
         return targets
 
     # ---- client half
@@ -167,29 +183,20 @@ class FedMD(EitherForm, EnsembleDistillation):
         """The client's outputs on the exchanged samples, those that ``channels`` lists as JSON; a client that is new
         here trains first."""
         if "begun" not in client.state:
-            if self.first_public_epochs:
-                self._begin(client, client.public_set, self.first_public_epochs, self.first_public_until, "public")
-            if self.first_private_epochs:
-                self._begin(client, client.train, self.first_private_epochs, self.first_private_until, "private")
+            if self.first_public is not None:
+                self.first_public.train(client, client.public_set, "public")
+            if self.first_private is not None:
+                self.first_private.train(client, client.train, "private")
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
-        return Reply(
-            knowledge=self.client_outputs(client, order, read_json(channels)), num_examples=client.num_examples
-        )
-
-    def _begin(self, client: Client, samples: Samples, epochs: int, until: Convergence | None, what: str) -> None:
-        is_over = never if until is None else until.watch(client, samples)
-        client.fit(samples, epochs=epochs, once=True, purpose=f"first-{what}", until=is_over)
+        own = self.public.client_outputs(client, order, read_json(channels))
+        return Reply(knowledge=own, num_examples=client.num_examples)
 
     @client_step()
     def learn(self, client: Client, consensus: Representations | Logits) -> Reply:
-        """Digest, then revisit."""
-        self.digest(client, consensus)
+        """Digest, then revisit: fit the outputs on the exchanged samples where there is a consensus, then train."""
+        if self.digest is not None:
+            # of the client's own outputs only: others are not sent to it
+            agreed = {name: values.to(client.device) for name, values in consensus.items()}
+            self.digest.fit(client, self.public, agreed)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply()
-
-    def digest(self, client: Client, consensus: Mapping[str, Tensor]) -> None:
-        """Fit the client's outputs on the exchanged samples to the consensus, where there is one."""
-        # of the client's own outputs only: others are not sent to it
-        agreed = {name: values.to(client.device) for name, values in consensus.items()}
-        epochs = self.digest_epochs if agreed else 0
-        fit_by_gradient(self, client, agreed, epochs, self.digest_batch_size, self.digest_loss)

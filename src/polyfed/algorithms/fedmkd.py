@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.algorithms.algorithm import Client, Cohort, Logits, Reply, Representations, Server, client_step, each
-from polyfed.algorithms.shared.either_form import SoftmaxForm
-from polyfed.algorithms.shared.ensemble_distillation import ServerTask
-from polyfed.algorithms.shared.ensembles import HEAT_MAP_SAMPLES
-from polyfed.algorithms.shared.public_exchange import DISTILS, fixed_sample
-from polyfed.algorithms.shared.second_views import SecondViews, random_views
-from polyfed.core.effects import Condition, Not, Only
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
+    Logits,
+    Reply,
+    Representations,
+    Server,
+    client_step,
+    each,
+)
+from polyfed.algorithms.shared.distiller import ServerTask, train_task
+from polyfed.algorithms.shared.public_exchange import EitherExchange, fixed_sample
+from polyfed.algorithms.shared.second_views import Byol, SecondViews, random_views
+from polyfed.algorithms.shared.teacher import HEAT_MAP_SAMPLES
 from polyfed.core.randomness import isolated
+from polyfed.core.settings import Settings
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
@@ -27,9 +37,9 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.byol import Predictor
 from polyfed.losses.contrast import queue_contrast
 from polyfed.models.model import CachedModel
+from polyfed.wire.schema import Declared
 
 _OPTIMIZER, _QUEUE = "student", "queue"
-_CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_weight=Not(0))
 
 
 class Teachers(NamedTuple):
@@ -39,18 +49,38 @@ class Teachers(NamedTuple):
     senders: list[str]
 
 
-class FedMKD(SoftmaxForm, ServerTask):
+class TargetContrast(Settings):
+    """The student's output and the teachers' target agree, and no other."""
+
+    weight: float = Field(default=0.9, gt=0, description="factor of the contrast with the teachers' target")
+    temperature: float | None = Field(default=0.1, gt=0, description="None: 1 for scores, else 0.1")
+    queue: int = Field(default=1024, ge=0, description="past targets an output that serve as negatives")
+    adapter_outputs: int = Field(default=10, ge=1, description="outputs of the adapters of the attention")
+
+
+class StudentPasses(Settings):
+    """The server's passes, in which it learns from the teachers."""
+
+    epochs: int = Field(default=5, ge=1, description="passes over the exchanged samples a round")
+    weight: float = Field(default=1.0, ge=0, description="factor of the whole loss")
+    training: TrainingSettings | None = Field(
+        default=None, description="optimiser; None: settings of the server's training"
+    )
+
+
+class FedMKD(Algorithm):
     """Multi-teacher knowledge distillation on unlabelled public data (FedMKD, NeurIPS 2024).
 
     Clients train on their own tasks and send their outputs on the exchanged samples. The server's model learns from
-    them in ``kd_epochs`` passes, with a target for each sample and output that an attention over the teachers makes:
+    them in ``distiller.epochs`` passes, with a target for each sample and output that an attention over the teachers
+    makes:
 
         0.1 BYOL + 0.9 InfoNCE(student, target; queue of past targets).
 
     BYOL compares two training views of each modality whose view is random, by a predictor and a slow copy of the
     encoders; it is the same in both forms. The contrast compares the student's output with the teachers' target, both
     of unit norm; teachers have unit norm too, so that none outweighs others by its scale. The attention learns with the
-    student, in one optimiser (``distillation``). Taking this method for the baseline of that name in multimodal
+    student, in one optimiser (``distiller.training``). Taking this method for the baseline of that name in multimodal
     studies, its form with representations of several modalities or with class scores, negatives from the batch beside
     those of the queue, and leaving out negatives of the same item are inferences.
 
@@ -59,45 +89,65 @@ class FedMKD(SoftmaxForm, ServerTask):
     ``contrast``; the weights of teachers as arrays.
     """
 
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
     learns_by_fit: ClassVar[bool] = True
-    only_if: ClassVar[Mapping[str, Condition]] = {"temperature": _CONTRASTS}
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
-    kd_epochs: int = Field(default=5, ge=0, description="passes over the exchanged samples that distil a round")
-    public_augment: bool = Field(default=True, description="training view of the samples that the student learns by")
-    distillation: Annotated[TrainingSettings | None, Only(kd_epochs=Not(0))] = Field(
-        default=None, description="optimiser of the distillation; None: settings of the server's training"
-    )
-    byol_weight: Annotated[float, DISTILS] = Field(default=0.1, ge=0, description="factor of BYOL; 0: none")
-    contrast_weight: Annotated[float, DISTILS] = Field(
-        default=0.9, ge=0, description="factor of the contrast with the teachers' target"
-    )
-    temperature: float | None = Field(default=0.1, gt=0, description="of the contrast; None: 1 for scores, else 0.1")
-    queue: Annotated[int, _CONTRASTS] = Field(
-        default=1024, ge=0, description="past targets an output that serve as negatives"
-    )
-    momentum: Annotated[float, _BYOL] = Field(
-        default=0.99, ge=0, le=1, description="of the slow encoders of BYOL, at each step"
-    )
-    predictor_width: Annotated[int, _BYOL] = Field(default=4096, ge=1, description="hidden width of BYOL's predictors")
-    adapter_outputs: Annotated[int, _CONTRASTS] = Field(
-        default=10, ge=1, description="outputs of the adapters of the attention"
-    )
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    byol: Byol | None = Byol(weight=0.1)
+    contrast: TargetContrast | None = TargetContrast()
+    public: EitherExchange = EitherExchange(augment=True)
+    task: ServerTask | None = ServerTask()
+    distiller: StudentPasses | None = StudentPasses()
+
+    @model_validator(mode="after")
+    def _learns_something(self) -> Self:
+        if self.task is not None and self.task.order != "last":
+            raise ValueError(f"task.order is {self.task.order}, but FedMKD's server trains its task last; leave it")
+        if self.distiller is not None and self.byol is None and self.contrast is None:
+            raise ValueError("byol and contrast are both null; set distiller itself to null")
+        return self
+
+    @property
+    def server_passes(self) -> int:
+        return (self.task.epochs if self.task else 0) + (self.distiller.epochs if self.distiller else 0)
+
+    def sends(self, declared: Declared) -> Declared:
+        return self.public.sends(declared)
 
     # ---- server half
 
-    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Teachers]:
+    def setup(self, server: Server) -> None:
+        """Check that everybody has what the method exchanges.
+
+        Raises:
+            ConfigError: somebody has not.
+        """
+        self.public.require(server)
+        if self.task is not None:
+            self.task.require(server, self.public)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Clients train and send their outputs, the server trains its task, and learns from all teachers."""
+        teachers = self.teachers(server, cohort, self.public.server_outputs(server))
+        train_task(self.task, "last", server)
+        if self.distiller is not None:
+            self.distil(server, teachers, self.distiller)
+
+    def teachers(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Teachers]:
         """Ask the cohort to train and for its outputs; an output that nobody sent has no teachers."""
         rows: dict[str, list[Tensor]] = {name: [values[:0]] for name, values in server_outputs.items()}
         senders: dict[str, list[str]] = {name: [] for name in server_outputs}
         replies = cohort.ask(
             self.fit,
-            check=self.outputs_check(server, server_outputs, "knowledge"),
+            check=self.public.check(server, server_outputs, "knowledge"),
             order=server_outputs.order,
-            channels=each(self.asked_outputs(server_outputs)),
+            channels=each(self.public.asked(server_outputs)),
         )
         for reply in replies:
-            for name, values in self.from_wire(server, reply.knowledge).items():
-                clipped = clip_row_norms(values, self.output_kind.largest).float()
+            for name, values in self.public.from_wire(server, reply.knowledge).items():
+                clipped = clip_row_norms(values, self.public.kind.largest).float()
                 # unit norm also where logits cross: no teacher counts by its scale
                 rows[name].append(F.normalize(clipped, dim=1))
                 senders[name].append(reply.sender.id)
@@ -105,21 +155,21 @@ class FedMKD(SoftmaxForm, ServerTask):
         shapes = {name: (-1, *values.shape) for name, values in server_outputs.items()}
         return {name: Teachers(torch.cat(parts).view(shapes[name]), senders[name]) for name, parts in rows.items()}
 
-    def distil(self, server: Server, targets: Mapping[str, Teachers]) -> None:
-        present = {name: teachers for name, teachers in targets.items() if teachers.senders}
-        if not self.kd_epochs or not present:
+    def distil(self, server: Server, teachers: Mapping[str, Teachers], passes: StudentPasses) -> None:
+        """Passes over the exchanged samples, and the weights of the teachers that the report shows."""
+        present = {name: one for name, one in teachers.items() if one.senders}
+        if not present:
             return
-        widths = {name: teachers.values.shape[2] for name, teachers in targets.items()}
-        samples = server.exchanged(self.public_samples)
-        student = Student(self, server, samples, widths)
-        size = (self.distillation or server.training).batch_size
-        for batch in self.public_passes(server, "distil", self.kd_epochs, size, samples):
+        widths = {name: one.values.shape[2] for name, one in teachers.items()}
+        samples = self.public.drawn(server)
+        student = Student(self, passes, server, samples, widths)
+        size = (passes.training or server.training).batch_size
+        for batch in self.public.passes(server, "distil", passes.epochs, size, samples):
             student.learn(batch, present)
         student.keep()
         server.record(**student.means())
-        # the weights that the heat map of the report shows
         index = fixed_sample(server, len(samples), min(HEAT_MAP_SAMPLES, len(samples)))
-        own = self.output_kind.of(server, samples.subset(index))
+        own = self.public.kind.of(server, samples.subset(index))
         for name, (values, senders) in present.items():
             with torch.no_grad():
                 rows = F.normalize(own[name], dim=1)
@@ -132,7 +182,7 @@ class FedMKD(SoftmaxForm, ServerTask):
     def fit(self, client: Client, order: str, channels: str) -> Reply:
         """Train on the client's own task; replies with its outputs on the exchanged samples."""
         client.fit(client.train, epochs=self.local_epochs)
-        own = self.client_outputs(client, order, read_json(channels))
+        own = self.public.client_outputs(client, order, read_json(channels))
         return Reply(knowledge=own, num_examples=client.num_examples)
 
 
@@ -146,51 +196,58 @@ class Student:
         trainer: one optimiser over model, attention and predictors.
     """
 
-    def __init__(self, method: FedMKD, server: Server, samples: Samples, widths: Mapping[str, int]) -> None:
-        self._method, self._server = method, server
+    def __init__(
+        self, method: FedMKD, passes: StudentPasses, server: Server, samples: Samples, widths: Mapping[str, int]
+    ) -> None:
+        self._method, self._weight, self._server = method, passes.weight, server
+        byol, contrast = method.byol or Byol(), method.contrast or TargetContrast()
         model, device = server.model, server.device
-        names = random_views(samples) if method.byol_weight else []
+        names = random_views(samples) if method.byol is not None else []
         with isolated(server.clock.seed, "student"):  # what is kept replaces them from the second round on
-            self.attention = TeacherAttention(widths, method.adapter_outputs).to(device)
-            self.predictors = nn.ModuleDict({name: Predictor(model.dim, method.predictor_width) for name in names})
+            self.attention = TeacherAttention(widths, contrast.adapter_outputs).to(device)
+            self.predictors = nn.ModuleDict({name: Predictor(model.dim, byol.predictor_width) for name in names})
             self.predictors.to(device)
-        self.views = SecondViews(samples, names, model, method.momentum, server.generator("second-views"))
-        for name, module in self._modules().items():
-            if name in server.state:
-                module.load_state_dict(server.state[name])
+        self.views = SecondViews(samples, names, model, byol.momentum, server.generator("second-views"))
+        for name in self._modules().keys() & server.state.keys():
+            self._modules()[name].load_state_dict(server.state[name])
         trained = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
-        self.trainer = server.trainer(_OPTIMIZER, method.distillation, module=trained)
+        self.trainer = server.trainer(_OPTIMIZER, passes.training, module=trained)
         empty = {f"values.{name}": torch.zeros(0, width) for name, width in widths.items()}
         empty |= {f"items.{name}": torch.zeros(0, dtype=torch.int64) for name in widths}
         self._queue = {name: value.to(device) for name, value in (server.state.get(_QUEUE) or empty).items()}
         self._losses: dict[str, list[Tensor]] = {"byol": [], "contrast": []}
 
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
-        model, method = CachedModel(self._server.model), self._method
-        # embeds first: BYOL takes the same embeddings of the first view
-        outputs = method.output_kind.outputs(self._server, model, batch, list(teachers))
-        contrasts = [
-            self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch) for name in teachers
-        ]
-        losses = {"contrast": torch.stack(contrasts).sum()}
-        if self.views.names:
+        model, method, losses = CachedModel(self._server.model), self._method, dict[str, Tensor]()
+        weighted = []
+        # outputs first: BYOL takes the same embeddings of the first view
+        outputs = method.public.kind.outputs(self._server, model, batch, list(teachers))
+        if method.contrast is not None:
+            contrasts = [
+                self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch, method.contrast)
+                for name in teachers
+            ]
+            losses["contrast"] = torch.stack(contrasts).sum()
+            weighted.append(method.contrast.weight * losses["contrast"])
+        if method.byol is not None and self.views.names:
             with self._server.autocast():
                 losses["byol"] = self.views.loss(model, self.predictors, batch)
-        factors = {"contrast": method.contrast_weight, "byol": method.byol_weight}
-        loss = torch.stack([factors[name] * value for name, value in losses.items()]).sum()
-        self.trainer.step(method.kd_weight * loss)
-        self.views.target.follow()
+            weighted.append(method.byol.weight * losses["byol"])
+        if weighted:
+            self.trainer.step(self._weight * torch.stack(weighted).sum())
+            self.views.target.follow()
         for name, value in losses.items():
             self._losses[name].append(value.detach())
 
-    def contrast(self, output: str, own: Tensor, teachers: Tensor, batch: Batch) -> Tensor:
+    def contrast(self, output: str, own: Tensor, teachers: Tensor, batch: Batch, settings: TargetContrast) -> Tensor:
         """InfoNCE of the student's outputs with the teachers' target, which then joins the queue."""
         own = F.normalize(own.float(), dim=1)
         # gradient reaches the attention through the target, not through the queue
         targets = F.normalize(self.attention(output, own, teachers)[0], dim=1)
         values, items = self._queue[f"values.{output}"], self._queue[f"items.{output}"]
-        loss = queue_contrast(own, targets, values, batch.items, items, self._method.tau)
-        kept = slice(self._method.queue)  # newest first, so that the oldest fall out
+        tau = self._method.public.tau(settings.temperature)
+        loss = queue_contrast(own, targets, values, batch.items, items, tau)
+        kept = slice(settings.queue)  # newest first, so that the oldest fall out
         self._queue[f"values.{output}"] = torch.cat([targets.detach(), values])[kept]
         self._queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
         return loss

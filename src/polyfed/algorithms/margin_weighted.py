@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SerializeAsAny
-
-from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.by_evidence import Margin
 from polyfed.algorithms.fedmd import FedMD
+from polyfed.algorithms.shared.teacher import Teacher
 
 
 class MarginWeighted(FedMD):
@@ -16,6 +14,4 @@ class MarginWeighted(FedMD):
     here than that its weights look at decision boundaries.
     """
 
-    aggregation: SerializeAsAny[Weighting] = Field(
-        default=Margin(), description="weights over clients; by default the margin between the two highest scores"
-    )
+    teacher: Teacher = Teacher(weights=Margin())

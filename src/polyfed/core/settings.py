@@ -2,7 +2,7 @@
 
 A component is written in YAML as a mapping with a ``name``, or as the bare name:
 
-    algorithm: {name: creamfl, gamma: 0.5}
+    algorithm: {name: creamfl, contrast: {weight: 0.5}}
     partition: iid
 
 A short name is a module of the component's home package (``creamfl`` is ``polyfed.algorithms.creamfl``) or of its

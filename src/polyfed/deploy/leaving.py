@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.errors import ConfigError
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.settings import SiteConfig
@@ -133,7 +134,9 @@ class _Leaving:
         samples = self.population.public_samples(views)
         if samples is None:
             return "of the public set, which there is none of"
-        drawn = None if isinstance(self.method, type) else getattr(self.method, "public_samples", None)
+        # a class has no settings yet
+        exchange = None if isinstance(self.method, type) else getattr(self.method, "public", None)
+        drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
         rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
         size = rows * width * (self._word(sent) or 4) * len(names) / 2**20
         kind = "" if sent.field == Representations.kind else "representations, "

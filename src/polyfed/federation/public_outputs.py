@@ -133,8 +133,8 @@ class LogitKind:
         for client in server.clients:
             if client.task != "classification":
                 raise ConfigError(
-                    f"algorithm.exchange is scores, but client '{client.id}' has the task '{client.task}'; give all "
-                    "clients and the server one classification, or set algorithm.exchange=representations"
+                    f"algorithm.public.form is scores, but client '{client.id}' has the task '{client.task}'; give all "
+                    "clients and the server one classification, or set algorithm.public.form=representations"
                 )
 
     def _scores(self, participant: Participant, task: Classification, model: Embedder, batch: Batch) -> Tensor:
@@ -172,9 +172,9 @@ def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
 def _classification(participant: Participant) -> Classification:
     if not isinstance(participant.task, Classification):
         raise ConfigError(
-            f"algorithm.exchange is scores, but the task of '{participant.name}' is "
+            f"algorithm.public.form is scores, but the task of '{participant.name}' is "
             f"'{participant.task.component_name()}'; give it a classification, or set "
-            "algorithm.exchange=representations"
+            "algorithm.public.form=representations"
         )
     return participant.task
 

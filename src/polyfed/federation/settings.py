@@ -80,6 +80,16 @@ class TrainingSettings(Settings):
     batch_size: int = Field(default=64, ge=1, description="training batch, samples")
 
 
+def require_no_batch_size(training: TrainingSettings, why: str) -> None:
+    """Check that an optimiser that has no batches of its own is given no batch size.
+
+    Raises:
+        ValueError: it is given one; ``why`` it has no effect.
+    """
+    if training.batch_size != TrainingSettings.model_fields["batch_size"].default:
+        raise ValueError(f"training.batch_size {training.batch_size} has no effect: {why}; leave it out")
+
+
 TypeName = Annotated[
     str,
     Field(

@@ -51,7 +51,7 @@ def _agreement(norms: Sequence[float]) -> Iterator[str]:
     if norms and finite_mean(norms) < _LOOSE:
         yield (
             f"The clients' mean has norm {figure(finite_mean(norms))}, where 1 would be agreement: their spaces are "
-            "not aligned; see algorithm.alignment and kd_loss similarity."
+            "not aligned; see algorithm.teacher.alignment and distiller.loss similarity."
         )
 
 

@@ -219,7 +219,15 @@ def participant_model(run: Run, participant: str = SERVER, which: str | None = N
             f"no participant '{participant}' in '{run.folder}'; {nearest(participant, [SERVER, *members])}"
         )
     views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
-    return loaded_model(name, run.client_model(participant), views, run.federation.data.context)
+    return loaded_model(name, _client_model(run, participant), views, run.federation.data.context)
+
+
+def _client_model(run: Run, client: str) -> Model:
+    if not run.has_client_models:
+        for kind, clients in run.types.items():
+            if kind in run.global_weights and client in {info.id for info in clients.clients}:
+                return run.global_model(kind)
+    return run.client_model(client)
 
 
 def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:

@@ -223,17 +223,6 @@ class Run:
 
         return client_types(self.federation.infos)
 
-    def type_of(self, client: str) -> str:
-        """Name of a client's type.
-
-        Raises:
-            ConfigError: there is no such client.
-        """
-        types = {info.id: kind for kind, members in self.types.items() for info in members.clients}
-        if client not in types:
-            raise ConfigError(f"no client '{client}' in '{self.folder}'; {nearest(client, types)}")
-        return types[client]
-
     @cached_property
     def global_weights(self) -> Mapping[str, Mapping[str, Tensor]]:
         """Type of clients -> weights of its global model, for methods that have them.
@@ -333,16 +322,11 @@ class Run:
         return unflatten(store.load(name, self.clients[name]))
 
     def client_model(self, name: str, state: Mapping[str, Mapping[str, Tensor]] | None = None) -> Model:
-        """A client's model, in evaluation mode, on the device; from ``state`` if that is read already.
-
-        It is the one that it keeps or, where it keeps none but the method averages, the global one of its type.
+        """A client's kept model, in evaluation mode, on the device; from ``state`` if that is read already.
 
         Raises:
             RunError: its state is missing, damaged, or not of this model.
-            ConfigError: as for ``clients`` and ``client``.
         """
-        if not self.has_client_models and (kind := self.type_of(name)) in self.global_weights:
-            return self.global_model(kind)
         member = self.client(name)
         weights = (state or self.client_state(name)).get("model", {})
         return self._loaded(member, weights, f"the kept state of client '{name}' does not fit its model")

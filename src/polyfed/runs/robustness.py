@@ -6,6 +6,7 @@ import typing
 from types import UnionType
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.engines.colluding import ColludingEngine
@@ -49,10 +50,11 @@ def require_combinable(rule: RobustRule, method: Algorithm) -> None:
             f"aggregation.robust '{rule.component_name()}' weighs rows, but clients of '{name}' send weights; choose "
             "median, trimmed_mean, geometric_median, krum, multi_krum or clip"
         )
-    if getattr(method, "alignment", "none") != "none":
+    teacher = getattr(method, "teacher", None)
+    if isinstance(teacher, Teacher) and teacher.alignment is not None:
         raise ConfigError(
-            "aggregation.robust compares what clients send, and with algorithm.alignment "
-            f"'{method.alignment}' each sends in a space of its own; set algorithm.alignment=none"  # type: ignore[attr-defined]
+            "aggregation.robust compares what clients send, and with algorithm.teacher.alignment "
+            f"'{teacher.alignment.kind}' each sends in a space of its own; set algorithm.teacher.alignment=null"
         )
 
 

@@ -38,15 +38,18 @@ _WITH_PAIRS: Mapping[str, str] = {
 algorithm:
   name: change_distillation
   targets: absolute  # networks from scratch; leave out over frozen features
-  digest: gradient
-  counted_groups: [pairs]
+  digest: {by: gradient}
+  teacher: {groups: [pairs]}
   warmup_rounds: WARMUP  # of the server alone
   local_epochs: 2  # passes of a client over its own data a round
-  kd_epochs: 8  # passes of the server over the public pairs a round
-  kd_weight: 10""",
+  distiller: {epochs: 8, weight: 10}  # passes of the server over the public pairs a round""",
     "creamfl": """\
 # Representations of the public pairs, weighted by how well they tell pairs apart (docs: CreamFL).
-algorithm: {name: creamfl, local_epochs: 1, tau_inter: 0.1, aggregation: {name: gca, tau: 0.05}}""",
+algorithm:
+  name: creamfl
+  local_epochs: 1
+  contrast: {inter: {tau: 0.1}}
+  teacher: {weights: {name: gca, tau: 0.05}}""",
 }
 _AVERAGES = """\
 # Weights are averaged by type of client, so that all of a type have one architecture (docs: weight exchange).

@@ -6,20 +6,13 @@ import typing
 from collections.abc import Iterator
 from types import UnionType
 
-from polyfed.aggregation.weighting import Weighting
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.federation.false_replies import Conspiracy
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import TensorBundle
 from polyfed.wire.schema import Declared, StepSchema, steps_of
-
-_SETTINGS: tuple[tuple[str, object, str], ...] = (
-    ("largest_norm", None, "compares the rows of clients; set it to null"),
-    ("alignment", "none", "maps the representations of each client; set it to none"),
-    ("judge_clients", False, "looks at the representations of each client; set it to false"),
-)
-"""Setting of methods, its value without effect, and why another cannot be."""
 
 
 def require_summable(experiment: Experiment) -> None:
@@ -51,14 +44,23 @@ def needs_single_replies(method: Algorithm) -> Iterator[str]:
 
 def _reasons_of_settings(method: Algorithm) -> Iterator[str]:
     """Settings that several methods have, and that look at single replies."""
-    weighting = getattr(method, "aggregation", None)
-    if isinstance(weighting, Weighting) and weighting.component_name() != "count":
-        yield f"algorithm.aggregation '{weighting.component_name()}' weighs clients by what each sends; choose count"
+    teacher = getattr(method, "teacher", None)
+    if isinstance(teacher, Teacher):
+        yield from _reasons_of_teacher(teacher)
     if getattr(getattr(method, "averaging", None), "mean", "exact") != "exact":
         yield "algorithm.averaging.mean 'sequential' takes them one after the other; set it to exact"
-    for name, off, why in _SETTINGS:
-        if getattr(method, name, off) != off:
-            yield f"algorithm.{name} {why}"
+    if getattr(method, "largest_norm", None) is not None:
+        yield "algorithm.largest_norm compares the rows of clients; set it to null"
+
+
+def _reasons_of_teacher(teacher: Teacher) -> Iterator[str]:
+    if teacher.weights.component_name() != "count":
+        name = teacher.weights.component_name()
+        yield f"algorithm.teacher.weights '{name}' weighs clients by what each sends; choose count"
+    if teacher.alignment is not None:
+        yield "algorithm.teacher.alignment maps the representations of each client; set it to null"
+    if teacher.judge_clients:
+        yield "algorithm.teacher.judge_clients looks at the representations of each client; set it to false"
 
 
 def _individual(schema: StepSchema, weight: str | None) -> list[str]:

@@ -154,8 +154,8 @@ def test_a_round_that_asks_nobody_says_so(fedavg: RoundCosts) -> None:
     "algorithm",
     [
         {"name": "fedavg"},
-        {"name": "creamfl", "public_batch_size": 4},
-        pytest.param({"name": "fedafd", "public_batch_size": 4}, marks=pytest.mark.slow),
+        {"name": "creamfl", "contrast": {"batch_size": 4}},
+        pytest.param({"name": "fedafd", "adversarial": {"batch_size": 4}}, marks=pytest.mark.slow),
     ],
     ids=lambda algorithm: str(algorithm["name"]),
 )
@@ -194,6 +194,6 @@ def test_blank_data_need_no_folder_and_no_weights() -> None:
     ],
 )
 def test_what_cannot_be_planned(changes: Config, classes: dict[str, int], message: str) -> None:
-    content = hashed(three_kinds(name="creamfl", public_batch_size=4)) | changes
+    content = hashed(three_kinds(name="creamfl", contrast={"batch_size": 4})) | changes
     with pytest.raises(ConfigError, match=message):
         planned_traffic(Experiment.parse(content), classes)

@@ -32,15 +32,15 @@ def test_the_head_on_fused_features_is_what_the_run_measured(fedafd_run: Path) -
     assert found.kinds["local"].metrics["loss"] != pytest.approx(measured["loss"], rel=1e-3)
 
 
-@pytest.mark.parametrize("changes", [{"fusion": "maps"}, {"fuse": "embeddings", "broadcast_every": 2}])
+@pytest.mark.parametrize("changes", [{"level": "maps"}, {"inputs": "embeddings", "broadcast_every": 2}])
 def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     content = yaml.safe_load((fedafd_run / "config.yaml").read_text())
-    content["algorithm"] |= changes
+    content["algorithm"]["fusion"] |= changes
     folder = run(Experiment.load(content), tmp_path / "run").folder
     found = run_features(open_run(folder), samples=None, method="pca")
     assert dict(found.kinds["fused"].metrics) == pytest.approx(dict(RunRecords.load(folder).last("image")))
     norms = found.kinds["local"].values.norm(dim=1)
-    assert bool(torch.allclose(norms, torch.ones(8))) == ("fuse" not in changes)
+    assert bool(torch.allclose(norms, torch.ones(8))) == ("inputs" not in changes)
 
 
 def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_be(fedafd_run: Path) -> None:
     with pytest.raises(ConfigError, match=r"not client 'paired-0' of .* classifies test samples.*valid: image"):
         run_features(opened, "paired-0")
     with pytest.raises(ConfigError, match=r"clients of 'fedafd' in .* do not fuse"):
-        run_features(algorithm(opened, fusion="none"))
+        run_features(algorithm(opened, fusion=None))
     with pytest.raises(ConfigError, match="method 'umap'"):
         run_features(opened, method="umap")
     untested = opened.federation.members["image"].settings.model_copy(update={"test_split": None})

@@ -1,76 +1,81 @@
-"""FedAFD's adversarial alignment (BAA)."""
+"""FedAFD's adversarial alignment (BAA), a part that the method holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange
-from polyfed.core.effects import SEVERAL, Inner, Never, Not, Only, Where
-from polyfed.data.samples import Batch, Samples
+from polyfed.core.settings import Settings
+from polyfed.data.samples import Batch
 from polyfed.federation.public_outputs import Pair
-from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.settings import TrainingSettings, require_no_batch_size
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.adversarial import Discriminator, EncoderForm, discriminator_loss, encoder_loss
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 
 DISCRIMINATORS = "discriminator_"
-ALIGNS = Only(beta=Not(0))
-"""Clients align with the server."""
 
 
-class AdversarialAlignment(PublicExchange):
+class AdversarialAlignment(Settings):
     """Clients' public representations are to be indistinguishable from the server's (FedAFD, supplement, Eq. 1).
 
     Two discriminators a modality stay with the client: one judges against the server's representations of the same
     modality, the other against those of each other modality.
     """
 
-    beta: float = Field(default=0.5, ge=0, description="weight of the adversarial alignment (BAA); 0: none")
-    baa_update: Annotated[Literal["joint", "alternate"], ALIGNS] = Field(
+    weight: float = Field(default=0.5, gt=0, description="beta, weight of the adversarial alignment (BAA)")
+    update: Literal["joint", "alternate"] = Field(
         default="joint",
         description="add the alignment to the task loss, or give it passes over P of its own first, as released",
     )
-    adversarial: Annotated[EncoderForm, ALIGNS] = Field(
+    loss: EncoderForm = Field(
         default="minimax", description="the encoder's loss: minimax (the paper's), or non_saturating, as released"
     )
-    double_sigmoid: Annotated[bool, ALIGNS] = Field(
-        default=False, description="discriminators end in a sigmoid, as released"
+    double_sigmoid: bool = Field(default=False, description="discriminators end in a sigmoid, as released")
+    shared: bool = Field(
+        default=False,
+        description="one pair of discriminators for all modalities of a client, as released, instead of one for each",
     )
-    share_discriminators: Annotated[bool, ALIGNS & Where(SEVERAL)] = Field(
-        default=False, description="one pair for all modalities of a client, as released, instead of one for each"
-    )
-    discriminator: Annotated[
-        TrainingSettings, ALIGNS, Inner(batch_size=Never("its batches are of public_batch_size"))
-    ] = Field(
+    training: TrainingSettings = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=1e-4)),
-        description="optimiser of the discriminators (its batch size is public_batch_size)",
+        description="optimiser of the discriminators",
     )
-    public_batch_size: Annotated[int, ALIGNS] = Field(
-        default=128, ge=2, description="public samples a step of the alignment"
-    )
-    public_batches_per_epoch: Annotated[int | None, ALIGNS & Only(baa_update="joint")] = Field(
+    batch_size: int = Field(default=128, ge=2, description="public samples a step of the alignment")
+    batches_per_epoch: int | None = Field(
         default=None, ge=1, description="joint: public batches an epoch, spread evenly; None: one a private batch"
     )
 
+    @model_validator(mode="after")
+    def _all_act(self) -> Self:
+        require_no_batch_size(self.training, "its batches are of adversarial.batch_size")
+        if self.batches_per_epoch is not None and self.update != "joint":
+            raise ValueError(f"batches_per_epoch {self.batches_per_epoch} acts only with update: joint; leave it out")
+        return self
+
     def add_modules(self, model: Model) -> None:
-        """The discriminators of each modality."""
-        super().add_modules(model)
-        names = ["every"] if self.share_discriminators else list(model.encoders)
-        # without a weight there would be parameters that nothing trains
-        for name in names if self.beta else []:
+        """The discriminators of each modality, as ``model.extras``."""
+        for name in ["every"] if self.shared else list(model.encoders):
             for kind in ("own", "cross"):
                 model.extras[f"{DISCRIMINATORS}{kind}_{name}"] = Discriminator(
                     model.dim, double_sigmoid=self.double_sigmoid
                 )
 
     # ---- client half
+
+    def against(self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor]) -> Tensor:
+        """A step of the discriminators, then the weighted loss of the encoders on the same public batch."""
+        local = self.local_representations(client, batch, server_outputs)
+        # the released code scales the discriminators' loss by beta as well
+        factor = self.weight if self.update == "alternate" else 1.0
+        self.discriminator_trainer(client).step(factor * self.discriminating(client, batch, local, server_outputs))
+        return self.weight * self.alignment_loss(client, batch, local, server_outputs)
 
     def discriminating(
         self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
@@ -87,7 +92,7 @@ class AdversarialAlignment(PublicExchange):
     ) -> Tensor:
         """What the encoders minimise: L_adv = mean_k (L_in + L_cr), summed over the client's modalities."""
         parts = [
-            encoder_loss(judge, real[batch.index], local[modality], self.adversarial)
+            encoder_loss(judge, real[batch.index], local[modality], self.loss)
             for modality, judge, real in self.levels(client, local, server_outputs)
         ]
         return torch.stack(parts).sum()
@@ -97,7 +102,7 @@ class AdversarialAlignment(PublicExchange):
     ) -> Iterator[tuple[str, torch.nn.Module, Tensor]]:
         """(modality, discriminator, its real representations): the same modality, then each other one."""
         for modality in local:
-            name = "every" if self.share_discriminators else modality
+            name = "every" if self.shared else modality
             yield modality, client.model.extras[f"{DISCRIMINATORS}own_{name}"], server_outputs[modality]
             for other in server_outputs:
                 if other != modality:
@@ -112,24 +117,19 @@ class AdversarialAlignment(PublicExchange):
 
     def discriminator_trainer(self, client: Client) -> Trainer:
         """The optimiser of the discriminators."""
-        return client.trainer(
-            "discriminator", self.discriminator, lambda name: name.startswith(f"extras.{DISCRIMINATORS}")
-        )
+        return client.trainer("discriminator", self.training, lambda name: name.startswith(f"extras.{DISCRIMINATORS}"))
 
-    def batch_pairs(
-        self, client: Client, samples: Samples, server_outputs: Mapping[str, Tensor], epoch: int
+    def batches(
+        self, client: Client, public: PublicExchange, server_outputs: Mapping[str, Tensor], epoch: int
     ) -> Iterator[Pair]:
-        """Private and public batches of one epoch, as ``baa_update`` combines them."""
-        private = client.batches(client.train, f"task-{epoch}")
+        """Private and public batches of one epoch, as ``update`` combines them."""
         # a client none of whose modalities the server encodes has nothing to align with
         able = any(name in server_outputs for name in client.model.modalities)
-        if not self.beta or not able:
-            yield from ((batch, None) for batch in private)
+        if able and self.update == "joint":
+            yield from public.beside_private(
+                client, "align", epoch, self.batch_size, self.batches_per_epoch, mixed=True
+            )
             return
-        size, wanted = self.public_batch_size, self.public_batches_per_epoch
-        if self.baa_update == "joint":
-            yield from self.mixed_batches(client, private, f"align-{epoch}", size, wanted, samples)
-        else:
-            public = client.public_batches(f"align-{epoch}-0", size, augment=self.public_augment, samples=samples)
-            yield from ((None, batch) for batch in public)
-            yield from ((batch, None) for batch in private)
+        alone = public.one_pass(client, f"align-{epoch}-0", self.batch_size) if able else ()
+        yield from ((None, batch) for batch in alone)
+        yield from ((batch, None) for batch in client.batches(client.train, f"task-{epoch}"))

@@ -6,32 +6,55 @@ from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange, row_shares
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Samples
 from polyfed.federation.public_outputs import modality_of
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.models.model import Model
 
 
-def fit_by_gradient(
-    method: PublicExchange, client: Client, goals: Mapping[str, Tensor], epochs: int, size: int, loss: Distillation
-) -> None:
-    """Passes over the exchanged samples, each step on the sum over modalities of the mean distance to the goals.
+class Digest(Settings):
+    """A digest by gradient steps."""
 
-    Goals are output -> [n, w]; rows of zeros are no goal.
-    """
-    samples, trainer, distance = client.exchanged(method.public_samples), client.trainer(), DISTILLATIONS[loss]
-    valid = {name: values.any(1) for name, values in goals.items()}
-    shares = row_shares(valid)
-    for batches in method.part_passes(client, "digest", epochs, size, samples, goals):
-        own = method.part_outputs(client, client.model, batches, goals)
-        parts = [
-            shares[name] * distance(rows, goals[name][index], valid[name][index]) for name, (rows, index) in own.items()
-        ]
-        trainer.step(torch.stack(parts).sum())
+    epochs: int = Field(default=1, ge=1, description="passes over the exchanged samples")
+    loss: Distillation = Field(default="l1", description="distance to what is digested")
+    batch_size: int = Field(default=128, ge=2, description="public samples a step")
+
+    def require(self, public: PublicExchange) -> None:
+        """Check that the distance suits what crosses.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.loss == "kl" and not public.exchanges_scores:
+            raise ConfigError(
+                "algorithm.digest.loss is kl, which compares class scores, not representations; choose l1 or cosine"
+            )
+
+    def fit(self, client: Client, public: PublicExchange, goals: Mapping[str, Tensor]) -> None:
+        """Passes over the exchanged samples, each step on the sum over modalities of the mean distance to the goals.
+
+        Goals are output -> [n, w]; rows of zeros are no goal, nor are outputs that the client has not.
+        """
+        goals = {name: goals[name] for name in public.kind.channels(client.info, list(goals))}
+        if not goals:
+            return
+        samples, trainer, distance = public.drawn(client), client.trainer(), DISTILLATIONS[self.loss]
+        valid = {name: values.any(1) for name, values in goals.items()}
+        shares = row_shares(valid)
+        for batches in public.part_passes(client, "digest", self.epochs, self.batch_size, samples, goals):
+            own = public.part_outputs(client, client.model, batches, goals)
+            parts = [
+                shares[name] * distance(rows, goals[name][index], valid[name][index])
+                for name, (rows, index) in own.items()
+            ]
+            trainer.step(torch.stack(parts).sum())
 
 
 def only_layer(model: Model, modality: str) -> nn.Linear | None:
@@ -44,7 +67,7 @@ def only_layer(model: Model, modality: str) -> nn.Linear | None:
 
 @torch.no_grad()
 def fit_in_closed_form(
-    method: PublicExchange, client: Client, modality: str, layer: nn.Linear, goals: Mapping[str, Tensor], penalty: float
+    public: PublicExchange, client: Client, modality: str, layer: nn.Linear, goals: Mapping[str, Tensor], penalty: float
 ) -> None:
     """Set the layer that ends a tower to the ridge regression from its inputs to the goals of its modality.
 
@@ -54,7 +77,7 @@ def fit_in_closed_form(
     targets = [values for name, values in goals.items() if modality_of(name) == modality]
     for name in goals:
         if modality_of(name) == modality:
-            samples = client.parts[name] if name in client.parts else client.exchanged(method.public_samples)
+            samples = client.parts[name] if name in client.parts else public.drawn(client)
             inputs.append(_inputs_of(client, layer, samples, modality))
     features, goal = torch.cat(inputs), torch.cat(targets)
     wanted = goal.any(1)

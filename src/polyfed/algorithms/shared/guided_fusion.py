@@ -1,20 +1,20 @@
-"""FedAFD's fusion of a client's features with those of the server's encoders (GFF)."""
+"""FedAFD's fusion of a client's features with those of the server's encoders (GFF), a part that the method holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Client, ClientInfo, Reply, Server, Weights, client_query
-from polyfed.core.effects import PAIRING, SEVERAL, SINGLE, Inner, Never, Not, Only, Where
+from polyfed.algorithms.algorithm import Client, ClientInfo, Server, Weights
 from polyfed.core.errors import RunError
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Guide
-from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.settings import TrainingSettings, require_no_batch_size
 from polyfed.federation.trainer import Trainer
 from polyfed.models.fused import Fused, Guidance, Partner, SampleFeatures, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion
@@ -22,58 +22,49 @@ from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 
 FUSION, VERSION = "fusion", "version"
-FUSES = Only(fusion=Not("none"))
-"""Clients fuse their features with the server's."""
-_OWN_SIZE = Inner(batch_size=Never("its batches are those of the task"))
 
 
-class GuidedFusion(Algorithm):
+class GuidedFusion(Settings):
     """Clients train and are judged on features fused with those of the server's frozen encoders, which they receive.
 
     A client keeps the encoders (``encoders``), and what these see of its data (``features``), until the next broadcast.
     """
 
-    shares_encoders: ClassVar[bool] = True
-
-    fusion: Literal["vectors", "maps", "none"] = Field(
-        default="vectors", description="fuse vectors (the paper's setting) or features by position (GFF), or nothing"
+    level: Literal["vectors", "maps"] = Field(
+        default="vectors", description="fuse vectors (the paper's setting) or features by position (GFF)"
     )
-    fuse: Annotated[Literal["representations", "embeddings"], FUSES] = Field(
+    inputs: Literal["representations", "embeddings"] = Field(
         default="representations", description="fuse vectors of unit norm, or as encoders give them"
     )
-    renormalise: Annotated[bool, FUSES & Where(PAIRING)] = Field(
-        default=True, description="unit norm of fused vectors in retrieval; off as released"
-    )
-    shared_global_branch: Annotated[bool, FUSES] = Field(
-        default=False, description="three live branches instead of four, as released"
-    )
-    reset_fusion: Annotated[bool, FUSES] = Field(
-        default=False, description="a new fusion module in every round, as released"
-    )
-    fusion_training: Annotated[TrainingSettings, FUSES & Where(SINGLE), _OWN_SIZE] = Field(
+    renormalise: bool = Field(default=True, description="unit norm of fused vectors in retrieval; off as released")
+    shared_global_branch: bool = Field(default=False, description="three live branches instead of four, as released")
+    reset: bool = Field(default=False, description="a new fusion module in every round, as released")
+    training: TrainingSettings = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=0.005, weight_decay=0.01)),
         description="optimiser of the fusion module at clients of one modality",
     )
-    fusion_training_several: Annotated[TrainingSettings, FUSES & Where(SEVERAL), _OWN_SIZE] = Field(
+    training_several: TrainingSettings = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=1e-4, weight_decay=0.1)),
         description="optimiser of the fusion module at clients of several modalities",
     )
-    broadcast_every: Annotated[int, FUSES] = Field(
-        default=1, ge=1, description="K, rounds between two broadcasts of the encoders"
-    )
-    send_encoders: Annotated[Literal["own", "all"], FUSES & Where(SINGLE)] = Field(
+    broadcast_every: int = Field(default=1, ge=1, description="K, rounds between two broadcasts of the encoders")
+    send: Literal["own", "all"] = Field(
         default="own", description="encoders of the client's modalities, which are all it uses, or of all, as released"
     )
-    cache_global_features: Annotated[bool, FUSES] = Field(
+    cache: bool = Field(
         default=True,
         description="encode private data once a broadcast, not once a step; the same results up to rounding",
     )
 
+    @model_validator(mode="after")
+    def _all_act(self) -> Self:
+        for training in (self.training, self.training_several):
+            require_no_batch_size(training, "its batches are those of the task")
+        return self
+
     def add_modules(self, model: Model) -> None:
-        """The fusion."""
-        super().add_modules(model)
-        if self.fusion != "none":
-            model.extras[FUSION] = self._new_fusion(model.dim)
+        """The fusion, as one of ``model.extras``."""
+        model.extras[FUSION] = self._new_fusion(model.dim)
 
     def _new_fusion(self, dim: int) -> GranularityFusion:
         return GranularityFusion(dim, shared_global_branch=self.shared_global_branch)
@@ -82,8 +73,6 @@ class GuidedFusion(Algorithm):
 
     def current_encoders(self, server: Server) -> tuple[int, dict[str, Tensor]]:
         """The encoders that clients are to have, and the round of their broadcast."""
-        if self.fusion == "none":
-            return 0, {}
         # the last round in which encoders were broadcast, counted from the first
         version = server.clock.round - (server.clock.round - 1) % self.broadcast_every
         if version == server.clock.round:
@@ -95,13 +84,13 @@ class GuidedFusion(Algorithm):
         return version, server.state["broadcast"]
 
     def has_encoders(self, server: Server, client: ClientInfo, version: int) -> bool:
-        """Whether a client has the encoders of the broadcast ``version``, or needs none."""
+        """Whether a client has the encoders of the broadcast ``version``."""
         received = server.state.get("received", {}).get(client.id)
-        return self.fusion == "none" or (received is not None and int(received) == version)
+        return received is not None and int(received) == version
 
     def encoders_for(self, client: ClientInfo, encoders: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of the encoders that a client is sent."""
-        if self.send_encoders == "all":
+        if self.send == "all":
             return dict(encoders)
         # the norm after the encoders belongs to all of them
         own = tuple(f"encoders.{name}." for name in client.modalities)
@@ -109,48 +98,46 @@ class GuidedFusion(Algorithm):
 
     # ---- client half
 
-    @client_query(float)
-    def assess(self, client: Client) -> Reply:
-        """Evaluate the client's model, fused; a client that has never received encoders by its own features."""
+    def evaluate(self, client: Client) -> dict[str, float] | None:
+        """Metrics of the client's fused model; None for a client without test samples, or without encoders yet."""
         kept = client.state.get("encoders")
-        if client.test is None or not kept or self.fusion == "none":
-            return super().assess(client)
+        if client.test is None or not kept:
+            return None
         there = self._guide(client).test
         assert there is not None
         guidance = self._guidance(client, there, kept)
         partner, samples = of_rows(guidance, client.test)
         fused = self.fused(client.model, partner)
         with client.autocast():
-            metrics = client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)
-        return Reply(**metrics)
+            return client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)
 
-    def fused_task_loss(self, client: Client, batch: Batch, guidance: Guidance | None) -> Tensor:
+    def task_loss(self, client: Client, batch: Batch, guidance: Guidance | None) -> Tensor:
         """The task's loss of a batch, fused where there is guidance."""
         if guidance is None:
             return client.task_loss(batch)
         with client.autocast():
             return client.task.loss(self.fused(client.model, of_batch(guidance, batch.index)), client.head, batch)
 
-    def begin_fusion(self, client: Client) -> None:
+    def begin(self, client: Client) -> None:
         """Start the round with a new fusion, if so asked."""
-        if self.reset_fusion and self.fusion != "none":
+        if self.reset:
             client.model.extras[FUSION] = self._new_fusion(client.model.dim).to(client.device)
             client.optimizer_state.pop(FUSION, None)  # moments of other weights
 
-    def fusion_trainer(self, client: Client) -> Trainer:
+    def trainer(self, client: Client) -> Trainer:
         """The optimiser of the fusion."""
         # the paper trains the fusion of image-text clients a fiftieth as fast
-        settings = self.fusion_training_several if len(client.model.modalities) > 1 else self.fusion_training
+        settings = self.training_several if len(client.model.modalities) > 1 else self.training
         return client.trainer(FUSION, settings, lambda name: name.startswith(f"extras.{FUSION}"))
 
-    def receive_encoders(self, client: Client, encoders: Weights, version: int) -> Guidance | None:
+    def receive(self, client: Client, encoders: Weights, version: int) -> Guidance | None:
         """Keep the encoders that came; returns what the current ones make of the private data.
 
         Raises:
             RunError: the client has not got the encoders of this broadcast.
         """
-        if self.fusion == "none" or not self._guide(client).train.modalities:
-            return None  # in the second case the server encodes nothing that the client has
+        if not self._guide(client).train.modalities:
+            return None  # the server encodes nothing that the client has
         if encoders:
             client.state["encoders"] = {**encoders, VERSION: torch.tensor(version)}
         kept = client.state.get("encoders", {})
@@ -159,7 +146,7 @@ class GuidedFusion(Algorithm):
             raise RunError(f"the server's encoders of round {version} are needed, but this client has {held}")
         # in the evaluation view: what is cached must not depend on a draw
         guidance = self._guidance(client, self._guide(client).train, kept)
-        if self.cache_global_features:
+        if self.cache:
             self._remember(client, guidance, version)
         return guidance
 
@@ -173,7 +160,7 @@ class GuidedFusion(Algorithm):
         own = samples.only(
             [name for name in samples.modalities if any(key.startswith(f"encoders.{name}.") for key in kept)]
         )
-        return Guidance(model, own, self.fusion == "maps", client.evaluation_batch, {})
+        return Guidance(model, own, self.level == "maps", client.evaluation_batch, {})
 
     def _remember(self, client: Client, guidance: Guidance, version: int) -> None:
         """Encode private data once a broadcast; between broadcasts the features are kept."""
@@ -199,7 +186,7 @@ class GuidedFusion(Algorithm):
             model,
             fusion,
             partner,
-            maps=self.fusion == "maps",
-            unit=self.fuse == "representations",
+            maps=self.level == "maps",
+            unit=self.inputs == "representations",
             renormalise=self.renormalise,
         )

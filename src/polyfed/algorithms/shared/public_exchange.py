@@ -1,22 +1,22 @@
-"""The base of methods whose participants exchange outputs on a public set."""
+"""What participants exchange on a public set, and how they train on it: a part that methods hold."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import count
-from typing import Annotated, Any, ClassVar, Literal
+from itertools import count, islice
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, LocalTraining, Reply, Server
-from polyfed.core.effects import Not, Only
+from polyfed.algorithms.algorithm import Client, ClientInfo, Logits, Reply, Representations, Server
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.participant import Participant
 from polyfed.federation.public_outputs import (
@@ -29,62 +29,39 @@ from polyfed.federation.public_outputs import (
     modality_of,
 )
 from polyfed.models.model import Embedder
-
-DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
-"""The server learns from what clients send."""
+from polyfed.wire.schema import Declared
 
 
-class PublicExchange(Algorithm):
-    """Personal clients of any architecture, and a server model that learns from their outputs on a public set.
+class PublicExchange(Settings):
+    """Outputs on the public set, of participants of any architecture.
 
     An *output* is a modality (participants exchange representations [n, d]) or a target (they exchange logits [n, C]).
-    A method says what the server asks for (``aggregate``), and what it makes of that (``distil``).
+    Outputs of parts of the public set beside its pairs are called ``<part>/<modality>``.
     """
 
-    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
-    learns_parts: ClassVar[bool] = False
-    """Whether the server learns from public items without partner, and the gallery is exchanged."""
-
-    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
-    public_samples: int | None = Field(
+    samples: int | None = Field(
         default=None, ge=2, description="so many public samples cross in a round, drawn anew each; None: all of P"
     )
     extraction: Literal["eval", "train"] = Field(
         default="eval", description="mode and view in which exchanged representations are computed"
     )
-    public_augment: Annotated[bool, Only(kd_epochs=Not(0))] = Field(
-        default=False, description="training view of public samples in contrasts and in (joint) distillation"
-    )
-    kd_weight: Annotated[float, Only(kd_epochs=Not(0))] = Field(
-        default=1.0, ge=0, description="factor of the distillation loss"
-    )
-    kd_epochs: int = Field(default=1, ge=0, description="passes over P that distil a round")
+    augment: bool = Field(default=False, description="training view of the public samples that participants train on")
 
     @property
-    def local_training(self) -> LocalTraining:
-        """``local_epochs``."""
-        return LocalTraining(self.local_epochs)
-
-    @property
-    def server_passes(self) -> int:
-        """``kd_epochs``."""
-        return self.kd_epochs
-
-    @property
-    def output_kind(self) -> OutputKind:
-        """What crosses: representations, unless a method says otherwise."""
+    def kind(self) -> OutputKind:
+        """What crosses."""
         return RepresentationKind()
 
     @property
-    def exchanges_logits(self) -> bool:
-        return isinstance(self.output_kind, LogitKind)
+    def exchanges_scores(self) -> bool:
+        return isinstance(self.kind, LogitKind)
 
-    # ---- server half
-
-    def setup(self, server: Server) -> None:
+    def require(self, server: Server, *, learns_parts: bool = False) -> None:
         """Check that the public set is large enough, and that all participants have what crosses.
+
+        Args:
+            server: of the run.
+            learns_parts: whether the method learns from public items without partner, and exchanges the gallery.
 
         Raises:
             ConfigError: one of them is not so.
@@ -93,33 +70,34 @@ class PublicExchange(Algorithm):
             raise ConfigError(
                 f"the public set has {len(server.public_set)} samples, too few to learn from; raise public.items"
             )
-        if self.public_samples is not None and self.public_samples > len(server.public_set):
+        if self.samples is not None and self.samples > len(server.public_set):
             raise ConfigError(
-                f"algorithm.public_samples is {self.public_samples}, but the public set has {len(server.public_set)}; "
+                f"algorithm.public.samples is {self.samples}, but the public set has {len(server.public_set)}; "
                 "lower it, or leave it out for all"
             )
-        self.output_kind.require(server)
-        if server.parts and (self.exchanges_logits or not self.learns_parts):
-            what = "exchanges scores" if self.exchanges_logits else "learns from pairs alone"
+        self.kind.require(server)
+        if server.parts and (self.exchanges_scores or not learns_parts):
+            what = "exchanges scores" if self.exchanges_scores else "learns from pairs alone"
             raise ConfigError(
-                f"public.unpaired and public.gallery have no effect: algorithm '{self.component_name()}' {what}; "
-                "remove them, or choose a method that distils representations, such as creamfl or change_distillation"
+                f"public.unpaired and public.gallery have no effect: the method {what}; remove them, or choose one "
+                "that distils representations, such as creamfl or change_distillation"
             )
 
-    def round(self, server: Server, cohort: Cohort) -> None:
-        self.distil(server, self.aggregate(server, cohort, self.server_outputs(server)))
+    # ---- outputs of a participant, and how they cross
+
+    def drawn(self, participant: Participant) -> Samples:
+        """The public samples that are exchanged in this round, in public order."""
+        return participant.exchanged(self.samples)
 
     def server_outputs(self, server: Server) -> PublicOutputs:
         """The server's own outputs on the samples that are exchanged in this round, output -> [n, w]."""
         # once a round: clients are compared with what the server was at its start, whatever it learns meanwhile
-        return self.output_kind.bundle(self.outputs_of(server), server.order(self.public_samples))
+        return self.kind.bundle(self.outputs(server), server.order(self.samples))
 
-    # ---- outputs of a participant, and how they cross
-
-    def outputs_of(self, participant: Participant) -> dict[str, Tensor]:
+    def outputs(self, participant: Participant) -> dict[str, Tensor]:
         """A participant's outputs on the exchanged samples, output -> [n, w], without gradient."""
         training = self.extraction == "train"
-        outputs = self.output_kind.of(participant, participant.exchanged(self.public_samples), training=training)
+        outputs = self.kind.of(participant, self.drawn(participant), training=training)
         for name, samples in participant.parts.items():
             outputs[name] = participant.represent(samples, training=training)[modality_of(name)]
         return outputs
@@ -128,7 +106,7 @@ class PublicExchange(Algorithm):
         """The payload of outputs that depend on the input alone: each distinct input crosses once."""
         places = self.places(participant)
         rows = {name: packed(values, places.get(name)) for name, values in outputs.items()}
-        return self.output_kind.bundle(rows, order)
+        return self.kind.bundle(rows, order)
 
     def from_wire(self, participant: Participant, payload: PublicOutputs) -> dict[str, Tensor]:
         """The outputs [n, w] of a payload on all exchanged samples, on the participant's device.
@@ -147,7 +125,7 @@ class PublicExchange(Algorithm):
         """Output -> which of its distinct rows each sample has; nothing for outputs without repeated rows."""
         if self.extraction == "train":  # each sample is augmented in its own way
             return {}
-        places = self.output_kind.places(participant.exchanged(self.public_samples))
+        places = self.kind.places(self.drawn(participant))
         further = participant.parts.items()
         return places | {name: samples.distinct(modality_of(name))[1] for name, samples in further}
 
@@ -155,43 +133,29 @@ class PublicExchange(Algorithm):
         """The payload of a client's outputs with these names, or of these modalities in all parts of the public set."""
         # samples are drawn alike by all from seed and round, so that no index crosses
         wanted = set(names)
-        outputs = {name: rows for name, rows in self.outputs_of(client).items() if wanted & {name, modality_of(name)}}
+        outputs = {name: rows for name, rows in self.outputs(client).items() if wanted & {name, modality_of(name)}}
         return self.to_wire(client, outputs, order)
 
-    def shapes(self, server: Server, server_outputs: PublicOutputs) -> dict[str, tuple[int, ...]]:
-        """Output -> shape in which it crosses."""
-        payload = self.to_wire(server, server_outputs, server_outputs.order)
-        return {name: tuple(rows.shape) for name, rows in payload.items()}
-
-    def outputs_check(self, server: Server, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
+    def check(self, server: Server, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
         """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
-        shapes = self.shapes(server, server_outputs)
+        payload = self.to_wire(server, server_outputs, server_outputs.order)
+        shapes = {name: tuple(rows.shape) for name, rows in payload.items()}
 
         def check(reply: Reply) -> None:
-            expected = self.output_kind.channels(reply.sender, list(shapes))
+            expected = self.kind.channels(reply.sender, list(shapes))
             getattr(reply, field).require(server_outputs.order, {name: shapes[name] for name in expected})
 
         return check
 
-    # ---- rounds
+    # ---- training on public samples
 
-    @abstractmethod
-    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> Mapping[str, Any]:
-        """Ask the cohort, and make of its replies what the server is to learn, by output."""
-
-    @abstractmethod
-    def distil(self, server: Server, targets: Mapping[str, Any]) -> None:
-        """Teach the server's model what ``aggregate`` made."""
-
-    def public_passes(
+    def passes(
         self, participant: Participant, purpose: str, epochs: int, size: int, samples: Samples | None = None
     ) -> Iterator[Batch]:
-        """Batches of shuffled passes over public samples (None: all of P), to train on, as ``public_augment`` says."""
+        """Batches of shuffled passes over public samples (None: all of P), to train on, as ``augment`` says."""
         participant.model.train()
         for epoch in participant.epochs(epochs):
-            yield from participant.public_batches(
-                f"{purpose}-{epoch}", size, augment=self.public_augment, samples=samples
-            )
+            yield from participant.public_batches(f"{purpose}-{epoch}", size, augment=self.augment, samples=samples)
 
     def part_passes(
         self,
@@ -202,13 +166,13 @@ class PublicExchange(Algorithm):
         samples: Samples,
         outputs: Collection[str],
     ) -> Iterator[dict[str, Batch]]:
-        """``public_passes`` over the pairs, as part "", and beside each batch as large a share of every other part."""
+        """``passes`` over the pairs, as part "", and beside each batch as large a share of every other part."""
         others = {
             name: self._endless(participant, f"{purpose}-{name}", max(2, round(size * len(part) / len(samples))), part)
             for name, part in participant.parts.items()
             if name in outputs
         }
-        for batch in self.public_passes(participant, purpose, epochs, size, samples):
+        for batch in self.passes(participant, purpose, epochs, size, samples):
             yield {"": batch} | {name: next(batches) for name, batches in others.items()}
 
     def part_outputs(
@@ -218,23 +182,93 @@ class PublicExchange(Algorithm):
         rows: dict[str, tuple[Tensor, Tensor]] = {}
         for part, batch in batches.items():
             known = {modality_of(name): name for name in names if (name == part if part else "/" not in name)}
-            outputs = self.output_kind.outputs(participant, model, batch, list(known))
+            outputs = self.kind.outputs(participant, model, batch, list(known))
             rows |= {known[name]: (values, batch.index) for name, values in outputs.items()}
         return rows
 
-    def mixed_batches(
-        self, client: Client, private: Iterator[Batch], purpose: str, size: int, wanted: int | None, samples: Samples
+    def beside_private(
+        self, client: Client, purpose: str, epoch: int, size: int, wanted: int | None, *, mixed: bool
     ) -> Iterator[Pair]:
-        """Private batches of an epoch, and ``wanted`` public ones (None: one each) spread evenly among them."""
-        public = self._endless(client, purpose, size, samples)
-        return interleave(private, public, client.steps_an_epoch, wanted)
+        """Private batches of an epoch, and ``wanted`` exchanged ones spread evenly among them, or in a pass after them.
+
+        Mixed, None stands for one public batch a private one; after them, for all exchanged samples.
+        """
+        private, samples = client.batches(client.train, f"task-{epoch}"), self.drawn(client)
+        if mixed:
+            public = self._endless(client, f"{purpose}-{epoch}", size, samples)
+            yield from interleave(private, public, client.steps_an_epoch, wanted)
+        else:
+            yield from ((batch, None) for batch in private)
+            yield from ((None, batch) for batch in self.one_pass(client, f"{purpose}-{epoch}", size, wanted))
+
+    def one_pass(self, client: Client, purpose: str, size: int, wanted: int | None = None) -> Iterator[Batch]:
+        """One pass over the exchanged samples, or ``wanted`` batches of it."""
+        public = client.public_batches(purpose, size, augment=self.augment, samples=self.drawn(client))
+        return islice(public, wanted)
 
     def _endless(self, participant: Participant, purpose: str, size: int, samples: Samples) -> Iterator[Batch]:
         """Passes over public samples without end, each of which draws anew."""
         for number in count():
-            yield from participant.public_batches(
-                f"{purpose}-{number}", size, augment=self.public_augment, samples=samples
-            )
+            yield from participant.public_batches(f"{purpose}-{number}", size, augment=self.augment, samples=samples)
+
+
+class EitherExchange(PublicExchange):
+    """An exchange of class scores (logits), or of representations by modality.
+
+    In the second form every exchanged sample is a class of its own: the logits of a representation u are its
+    similarities u G^T / tau, G being the server's representations of the exchanged samples in the same modality as they
+    were at the start of the round. None of the methods that hold this part was published in that form.
+    """
+
+    form: Literal["representations", "scores"] = Field(
+        default="representations",
+        description="what crosses: representations by modality, or scores of one classification",
+    )
+    largest_score: float | None = Field(
+        default=None,
+        gt=0,
+        description="scores: L2 norm of a row in an average; longer rows are scaled down to it; None: 100",
+    )
+
+    @model_validator(mode="after")
+    def _norm_of_scores(self) -> Self:
+        if self.largest_score is not None and self.form != "scores":
+            raise ValueError(f"largest_score {self.largest_score} is of scores, but form is {self.form}; leave it out")
+        return self
+
+    @property
+    def kind(self) -> OutputKind:
+        return LogitKind(self.largest_score or LogitKind.largest) if self.form == "scores" else RepresentationKind()
+
+    def sends(self, declared: Declared) -> Declared:
+        """Scores or representations, where either is declared; see ``Algorithm.sends``."""
+        either = declared == Representations | Logits
+        return (Logits if self.exchanges_scores else Representations) if either else declared
+
+    def tau(self, temperature: float | None) -> float:
+        """A softmax's temperature; None: 1 for scores, 0.1 for similarities."""
+        return temperature or (1.0 if self.exchanges_scores else 0.1)
+
+    def labels(self, server: Server) -> Int64[Tensor, " n"] | None:
+        """True classes of the public set, where scores cross and it has them."""
+        return self.kind.labels(server, server.public_set)
+
+    def anchors(self, server_outputs: PublicOutputs, output: str) -> Tensor | None:
+        """What rows [., d] of an output are compared with, [n, d]; None: they are logits."""
+        return self.kind.anchors(server_outputs).get(output)
+
+    def outputs_for(self, public_outputs: PublicOutputs) -> Callable[[ClientInfo], PublicOutputs]:
+        """Client -> those of the public outputs that it has itself."""
+
+        def of(client: ClientInfo) -> PublicOutputs:
+            names = self.kind.channels(client, list(public_outputs))
+            return self.kind.bundle({name: public_outputs[name] for name in names}, public_outputs.order)
+
+        return of
+
+    def asked(self, server_outputs: PublicOutputs) -> Callable[[ClientInfo], str]:
+        """Client -> the outputs that it is asked for, as JSON."""
+        return lambda client: json.dumps(self.kind.channels(client, list(server_outputs)))
 
 
 def row_shares(valid: Mapping[str, Bool[Tensor, " n"]]) -> dict[str, Float[Tensor, ""]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.algorithms.fedafd import FedAFD
+from polyfed.algorithms.shared.guided_fusion import GuidedFusion
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
@@ -156,7 +157,7 @@ def run_features(
     """
     require_method(method)
     algorithm = run.experiment.algorithm
-    if not isinstance(algorithm, FedAFD) or algorithm.fusion == "none":
+    if not isinstance(algorithm, FedAFD) or algorithm.fusion is None:
         raise ConfigError(
             f"clients of '{algorithm.component_name()}' in '{run.folder}' do not fuse their features with the "
             "server's; give a run of fedafd with a fusion"
@@ -166,7 +167,7 @@ def run_features(
     task, model, batch = member.settings.task, run.client_model(client), run.experiment.run.evaluation_batch
     assert isinstance(task, Classification)
     with cpu_threads(run.experiment.run.threads):
-        tables, numbered = _tables(run, algorithm, member, samples)
+        tables, numbered = _tables(run, algorithm.fusion, member, samples)
         # the head goes to where the tables are
         labels, head = numbered.targets[task.target].long(), model.heads[member.head].cpu()
         kinds, units = {}, {}
@@ -210,15 +211,15 @@ def _classifies(member: Member) -> bool:
 
 
 @torch.no_grad()
-def _tables(run: Run, algorithm: FedAFD, member: Member, most: int | None) -> tuple[dict[str, Tabled], Samples]:
+def _tables(run: Run, fusion: GuidedFusion, member: Member, most: int | None) -> tuple[dict[str, Tabled], Samples]:
     """Embeddings by kind, local and global ones as they enter the fusion; and the test samples, as rows of these."""
     kept = run.client_state(member.id)
-    model, guidance = run.client_model(member.id, kept), _guidance(run, algorithm, member, kept)
+    model, guidance = run.client_model(member.id, kept), _guidance(run, fusion, member, kept)
     test = run.federation.test(member)
     assert test is not None
     test = test.subset(drawn(len(test), most, "features", member.id)).only(_judged(member, test, guidance))
     partner, numbered = of_rows(guidance, test)
-    fused = algorithm.fused(model, partner).eval()
+    fused = fusion.fused(model, partner).eval()
     server, theirs, device = guidance.model, guidance.samples.inputs, model.device
     tables: dict[str, dict[str, Tensor]] = {kind: {} for kind in FEATURE_KINDS}
     for modality, inputs in test.inputs.items():
@@ -229,7 +230,7 @@ def _tables(run: Run, algorithm: FedAFD, member: Member, most: int | None) -> tu
             parts["global"].append(server.embed(modality, theirs[modality](part).to(device)))
             parts["fused"].append(fused.embed(modality, part))
         values = {kind: torch.cat(embeddings).float() for kind, embeddings in parts.items()}
-        if algorithm.fuse == "representations":  # then unit vectors enter the fusion
+        if fusion.inputs == "representations":  # then unit vectors enter the fusion
             values["local"], values["global"] = F.normalize(values["local"]), F.normalize(values["global"])
         for kind, embeddings in values.items():
             table = torch.zeros(len(inputs), embeddings.shape[1])  # rows that nobody asks for stay empty
@@ -251,7 +252,7 @@ def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
     return names
 
 
-def _guidance(run: Run, algorithm: FedAFD, member: Member, kept: Mapping[str, Mapping[str, Tensor]]) -> Guidance:
+def _guidance(run: Run, fusion: GuidedFusion, member: Member, kept: Mapping[str, Mapping[str, Tensor]]) -> Guidance:
     """The encoders that the client received last, and its test samples in their views."""
     weights = kept.get("encoders", {})
     assert run.experiment.server is not None
@@ -264,7 +265,7 @@ def _guidance(run: Run, algorithm: FedAFD, member: Member, kept: Mapping[str, Ma
     assert test is not None
     sent = [name for name in test.modalities if any(key.startswith(f"encoders.{name}.") for key in weights)]
     batch = run.experiment.run.evaluation_batch
-    return Guidance(model.to(run.place), test.only(sent), algorithm.fusion == "maps", batch, {})
+    return Guidance(model.to(run.place), test.only(sent), fusion.level == "maps", batch, {})
 
 
 def _draw_classes(axes: Axes, features: ComparedFeatures, points: Float[Tensor, "m 2"]) -> None:

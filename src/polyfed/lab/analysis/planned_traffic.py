@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.data.views.pixels import Pixels
@@ -127,7 +128,8 @@ def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: i
 
 
 def _exchanged(experiment: Experiment) -> int:
-    public, drawn = experiment.public, getattr(experiment.algorithm, "public_samples", None)
+    public, exchange = experiment.public, getattr(experiment.algorithm, "public", None)
+    drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
     assert public is not None
     if public.items is None:
         raise ConfigError("public.items is all of a source that is not read; give a number: --set public.items=N")
@@ -185,8 +187,8 @@ def _shorten(method: dict[str, Any]) -> None:
     method |= {name: 1 for name in _LENGTHS if method.get(name) and not (name == _EPOCHS and method.get("local_steps"))}
     if isinstance(teacher := method.get("teacher"), dict) and "steps" in teacher:
         teacher["steps"] = 1
-    if method.get("public_samples"):
-        method["public_samples"] = None
+    if method.get("public"):
+        method["public"]["samples"] = None
     if method.get("warmup_rounds"):  # in which nobody is asked
         method["warmup_rounds"] = 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polyfed.core.device import resolve_device
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import parse_settings
 from polyfed.data.samples import Samples
@@ -112,12 +112,23 @@ def _server(run: Run, which: str | None) -> Opened:
 
 
 def _client(run: Run, client: str) -> Opened:
-    model = run.client_model(client)
-    title = f"global model of {run.type_of(client)} (round {run.checkpoint.round})"
+    """A client's kept model, or the global model of its type where clients keep none."""
+    members = run.federation.members
     if run.has_client_models:
-        title = f"model of client {client} (round {run.clients[client][0]})"
-    settings = run.federation.members[client].model
-    return _of_run(run, f"{run.name}, {title}", model, settings, run.federation.data.context, _trained_on(run))
+        model, settings = run.client_model(client), run.client(client).model
+        title = f"{run.name}, model of client {client} (round {run.clients[client][0]})"
+    elif client not in members:
+        raise ConfigError(f"no client '{client}' in '{run.folder}'; {nearest(client, members)}")
+    else:
+        kind = next(name for name, each in run.types.items() if client in {info.id for info in each.clients})
+        if kind not in run.global_weights:
+            raise ConfigError(
+                f"clients of '{run.experiment.algorithm.component_name()}' keep no model in '{run.folder}', nor does "
+                "the server for them; test the server's model"
+            )
+        model, settings = run.global_model(kind), members[client].model
+        title = f"{run.name}, global model of {kind} (round {run.checkpoint.round})"
+    return _of_run(run, title, model, settings, run.federation.data.context, _trained_on(run))
 
 
 def _of_run(

@@ -192,7 +192,7 @@ def obstacle(situation: Situation, member: Member, name: str, bundle: TensorBund
     if isinstance(bundle, Representations) and isinstance(task, Classification):
         return "the classifier does not cross, and representations alone do not say how well a sample is known"
     if isinstance(bundle, Representations | Logits):
-        exchanges = isinstance(situation.opened.experiment.algorithm, PublicExchange)
+        exchanges = isinstance(getattr(situation.opened.experiment.algorithm, "public", None), PublicExchange)
         return "" if exchanges else "the method does not say of which public samples rows are"
     return "" if isinstance(bundle, Prototypes) else f"no attack on {shown_kind(name, bundle)} is known to us"
 

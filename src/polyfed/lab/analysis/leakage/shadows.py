@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.aggregation.prototypes import ClassMeans, by_space
 from polyfed.algorithms.algorithm import LocalTraining
-from polyfed.algorithms.shared.digest import fit_by_gradient
+from polyfed.algorithms.shared.digest import Digest
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
@@ -169,12 +169,14 @@ class ShadowSite(StagedSite):
             TypeError: the method does not say of which public samples the rows are.
         """
         method, member = self.spec.algorithm, self.federation.members[client]
-        if not isinstance(method, PublicExchange):
+        public = getattr(method, "public", None)
+        if not isinstance(public, PublicExchange):
             raise TypeError(f"'{method.component_name()}' exchanges no rows of public samples")
         self.weights, self.samples = None, {}
         with isolated(self.spec.seed, "surrogate", client):
             who = self._wake(member, (seen.request.round, seen.request.phase))
-            fit_by_gradient(method, who, method.from_wire(who, rows), passes, _SURROGATE_BATCH, "l2")
+            digest = Digest(epochs=passes, loss="l2", batch_size=_SURROGATE_BATCH)
+            digest.fit(who, public, public.from_wire(who, rows))
         return who.model.eval()
 
     def _kept(self, client_id: str, version: Any, after: Any) -> dict[str, dict[str, Tensor]]:

@@ -1,0 +1,229 @@
+"""Ensembles of clients' outputs on the public set: the teacher of server models, a part that methods hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, SerializeAsAny, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.alignment import Alignment
+from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
+from polyfed.aggregation.weighting import Evidence, Weighting
+from polyfed.aggregation.weightings.by_client import Count, Mean
+from polyfed.algorithms.algorithm import Reply, Server
+from polyfed.algorithms.shared.instruments import Judge, mean_norms
+from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.settings import Settings
+from polyfed.federation.public_outputs import (
+    GALLERY,
+    UNPAIRED,
+    PublicOutputs,
+    clip_row_norms,
+    modality_of,
+    of_part,
+    part_of,
+)
+
+HEAT_MAP_SAMPLES = 256
+"""Public samples whose weights over clients are kept, for the heat map of the report."""
+
+
+class Teacher(Settings):
+    """What the server learns from: clients' outputs, weighed into one ensemble, sample by sample."""
+
+    weights: SerializeAsAny[Weighting] = Field(
+        default=Mean(), description="weights over clients: gca, sed, entropy, variance, margin, mean, count, iot, ..."
+    )
+    renormalise: bool = Field(default=False, description="scale aggregated targets to unit length")
+    groups: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="groups of clients that count in the ensemble; None: all"
+    )
+    alignment: Alignment | None = Field(
+        default=None, description="map of each client's representations to the server's, before they are averaged"
+    )
+    diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which progress is measured")
+    judge_clients: bool = Field(
+        default=False, description="measure every client's representations on the gallery, not the ensemble's alone"
+    )
+
+    @model_validator(mode="after")
+    def _samples_to_judge_on(self) -> Self:
+        if self.judge_clients and not self.diagnostic_samples:
+            raise ValueError("judge_clients has no effect with diagnostic_samples 0; raise that, or leave it at false")
+        return self
+
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether it needs but the mean of the clients' rows by sample count."""
+        return type(self.weights) is Count and self.alignment is None and not self.judge_clients
+
+    def require(self, server: Server, public: PublicExchange) -> None:
+        """Check that the settings suit the clients and what crosses.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        groups = {client.group for client in server.clients}
+        for name in {*(self.groups or ())} - groups:
+            raise ConfigError(f"algorithm.teacher.groups: no clients are called '{name}'; {nearest(name, groups)}")
+        if public.exchanges_scores:
+            self._require_scores(server, public)
+        elif self.weights.needs_partner and len(server.model.modalities) < 2:
+            raise ConfigError(
+                f"algorithm.teacher.weights '{self.weights.component_name()}' contrasts modalities, but server.model "
+                f"encodes {list(server.model.modalities)}; add an encoder, or choose mean or sed"
+            )
+
+    def _require_scores(self, server: Server, public: PublicExchange) -> None:
+        for key in ("renormalise", "alignment", "judge_clients"):
+            if getattr(self, key):
+                raise ConfigError(f"algorithm.teacher.{key} is of representations, but scores cross; leave it out")
+        if self.weights.needs_labels and public.kind.labels(server, server.public_set) is None:
+            raise ConfigError(
+                f"algorithm.teacher.weights '{self.weights.component_name()}' weighs scores by the true class, which "
+                "the public set lacks; name its column under the source's targets, or choose mean or variance"
+            )
+
+    def ensembles(
+        self,
+        server: Server,
+        public: PublicExchange,
+        own: PublicOutputs,
+        *,
+        keep_rows: bool = False,
+        largest: float | None = None,
+    ) -> Ensembles:
+        """Where the replies of a round are folded in as they come.
+
+        Args:
+            server: of the run.
+            public: what crosses.
+            own: the server's own outputs, output -> [n, w], beside which clients are weighed.
+            keep_rows: whether each client's rows are kept beside their mean.
+            largest: norm of a client's row at most, longer ones are scaled down; None: that of what crosses.
+        """
+        return Ensembles(self, public, server, own, keep_rows or self.judge_clients, largest or public.kind.largest)
+
+    def target(self, mean: Ensembled, own: Float[Tensor, "n w"]) -> Ensembled:
+        """What the server is to learn of a weighted mean, beside its own outputs."""
+        return mean._replace(values=F.normalize(mean.values, dim=-1)) if self.renormalise else mean
+
+
+class Ensembles:
+    """One weighted ensemble an output, into which clients' replies are folded as they come; see ``Teacher``."""
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        public: PublicExchange,
+        server: Server,
+        own: PublicOutputs,
+        keep_rows: bool,
+        largest: float,
+    ) -> None:
+        self._teacher, self._public, self._server, self._server_outputs = teacher, public, server, own
+        self._keep_rows, self._largest = keep_rows, largest
+        self._samples = public.drawn(server)
+        self._labels = public.kind.labels(server, self._samples)
+        self._places = public.places(server)
+        self._ensembles: dict[str, Ensemble] = {}
+        self._senders: dict[str, list[str]] = {}
+        self._rows: dict[str, dict[str, Rows]] = {}
+
+    def add(self, reply: Reply, payload: PublicOutputs) -> None:
+        """Fold in one client's outputs; no row outweighs others by its norm."""
+        for output, values in self.received(payload).items():
+            # weights come of the rows that count
+            self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
+
+    def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
+        return self.comparable(self._public.from_wire(self._server, payload))
+
+    def comparable(self, rows: Mapping[str, Float[Tensor, "n w"]]) -> dict[str, Float[Tensor, "n w"]]:
+        """A client's rows by output: norms bounded, in the server's space if they are to be aligned."""
+        # clipped before: one long row would decide where all others go; no map makes rows longer than 1
+        rows = {name: clip_row_norms(values, self._largest) for name, values in rows.items()}
+        if self._teacher.alignment is None or not rows:
+            return rows
+        # one map for all modalities, or what the client relates across them would be lost; the gallery does not
+        # contribute to it: on it the map is judged
+        reference = [self._server_outputs[name] * (part_of(name) != GALLERY) for name in rows]
+        moved = self._teacher.alignment.move(torch.cat(list(rows.values())), torch.cat(reference))
+        return dict(zip(rows, torch.split(moved, [len(values) for values in rows.values()]), strict=True))
+
+    def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
+        """Log weight of a client on each sample, or one for all; -inf if its group does not count."""
+        teacher, labels = self._teacher, self._labels
+        if teacher.groups is not None and reply.sender.group not in teacher.groups:
+            return -math.inf
+        part = part_of(output)
+        known = of_part(self._server_outputs, part)
+        if part == UNPAIRED:  # pictures and captions, but not of the same items: nothing that is compared with another
+            known = {modality_of(output): self._server_outputs[output]}
+        if part and len(known) < 2 and teacher.weights.needs_partner:
+            return 0.0  # without a partner nobody can be told from others
+        items = self._server.parts[output].items if part else self._samples.items
+        evidence = Evidence(
+            values=values,
+            output=modality_of(output),
+            server_outputs=self._public.kind.anchors(known),
+            examples=reply.num_examples,
+            modalities=len(reply.sender.modalities),
+            labels=None if labels is None else labels.to(values.device),
+            items=items.to(values.device),
+            places=of_part(self._places, part),
+        )
+        return teacher.weights.log_weights(evidence)
+
+    def add_weighed(
+        self, output: str, sender: str, values: Float[Tensor, "n w"], log_weights: Float[Tensor, " n"] | float
+    ) -> None:
+        if output not in self._ensembles:
+            count, width = self._server_outputs[output].shape
+            # weights of all samples of all clients would outgrow the ensemble
+            shown = fixed_sample(self._server, count, min(HEAT_MAP_SAMPLES, count))
+            self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
+        self._ensembles[output].add(values, log_weights)
+        self._senders.setdefault(output, []).append(sender)
+        if self._keep_rows:
+            logs = torch.as_tensor(log_weights, device=values.device).expand(len(values))
+            self._rows.setdefault(output, {})[sender] = Rows(values, logs)
+
+    def targets(self, target: Callable[[Ensembled, Tensor], Ensembled] | None = None) -> dict[str, Ensembled]:
+        """What the server is to learn, for each output that somebody sent; records who sent and with which weight.
+
+        ``target`` makes it of the weighted mean and the server's own outputs; None: ``Teacher.target``.
+        """
+        server, senders, target = self._server, of_part(self._senders), target or self._teacher.target
+        server.arrays |= {f"weights.{name}": (self._ensembles[name].weights(), senders[name]) for name in senders}
+        server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items()})
+        means = {name: ensemble.result() for name, ensemble in self._ensembles.items()}
+        server.record(**mean_norms(means))
+        targets = {
+            name: target(mean, self._server_outputs[name])._replace(rows=self._rows.get(name, {}))
+            for name, mean in means.items()
+        }
+        server.record(**self._quality(targets))
+        return targets
+
+    def _quality(self, targets: Mapping[str, Ensembled]) -> dict[str, float]:
+        """How well targets, and clients if wanted, do the server's task, beside the server itself."""
+        count = min(self._teacher.diagnostic_samples, len(self._samples))
+        if not count or self._public.exchanges_scores:
+            return {}
+        judge = Judge(self._server, self._server_outputs, self._samples, self._shown(count))
+        clients: dict[str, dict[str, Tensor]] = {}
+        for output, rows in self._rows.items() if self._teacher.judge_clients else ():
+            for sender, (values, _) in rows.items():
+                clients.setdefault(sender, {})[output] = values
+        return judge.metrics(targets, clients)
+
+    def _shown(self, count: int) -> Tensor:
+        return fixed_sample(self._server, len(self._samples), count)
