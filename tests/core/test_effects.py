@@ -1,62 +1,35 @@
-"""When settings have an effect: conditions, what is refused, and what listings say."""
+"""Settings without effect are refused, and what a preset sets in vain is left out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+import re
+from typing import Any
 
 import pytest
-from pydantic import Field
 
-from polyfed.cli.catalogue import settings_of
-from polyfed.core.effects import Always, Condition, Facts, Inner, Never, Not, Only, Where, conditions_of
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Settings
+from polyfed.core.settings import parse_settings
+from polyfed.models.aligner import AlignerSettings
+from polyfed.optim.settings import OptimizerSettings, Schedule
+from polyfed.privacy.settings import PrivacySettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import presets
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.retrieval import PairRetrieval
 
 Config = dict[str, Any]
-
-
-class Frame(Settings):
-    size: int = 1
-    crowded: Annotated[int, Where("a crowd")] = 1
-
-
-class Base(Settings):
-    mode: str = "a"
-    on: bool = False
-    weight: float = 1.0
-    depth: Annotated[int, Only(on=True)] = 2
-    width: Annotated[int, Only(mode={"a", "b"}) & (Only(on=True) | Only(weight=Not(0)))] = 3
-    part: Annotated[Frame, Inner(size=Never("the whole decides"))] = Field(default=Frame())
-    limit: Annotated[int | None, Only(on=True)] = 5
-    spare: Annotated[Frame | None, Inner(size=Only(on=True))] = Field(default=Frame())
-
-    def facts_for(self, key: str) -> Facts:
-        return {"a crowd": self.on} if key == "part" else {}
-
-
-class Derived(Base):
-    only_if: ClassVar[Mapping[str, Condition]] = {"on": Never("it is always off"), "width": Always()}
-
-    depth: int = 7  # another default, under the same condition
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (Base, {"on": True, "depth": 3}),
-        (Base, {"depth": 2, "on": False}),  # the default, written out
-        (Base, {"width": 4, "mode": "b"}),
-        (Base, {"width": 4, "weight": 0, "on": True}),
-        (Base, {"on": True, "part": {"crowded": 2}}),
-        (Base, {"on": True, "limit": None}),
-        (Base, {"spare": None}),  # has no size that could be without effect
-        (Derived, {"depth": 7, "width": 9, "mode": "c"}),
+        (OptimizerSettings, {"kind": "sgd", "momentum": 0.5, "nesterov": True}),
+        (OptimizerSettings, {"kind": "sgd", "betas": [0.9, 0.999]}),  # the default, written out
+        (Schedule, {"kind": "exponential", "unit": "epoch"}),
+        (PairRetrieval, {"objective": "info_nce", "learn_temperature": False}),
     ],
 )
-def test_settings_with_an_effect_are_taken(kind: type[Settings], settings: Config) -> None:
+def test_settings_with_an_effect_are_taken(kind: Any, settings: Config) -> None:
     found = kind(**settings)
     assert kind.model_validate(found.model_dump(mode="json")) == found  # as a run folder has it
 
@@ -65,44 +38,27 @@ def test_settings_with_an_effect_are_taken(kind: type[Settings], settings: Confi
     ("kind", "settings", "message"),
     [
         (
-            Base,
-            {"depth": 3},
-            r"depth has no effect with on: false; it is 3: leave it at 2 \(it acts only with on: true",
+            OptimizerSettings,
+            {"kind": "sgd", "eps": 0.1},
+            "eps has no effect with kind: sgd; it is 0.1: leave it at 1.0e-08",
         ),
-        (Base, {"width": 4, "mode": "c"}, "width has no effect with mode: c; it is 4: leave it at 3"),
-        (Base, {"width": 4, "weight": 0}, "with on: false and with weight: 0.0"),
+        (OptimizerSettings, {"kind": "adam", "momentum": 0.5}, "momentum has no effect with kind: adam"),
+        (OptimizerSettings, {"kind": "adamw", "nesterov": True}, "nesterov has no effect with kind: adamw"),
         (
-            Base,
-            {"part": {"size": 5}},
-            r"part\.size has no effect here \(the whole decides\); it is 5: leave it at 1$",
+            OptimizerSettings,
+            {"kind": "sgd", "momentum": 0, "nesterov": True},
+            "nesterov has no effect with momentum: 0",
         ),
-        (Base, {"limit": None}, "limit has no effect with on: false; it is null: leave it at 5"),
-        (Base, {"part": {"crowded": 2}}, r"part\.crowded has no effect without a crowd"),
-        (Derived, {"depth": 2}, "depth has no effect with on: false; it is 2: leave it at 7"),
-        (Derived, {"on": True}, r"on has no effect here \(it is always off\)"),
+        (Schedule, {"kind": "steps", "t_max": 3}, "t_max has no effect with kind: steps; it is 3: leave it at null"),
+        (PairRetrieval, {"temperature": 0.1}, "temperature has no effect with objective: soft_contrastive"),
+        (Classification, {"scale": 2.0}, "scale has no effect with non_negative: false"),
+        (AlignerSettings, {"head": "linear", "hidden": 8}, "hidden has no effect with head: linear"),
+        (PrivacySettings, {"reply": {"noise_multiplier": 1, "weights": 1, "votes": True}}, "votes has no effect with"),
     ],
 )
-def test_settings_without_effect_are_refused(kind: type[Settings], settings: Config, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        kind(**settings)
-
-
-def test_conditions_are_told_in_words() -> None:
-    assert str(conditions_of(Base)["width"]) == "mode: a or b and (on: true or weight other than 0)"
-
-
-def test_a_condition_of_no_field_is_a_mistake() -> None:
-    class Mistaken(Settings):
-        only_if: ClassVar[Mapping[str, Condition]] = {"width": Always()}
-
-    with pytest.raises(TypeError, match=r"Mistaken\.only_if names 'width', which is no field"):
-        Mistaken()
-
-
-def test_listings_say_when_a_setting_has_an_effect() -> None:
-    told = {setting.name: setting.description for setting in settings_of("settings", "training.schedule")}
-    assert "; only with kind: cosine" in told["t_max"]
-    assert "only with" not in told["kind"]
+def test_settings_without_effect_are_refused(kind: Any, settings: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_settings(kind, settings)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -115,8 +71,9 @@ def test_resolved_presets_load_again(name: str) -> None:
 
 
 def test_a_schedule_by_epoch_needs_clients_that_count_epochs(tiny: Config) -> None:
-    schedule = {"kind": "exponential", "unit": "epoch"}
-    tiny["clients"]["image"]["training"] = {"schedule": schedule}
+    tiny["clients"]["image"]["training"] = {"schedule": {"kind": "exponential", "unit": "epoch"}}
     Experiment.parse(tiny)
-    with pytest.raises(ConfigError, match=r"clients\.image\.training\.schedule\.unit has no effect without clients"):
+    with pytest.raises(
+        ConfigError, match=r"clients\.image\.training\.schedule\.unit is epoch, but clients of 'fedavg'"
+    ):
         Experiment.parse(tiny | {"algorithm": {"name": "fedavg", "local_steps": 3}})

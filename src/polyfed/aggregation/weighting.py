@@ -19,9 +19,6 @@ from polyfed.aggregation.tiles import working_dtype
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 
-OF_REPRESENTATIONS = "representations to weigh, not class scores"
-"""Fact on which settings of weightings may depend."""
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -140,8 +137,6 @@ class Weighting(Settings):
     """Whether representations of a modality can only be weighed beside those of another one."""
     needs_labels: ClassVar[bool] = False
     """Whether class scores can only be weighed where the public set has labels."""
-    compares: ClassVar[bool] = False
-    """Whether representations are compared with the server's own."""
 
     @abstractmethod
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"] | float:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import model_validator
 
-from polyfed.core.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
@@ -17,8 +16,6 @@ from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
 from polyfed.models.slots import encode_places, places
-from polyfed.tasks.pairing import PairTask
-from polyfed.tasks.task import Task
 from polyfed.wire.payload import Logits, Representations, Weights
 from polyfed.wire.schema import Declared, client_query, client_step, fresh_query
 
@@ -198,22 +195,3 @@ class Algorithm(Settings):
             raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")
         if self.needs_server and not has_server:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a server model; add a 'server' section")
-
-    def require_effects(self, server: Server) -> None:
-        """Check that settings whose effect depends on who takes part have one.
-
-        Raises:
-            ConfigError: one has none.
-        """
-        clients = server.clients
-        # known only once clients have joined: conditions on them cannot be checked with the settings
-        facts = {
-            SINGLE: any(len(client.modalities) == 1 for client in clients),
-            SEVERAL: any(len(client.modalities) > 1 for client in clients),
-            SEVERAL_TYPES: len(server.types) > 1,
-            PAIRING: any(issubclass(Task.named(client.task), PairTask) for client in clients),
-        }
-        try:
-            require_effects_beneath(self, facts, "algorithm")
-        except ValueError as error:
-            raise ConfigError(str(error)) from error

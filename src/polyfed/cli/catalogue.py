@@ -102,7 +102,7 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     Raises:
         ConfigError: there is no such kind or name.
     """
-    from polyfed.core.effects import Never, conditions_of, shown
+    from polyfed.core.effects import shown
 
     choices = _SECTIONS if kind == SETTINGS else _declared(kind)
     if name not in choices:
@@ -113,11 +113,7 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     settings = []
     for field, info in owner.model_fields.items():
         default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
-        condition = conditions_of(owner).get(field)
-        never = isinstance(condition, Never)
-        effect = f"{'without effect:' if never else 'only with'} {condition}" if condition is not None else ""
-        description = "; ".join(filter(None, (info.description, effect)))
-        settings.append(Setting(field, default, description, _allowed_values(info)))
+        settings.append(Setting(field, default, info.description or "", _allowed_values(info)))
     return settings
 
 

@@ -29,15 +29,13 @@ from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from polyfed.core.declarations import SHORT_NAME, ClassDeclaration, components, declared_component, homes_of
-from polyfed.core.effects import Condition, Facts, require_effect, require_effects_beneath
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install
 from polyfed.core.untrusted import require_own_code
 
 
 class Settings(BaseModel):
-    """Immutable, validated settings; an unknown key is an error that names the nearest valid one, and so is a value
-    that is not the default and has no effect (``polyfed.core.effects``).
+    """Immutable, validated settings; an unknown key is an error that names the nearest valid one.
 
     **Components** are settings with behaviour, chosen by name in a configuration. A family of components is a direct
     subclass that sets ``home``: the package whose modules are its short names, or the module that holds all. Where a
@@ -51,8 +49,6 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    only_if: ClassVar[Mapping[str, Condition]] = {}
-    """Conditions of inherited settings in this class; those of its own settings stand beside them."""
     home: ClassVar[str] = ""
     pip_extra: ClassVar[str] = ""
 
@@ -66,10 +62,6 @@ class Settings(BaseModel):
 
         __init__.__pydantic_base_init__ = True  # only for who builds settings by hand: what is nested keeps its path
 
-    def facts_for(self, key: str) -> Facts:
-        """Facts about the surroundings of the settings beneath ``key``, on which their effect may depend."""
-        return {}
-
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
@@ -78,14 +70,6 @@ class Settings(BaseModel):
             if unknown:
                 raise ValueError(f"unknown key '{unknown[0]}'; {nearest(str(unknown[0]), cls.model_fields)}")
         return data
-
-    @model_validator(mode="after")
-    def _all_have_an_effect(self) -> Self:
-        require_effect(self, {})
-        for key in type(self).model_fields:
-            if facts := self.facts_for(key):
-                require_effects_beneath(getattr(self, key), facts, key)
-        return self
 
     # ---- components
 

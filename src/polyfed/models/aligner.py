@@ -7,14 +7,14 @@ representation. Methods can so treat what extracts features and what aligns moda
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from polyfed.core.effects import Only
+from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.blocks import PostBlock, TransformerBlock, initialise
@@ -55,13 +55,19 @@ class AlignerSettings(Settings):
         default="pre", description="layers as ViT's (pre) or BERT's (post); by modality: a mapping, others are pre"
     )
     head: Literal["mlp", "linear"] = Field(default="mlp", description="embedding head")
-    hidden: Annotated[int, Only(head="mlp")] = Field(default=2048, ge=1, description="hidden width of an mlp head")
-    head_norm: Annotated[Literal["batch", "layer", "none"], Only(head="mlp")] = Field(
+    hidden: int = Field(default=2048, ge=1, description="hidden width of an mlp head")
+    head_norm: Literal["batch", "layer", "none"] = Field(
         default="batch", description="norms of an mlp head: after its hidden layer, and without affine at its end"
     )
     local: bool = Field(
         default=False, description="a linear head for positions as well, which GLoRIA and MGCA need (gloria, mgca)"
     )
+
+    @model_validator(mode="after")
+    def _of_an_mlp(self) -> Self:
+        if self.head != "mlp":
+            require_default(self, f"with head: {self.head}", "hidden", "head_norm")
+        return self
 
     def require_modalities(self, modalities: Iterable[str]) -> None:
         """Raise ValueError if ``norm`` names a modality that there is not."""

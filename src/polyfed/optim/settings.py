@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from polyfed.core.effects import Not, Only, Where
+from polyfed.core.effects import require_default
 from polyfed.core.settings import Settings
 from polyfed.optim.adamp import AdamP
-
-BY_EPOCHS = "clients that train for epochs, not for a number of steps"
-"""Fact on which the unit of a schedule depends."""
 
 
 class OptimizerSettings(Settings):
@@ -25,22 +22,21 @@ class OptimizerSettings(Settings):
     kind: Literal["adamp", "adamw", "adam", "sgd"] = Field(default="adamp", description="update rule")
     lr: float = Field(default=2e-4, gt=0, le=100, description="learning rate")
     weight_decay: float = Field(default=0.0, ge=0, le=10, description="weight decay; decoupled for adamp and adamw")
-    momentum: Annotated[float, Only(kind="sgd")] = Field(default=0.9, ge=0, lt=1, description="momentum; sgd only")
-    betas: Annotated[tuple[float, float], Only(kind=Not("sgd"))] = Field(
-        default=(0.9, 0.999), description="decay of both moments; not for sgd"
-    )
-    eps: Annotated[float, Only(kind=Not("sgd"))] = Field(
-        default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd"
-    )
-    nesterov: Annotated[bool, Only(kind="adamp") | Only(kind="sgd", momentum=Not(0))] = Field(
-        default=False, description="look ahead by one momentum step; adamp and sgd"
-    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; sgd only")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of both moments; not for sgd")
+    eps: float = Field(default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd")
+    nesterov: bool = Field(default=False, description="look ahead by one momentum step; adamp and sgd")
     clip: float | None = Field(default=None, gt=0, description="largest gradient norm; None: no clipping")
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSettings:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas are {list(self.betas)}; each must be at least 0 and below 1")
+        require_default(self, f"with kind: {self.kind}", *(("betas", "eps") if self.kind == "sgd" else ("momentum",)))
+        if self.kind not in ("sgd", "adamp"):
+            require_default(self, f"with kind: {self.kind}", "nesterov")
+        if self.kind == "sgd" and not self.momentum:
+            require_default(self, "with momentum: 0", "nesterov")
         return self
 
     def build(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]]) -> Optimizer:
@@ -63,26 +59,26 @@ class OptimizerSettings(Settings):
         return {name: getattr(self, name) for name in names}
 
 
+_OF_SCHEDULES = {
+    "cosine": ("t_max", "minimum"),
+    "steps": ("milestones", "drop"),
+    "exponential": ("decay", "unit"),
+}
+"""Kind of schedule -> settings of it alone."""
+
+
 class Schedule(Settings):
     """How the learning rate changes over the rounds."""
 
     kind: Literal["constant", "cosine", "steps", "exponential"] = Field(default="constant", description="shape")
-    t_max: Annotated[int | None, Only(kind="cosine")] = Field(
-        default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run"
-    )
-    minimum: Annotated[float, Only(kind="cosine")] = Field(
-        default=0.0, ge=0, le=1, description="cosine: smallest factor"
-    )
-    milestones: Annotated[tuple[float, ...], Only(kind="steps")] = Field(
+    t_max: int | None = Field(default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run")
+    minimum: float = Field(default=0.0, ge=0, le=1, description="cosine: smallest factor")
+    milestones: tuple[float, ...] = Field(
         default=(0.5, 0.8), description="steps: rounds done before each drop; below 1: a fraction of the run"
     )
-    drop: Annotated[float, Only(kind="steps")] = Field(
-        default=0.1, gt=0, le=1, description="steps: factor of each drop"
-    )
-    decay: Annotated[float, Only(kind="exponential")] = Field(
-        default=0.99, gt=0, le=1, description="exponential: factor of each unit"
-    )
-    unit: Annotated[Literal["round", "epoch"], Only(kind="exponential") & Where(BY_EPOCHS)] = Field(
+    drop: float = Field(default=0.1, gt=0, le=1, description="steps: factor of each drop")
+    decay: float = Field(default=0.99, gt=0, le=1, description="exponential: factor of each unit")
+    unit: Literal["round", "epoch"] = Field(
         default="round", description="exponential: decays after every round, or every local epoch"
     )
     warmup: int = Field(default=0, ge=0, description="rounds of linear warm-up, on top of the shape")
@@ -91,6 +87,9 @@ class Schedule(Settings):
     def _positive_milestones(self) -> Schedule:
         if not all(milestone > 0 for milestone in self.milestones):
             raise ValueError(f"milestones are {list(self.milestones)}; each must be above 0")
+        for kind, own in _OF_SCHEDULES.items():
+            if kind != self.kind:
+                require_default(self, f"with kind: {self.kind}", *own)
         return self
 
     def factor(self, round: int, rounds: int, epoch: int = 0, epochs: int = 1) -> float:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from polyfed.core.effects import Not, Only
+from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, epsilon_of, noise_for
@@ -68,9 +68,15 @@ class ReplyProtection(Settings):
         default=None, description="largest L2 norm of the logits of a public sample; of votes, the winner's logit"
     )
     prototypes: ClippingNorm = Field(default=None, description="largest L2 norm of the prototype of a class")
-    votes: Annotated[bool, Only(logits=Not(None))] = Field(
+    votes: bool = Field(
         default=False, description="logits: send the class alone that wins once there is noise on the client's vote"
     )
+
+    @model_validator(mode="after")
+    def _votes_on_logits(self) -> Self:
+        if self.logits is None:
+            require_default(self, "with logits: null", "votes")
+        return self
 
     @property
     def clips(self) -> dict[type[TensorBundle], float]:
@@ -96,7 +102,7 @@ class PrivacySettings(Settings):
     reply: ReplyProtection | None = Field(default=None, description="noise on what a client sends, as a whole")
     samples: SampleProtection | None = Field(default=None, description="noise in training, for each of its samples")
     budget: Budget = Field(default_factory=Budget)
-    neighbours: Annotated[Neighbours, Only(samples=Not(None))] = Field(
+    neighbours: Neighbours = Field(
         default="replace",
         description="samples: data sets between which epsilon is meant, those that differ in what one sample is, or in "
         "whether it is there; the number of samples crosses, so replace is what holds against who knows it",
@@ -116,6 +122,8 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _some_noise(self) -> Self:
+        if self.samples is None:
+            require_default(self, "with samples: null", "neighbours")
         if (self.reply is None) == (self.samples is None):
             raise ValueError("give one of reply (noise on what is sent) and samples (noise in training)")
         if self.reply is None:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.core.effects import Facts, NoEffectError
+from polyfed.core.effects import NoEffectError
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import S, Settings, first_problem, innermost_problem, parse_settings
 from polyfed.core.untrusted import yaml_content
@@ -32,7 +32,6 @@ from polyfed.federation.settings import (
     ServerSettings,
     SiteSettings,
 )
-from polyfed.optim.settings import BY_EPOCHS
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import portable_content, read_layers
@@ -179,6 +178,16 @@ class Experiment(Settings):
             return experiment
         return cls.parse(twin_content(experiment.model_dump(mode="json"), experiment.algorithm))
 
+    @model_validator(mode="after")
+    def _epochs_to_count(self) -> Self:
+        by_epoch = [name for name, group in self.clients.items() if group.training.schedule.unit == "epoch"]
+        if by_epoch and not self.algorithm.counts_epochs:
+            raise ValueError(
+                f"clients.{by_epoch[0]}.training.schedule.unit is epoch, but clients of "
+                f"'{self.algorithm.component_name()}' train for a number of steps; leave it at round"
+            )
+        return self
+
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Experiment:
         """Validate a mapping.
@@ -187,10 +196,6 @@ class Experiment(Settings):
             ConfigError: naming the first wrong key, its value and what would be valid.
         """
         return parse_settings(cls, content)
-
-    def facts_for(self, key: str) -> Facts:
-        """How clients count what they train for."""
-        return {BY_EPOCHS: self.algorithm.counts_epochs} if key == "clients" else {}
 
     def site(self) -> SiteSettings:
         """All its clients as one place that hosts them."""

@@ -160,7 +160,6 @@ class Session:
             notices=self._notices,
         )
         preflight_clients(self.experiment, self.server.clients)
-        self.experiment.algorithm.require_effects(self.server)
 
     def _noticed(self, participant: str, incident: str, reason: str) -> None:
         log.warning("%s: %s: %s", incident.replace("_", " "), participant, reason)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.algorithms.local import LocalOnly
-from polyfed.core.effects import Only
+from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings
 from polyfed.wire.schema import steps_of
@@ -23,7 +23,7 @@ _MEANING = {
     "local": "every client alone",
     "pooled": "the server alone on the public set and what clients hold of its source",
 }
-_ALONE = Only(kind={"server-only", "pooled"})
+_TUNED = ("server-only", "pooled")
 _Content = dict[str, Any]
 
 
@@ -34,10 +34,10 @@ class TwinSettings(Settings):
         description="the server alone on the public set; clients that hold public data only; every client alone; the "
         "server alone on the public set and all that clients hold of its source"
     )
-    rates: Annotated[tuple[PositiveFloat, ...], _ALONE] = Field(
+    rates: tuple[PositiveFloat, ...] = Field(
         default=(0.5, 1, 2, 4, 8), min_length=1, description="factors of server.training.optimizer.lr to choose from"
     )
-    passes: Annotated[tuple[PositiveInt, ...], _ALONE] = Field(
+    passes: tuple[PositiveInt, ...] = Field(
         default=(1, 2, 4), min_length=1, description="factors of the method's passes over P a round to choose from"
     )
     of: str = Field(default="", description="name of the experiment; not to be given, a twin that is made says it")
@@ -45,10 +45,16 @@ class TwinSettings(Settings):
         default=None, description="settings that validation has chosen -> what the method has; not to be given"
     )
 
+    @model_validator(mode="after")
+    def _tuned_kinds(self) -> Self:
+        if self.kind not in _TUNED:
+            require_default(self, f"with kind: {self.kind}", "rates", "passes")
+        return self
+
     @property
     def is_to_be_tuned(self) -> bool:
         """Whether rate and passes are still those of the method, which are not those of a server alone."""
-        return self.kind in ("server-only", "pooled") and self.tuned is None
+        return self.kind in _TUNED and self.tuned is None
 
 
 def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:

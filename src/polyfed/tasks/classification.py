@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.effects import Only
+from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.classification import class_separation, margin_cross_entropy
@@ -46,10 +46,14 @@ class Classification(Task):
     margin: float = Field(default=0.0, ge=0, description="logit margin by which the true class must win (CreamFL: 4)")
     separation: float = Field(default=0.0, ge=0, description="weight of the class separation loss (CreamFL: 0.5)")
     non_negative: bool = Field(default=False, description="whether the classifier uses the positive part of weights")
-    scale: Annotated[float, Only(non_negative=True)] = Field(
-        default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)"
-    )
+    scale: float = Field(default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)")
     bias: bool = Field(default=True, description="whether the classifier has a bias")
+
+    @model_validator(mode="after")
+    def _scale_acts(self) -> Self:
+        if not self.non_negative:
+            require_default(self, "with non_negative: false", "scale")
+        return self
 
     @property
     def is_per_sample(self) -> bool:

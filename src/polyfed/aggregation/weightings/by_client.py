@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from polyfed.aggregation.weighting import Evidence, Weighting, log_count
-from polyfed.core.effects import SEVERAL, SINGLE, Where
 
 
 class Mean(Weighting):
@@ -38,9 +37,7 @@ class IoT(Weighting):
 
     short_name: ClassVar[str] = "iot"
 
-    factor: Annotated[float, Where(SINGLE) & Where(SEVERAL)] = Field(
-        default=100.0, gt=0, description="FedIoT's alpha, for clients of several modalities"
-    )
+    factor: float = Field(default=100.0, gt=0, description="FedIoT's alpha, for clients of several modalities")
 
     def log_weights(self, evidence: Evidence) -> float:
         return log_count(evidence.examples * (self.factor if evidence.modalities > 1 else 1.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.tiles import working_dtype
-from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
-from polyfed.core.effects import Where
+from polyfed.aggregation.weighting import Evidence, Weighting, log_share
 
 
 class SED(Weighting):
@@ -26,12 +25,9 @@ class SED(Weighting):
     short_name: ClassVar[str] = "sed"
 
     needs_labels: ClassVar[bool] = True
-    compares: ClassVar[bool] = True
 
     temperature: float = Field(default=1.0, gt=0, description="T, by which cosines are divided; the paper has none: 1")
-    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
-        default=False, description="leave captions of the same picture out of the softmax"
-    )
+    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of the softmax")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         statistics = evidence.statistics(
@@ -51,15 +47,12 @@ class Entropy(Weighting):
     short_name: ClassVar[str] = "entropy"
 
     needs_labels: ClassVar[bool] = True
-    compares: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax whose entropy is taken")
     floor: float = Field(
         default=1e-3, gt=0, description="smallest entropy told apart, in nats: 1 / H is 1 / floor at most"
     )
-    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
-        default=False, description="a caption of the same picture ranked first is right too"
-    )
+    mask_siblings: bool = Field(default=False, description="a caption of the same picture ranked first is right too")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """1 / H, since the softmax over clients is taken of it; -inf where the client is wrong."""
@@ -79,12 +72,8 @@ class Margin(Weighting):
 
     short_name: ClassVar[str] = "margin"
 
-    compares: ClassVar[bool] = True
-
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax over clients")
-    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
-        default=False, description="captions of the same picture are no rivals"
-    )
+    mask_siblings: bool = Field(default=False, description="captions of the same picture are no rivals")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """The margin over tau; 0 for a sample, or a class, that has no rival."""
@@ -106,8 +95,6 @@ class Variance(Weighting):
     """
 
     short_name: ClassVar[str] = "variance"
-
-    compares: ClassVar[bool] = True
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Log of the variance; -inf where all scores are equal."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics
 from polyfed.aggregation.tiles import TileSize
-from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
-from polyfed.core.effects import Where
+from polyfed.aggregation.weighting import Evidence, Weighting, log_share
 from polyfed.core.errors import ConfigError, PayloadError
 
 _SCORED: tuple[Statistic, ...] = ("positive", "negatives_lse")
@@ -29,15 +28,10 @@ class GCA(Weighting):
 
     needs_partner: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
-    compares: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
-    include_self: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
-        default=False, description="keep j = k in the sum of Eq. 4, as released"
-    )
-    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
-        default=False, description="leave captions of the same picture out of Eq. 4's sum"
-    )
+    include_self: bool = Field(default=False, description="keep j = k in the sum of Eq. 4, as released")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 4's sum")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""

@@ -82,9 +82,10 @@ class Teacher(Settings):
             )
 
     def _require_scores(self, server: Server, public: PublicExchange) -> None:
-        for key in ("renormalise", "alignment", "judge_clients"):
-            if getattr(self, key):
-                raise ConfigError(f"algorithm.teacher.{key} is of representations, but scores cross; leave it out")
+        given = [key for key in ("renormalise", "alignment", "judge_clients") if getattr(self, key)]
+        given += [f"weights.{key}" for key in ("mask_siblings", "include_self") if getattr(self.weights, key, False)]
+        if given:
+            raise ConfigError(f"algorithm.teacher.{given[0]} is of representations, but scores cross; leave it out")
         if self.weights.needs_labels and public.kind.labels(server, server.public_set) is None:
             raise ConfigError(
                 f"algorithm.teacher.weights '{self.weights.component_name()}' weighs scores by the true class, which "

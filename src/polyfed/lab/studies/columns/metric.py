@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from polyfed.core.effects import Not, Only
+from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.client_spread import ClientSpread
@@ -26,15 +26,20 @@ class Metric(ColumnSettings):
 
     metric: str = Field(description="its name, such as r1_sum or accuracy")
     of: str = Field(default=SERVER, description="server, a group of clients, or clients for all of them")
-    over: Annotated[Literal["mean", "worst", "best", "disparity", "std"], Only(of=Not(SERVER))] = Field(
+    over: Literal["mean", "worst", "best", "disparity", "std"] = Field(
         default="mean", description="what of a group's values"
     )
     kind: Literal["test", "validation"] = "test"
-    round: Annotated[Literal["selected", "final", "best"], Only(of=SERVER)] = Field(
+    round: Literal["selected", "final", "best"] = Field(
         default="selected",
         description="the round that validation selects (the last where nothing was validated), the last, or that with "
         "the highest value of all; of clients it is always the last",
     )
+
+    @model_validator(mode="after")
+    def _of_whom(self) -> Self:
+        require_default(self, f"with of: {self.of}", "over" if self.of == SERVER else "round")
+        return self
 
     def require(self, experiment: Experiment) -> None:
         if self.of not in (valid := [SERVER, CLIENTS, *experiment.clients]):
