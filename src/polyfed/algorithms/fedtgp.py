@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.aggregation.prototypes import ClassMeans, GlobalPrototypes, MeanWeighting, adaptive_margin, mean_prototypes
 from polyfed.algorithms.algorithm import Server
 from polyfed.algorithms.fedproto import FedProto
-from polyfed.core.effects import Not, Only
+from polyfed.core.effects import require_default
 from polyfed.core.randomness import isolated
 from polyfed.losses.classification import distance_contrast
 
@@ -31,7 +31,7 @@ class FedTGP(FedProto):
     Plain SGD, as released, has no state: the generator is all that lasts.
     """
 
-    weighting: Annotated[MeanWeighting, Only(margin_threshold=Not(0))] = Field(
+    weighting: MeanWeighting = Field(
         default="uniform", description="of clients in the class means that gaps are measured between; as released"
     )
     server_epochs: int = Field(default=100, ge=1, description="S, passes over the clients' prototypes a round")
@@ -39,6 +39,12 @@ class FedTGP(FedProto):
     server_batch_size: int = Field(default=10, ge=1, description="clients' prototypes a step of the generator")
     server_width: int | None = Field(default=None, ge=1, description="hidden width of the generator; None: d")
     margin_threshold: float = Field(default=100.0, ge=0, le=1e6, description="tau, the largest margin")
+
+    @model_validator(mode="after")
+    def _gaps_matter(self) -> Self:
+        if not self.margin_threshold:
+            require_default(self, "with margin_threshold: 0", "weighting")
+        return self
 
     @property
     def summed(self) -> Mapping[str, str | None]:
