@@ -73,7 +73,5 @@ def test_resolved_presets_load_again(name: str) -> None:
 def test_a_schedule_by_epoch_needs_clients_that_count_epochs(tiny: Config) -> None:
     tiny["clients"]["image"]["training"] = {"schedule": {"kind": "exponential", "unit": "epoch"}}
     Experiment.parse(tiny)
-    with pytest.raises(
-        ConfigError, match=r"clients\.image\.training\.schedule\.unit is epoch, but clients of 'fedavg'"
-    ):
+    with pytest.raises(ConfigError, match=r"clients\.image\.training\.schedule\.unit has no effect without clients"):
         Experiment.parse(tiny | {"algorithm": {"name": "fedavg", "local_steps": 3}})

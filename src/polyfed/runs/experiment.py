@@ -180,12 +180,10 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _epochs_to_count(self) -> Self:
-        by_epoch = [name for name, group in self.clients.items() if group.training.schedule.unit == "epoch"]
-        if by_epoch and not self.algorithm.counts_epochs:
-            raise ValueError(
-                f"clients.{by_epoch[0]}.training.schedule.unit is epoch, but clients of "
-                f"'{self.algorithm.component_name()}' train for a number of steps; leave it at round"
-            )
+        for name, group in self.clients.items():
+            if group.training.schedule.unit == "epoch" and not self.algorithm.counts_epochs:
+                obstacle = "without clients that train for epochs, not for a number of steps"
+                raise NoEffectError(f"clients.{name}.training.schedule.unit", "epoch", obstacle, "round")
         return self
 
     @classmethod
