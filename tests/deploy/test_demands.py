@@ -341,8 +341,8 @@ def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None
     one = opened(made, masked(), "a-run").site
     other = opened(made, masked(rounds=1), "another-name").site
     client = one.infos[0].id
-    assert one.sums is not None
-    answered = AnsweredSums(one.sums / client, one.spec.terms)
+    assert one.terms.sums is not None
+    answered = AnsweredSums(one.terms.sums / client, one.spec.terms)
     answered.record((1, 0), AnsweredSum("0" * 64, [client, "beyond", "yonder"]))
     keys = Request(client, KEYS, 1, 0, None, Payload({REQUEST: "1" * 64}))
     assert "ask 0 of round 1 was answered here for another request" in (other.answer(keys).error or "")

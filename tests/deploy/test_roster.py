@@ -122,8 +122,8 @@ def test_a_roster_that_cannot_be_is_refused_where_the_site_opens(
 def test_a_site_opens_a_masked_run_with_its_key_and_roster(tmp_path: Path) -> None:
     site = make(tmp_path / "f")
     opened = open_host(experiment().spec("a-run", "").model_dump_json(), {"config": str(site.config)})
-    assert opened.site.identity is not None
-    assert set(opened.site.identity.roster or {}) == {"archive", "hospital-0", "hospital-1"}
+    assert opened.site.terms.identity is not None
+    assert set(opened.site.terms.identity.roster or {}) == {"archive", "hospital-0", "hospital-1"}
     site.key.unlink()
     with pytest.raises(RunError, match=r"node\.key' is missing"):
         open_host(experiment().spec("b-run", "").model_dump_json(), {"config": str(site.config)})

@@ -18,6 +18,7 @@ pytest.importorskip("cryptography", reason="cryptography is not installed")
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.core.errors import PolyfedError
+from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import (
     KEYS,
@@ -91,7 +92,8 @@ def session_in(
     config["run"] |= run
     session = prepared(config, folder)
     assert isinstance(session.engine, LocalEngine)
-    session.engine.site.identity, session.engine.site.sums = IDENTITY, sums
+    private = None if sums is None else sums.parent
+    session.engine.site.terms = SiteTerms(private=private, identity=IDENTITY)
     engine = Active(session.engine, change, lost)
     session.engine = session.cohorts.engine = engine
     return session, engine
@@ -164,7 +166,7 @@ def test_a_server_that_announces_different_requests_is_refused_by_the_name_of_th
 
     session, engine = session_in(tmp_path, change)
     site = engine.engine.site
-    site.identity = IDENTITY if signed else None
+    site.terms = SiteTerms(identity=IDENTITY if signed else None)
     fields = {"weights": session.server.weights_for(session.server.clients[1]), TOTAL: 20}
     told = Request(VICTIM, "fit", 1, 0, None, Payload(fields))
     kept[VICTIM] = told

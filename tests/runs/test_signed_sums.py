@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_secure_runs import Faulty, federation
 
 from polyfed.core.errors import ExchangeError, PayloadError
+from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.mask_keeper import (
     KEYS,
@@ -48,7 +49,7 @@ def one_round(folder: Path, identity: SiteIdentity | None, tamper: Tamper | None
     """A round of four clients of a site, whose server changes keys or signatures on their way to ``text-1``."""
     session = prepared(federation(), folder)
     assert isinstance(session.engine, LocalEngine)
-    session.engine.site.identity = identity
+    session.engine.site.terms = SiteTerms(identity=identity)
 
     def changed(request: Request) -> Request:
         if (request.step, request.client) != (SHARES, "text-1") or tamper is None:
@@ -173,7 +174,7 @@ def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(t
     own = SummedReply.received(plain.engine.site.handle(request), site.spec.secure.numbers)
     assert (stolen == own.words).all(), "this is what signatures are for"
     vars(site).pop("_masks")
-    site.identity = IDENTITY
+    site.terms = SiteTerms(identity=IDENTITY)
     with pytest.raises(PayloadError, match=r"keys of 'text-0' are not signed by its site for this round"):
         read_by_a_server_that_plays_all_others(site, weights, run)
 
@@ -182,7 +183,7 @@ def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
     """What ``text-1`` refuses when it gets keys and signature of ``text-2`` as they were in the first round."""
     session = prepared(federation(), folder)
     assert isinstance(session.engine, LocalEngine)
-    session.engine.site.identity = IDENTITY
+    session.engine.site.terms = SiteTerms(identity=IDENTITY)
     recorded: dict[str, dict[str, bytes]] = {}
 
     def changed(request: Request) -> Request:

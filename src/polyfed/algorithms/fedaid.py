@@ -183,10 +183,6 @@ class FedAID(Algorithm):
         return self
 
     @property
-    def mixes_types(self) -> bool:
-        return False
-
-    @property
     def local_training(self) -> LocalTraining:
         return LocalTraining(self.local_epochs, self.local_steps, self.teacher.steps if self.teacher else 0)
 

@@ -129,10 +129,6 @@ class FedDRA(Algorithm):
         return self
 
     @property
-    def mixes_types(self) -> bool:
-        return False
-
-    @property
     def local_training(self) -> LocalTraining:
         return LocalTraining(self.local_epochs, self.local_steps, self.robust_steps)
 

@@ -17,6 +17,7 @@ from polyfed.deploy.engines.flower_node import Host, read_spec
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.plan import require_planned
 from polyfed.deploy.settings import SiteConfig
+from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.federation.privacy_guard import PRIVATE
@@ -63,13 +64,15 @@ def _opened(site_file: Path, text: str) -> Host:
         folder / "clients",
         vocabulary=folder / "vocabulary",
         limits=config.limits,
-        private=config.state_dir / PRIVATE,
-        budget=None if demands is None else Budget(epsilon=demands.max_epsilon, delta=demands.delta),
-        neighbours="replace" if demands is None else demands.neighbours,
-        measures=demands is None or demands.metrics,
-        identity=_identity(SiteFolder(site_file.parent), config, spec),
+        terms=SiteTerms(
+            private=config.state_dir / PRIVATE,
+            budget=None if demands is None else Budget(epsilon=demands.max_epsilon, delta=demands.delta),
+            neighbours="replace" if demands is None else demands.neighbours,
+            measures=demands is None or demands.metrics,
+            is_bounded=demands is not None and demands.plan == "exact",
+            identity=_identity(SiteFolder(site_file.parent), config, spec),
+        ),
     )
-    site.is_bounded = demands is not None and demands.plan == "exact"
     require_affordable_here(spec, config, site.federation)
     if not path.is_file():
         write_atomically(path, announced.encode())

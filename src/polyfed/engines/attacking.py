@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
+from polyfed.engines.leaving import LeavingFilter, Performing
 from polyfed.engines.site import Site
 from polyfed.federation.attack import Attack, attacks_by_client
 from polyfed.federation.false_replies import FalseUpdate
 from polyfed.federation.membership import Member
-from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload
 
 
@@ -26,13 +26,17 @@ class AttackingSite(Site):
     def _attacks(self) -> dict[str, Attack]:
         return attacks_by_client(self.spec.attackers, self.infos, self.spec.seed)
 
-    def leaving(self, request: Request, content: Payload, received: Payload) -> Payload:
-        """A reply as it leaves: an attacker's is falsified after training, and before it is encoded."""
-        attack = self._attacks.get(request.client)
+    @cached_property
+    def filters(self) -> tuple[LeavingFilter, ...]:
+        """Attackers first: what they falsify is clipped and gets noise as everybody's."""
+        return (self._falsified, *super().filters)
+
+    def _falsified(self, content: Payload, step: Performing) -> Payload:
+        request, attack = step.request, self._attacks.get(step.member.id)
         if not isinstance(attack, FalseUpdate):
             return content
         stream = generator(self.spec.seed, "attack", request.client, request.step, request.round, request.phase)
-        return attack.falsified(content, received, stream)
+        return attack.falsified(content, step.received, stream)
 
     def train_of(self, member: Member) -> Samples:
         """What a client trains on; an attacker's is poisoned."""

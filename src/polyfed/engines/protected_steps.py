@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
-from polyfed.federation.membership import Member
+from polyfed.engines.leaving import Performing
 from polyfed.federation.privacy_guard import PrivacyGuard
 from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.release import require_updates
 from polyfed.federation.state import Lifetime
-from polyfed.privacy.accounting import PrivacyCost
 from polyfed.privacy.settings import EXAMPLES, UPDATE
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
-from polyfed.wire.schema import StepSchema
 
 if TYPE_CHECKING:  # a site performs its steps through this
     from polyfed.engines.site import Site
@@ -49,30 +47,28 @@ class ProtectedSteps:
     site: Site
     guard: PrivacyGuard
 
-    def perform(self, request: Request, received: Payload, schema: StepSchema, member: Member) -> Payload:
-        """What a step returns, as it may leave.
+    def perform(self, step: Performing) -> Payload:
+        """What a step returns, charged; it may leave once it has noise.
 
         Raises:
             PolyfedError: the request is not covered or beyond the budget, or the step fails whatever the data are.
         """
-        site, guard = self.site, self.guard
-        info, batch = site.info[member.id], member.settings.training.batch_size
-        cost = site.spec.cost(schema, info.samples, batch)
-        digest = guard.begin(request, received, schema, cost, self._before(request))
+        site, guard, request, schema = self.site, self.guard, step.request, step.schema
+        samples, batch = site.info[step.member.id].samples, step.member.settings.training.batch_size
+        step.cost = site.spec.cost(schema, samples, batch)
+        step.digest = guard.begin(request, step.received, schema, step.cost, self._before(request))
         try:
-            content = site.perform(request, received, schema, member, guard.training(digest, cost), digest)
+            content = site.perform(step, guard.training(step.digest, step.cost))
             schema.require_reply(content)
             content.require_sound(site.limits)
             if schema.kind == "step":
-                require_updates(content, received)
+                require_updates(content, step.received)
         except Exception:
             _log.exception("client %s failed in step %s", request.client, request.step)
             if schema.kind != "step":
                 raise _untold(request) from None
-            content = self._unlearnt(request, received, schema, member, digest, cost)
-        if schema.kind != "step":
-            return content
-        return guard.release(request, digest, content, received, cost, info.samples)
+            return self._unlearnt(step)
+        return content
 
     def _before(self, request: Request) -> bytes:
         """Digest of the request whose step left what the client goes on from; empty if it goes on from nothing."""
@@ -81,33 +77,25 @@ class ProtectedSteps:
         kept = self.site.store.load(request.client, request.after).get(_LEFT_BY)
         return b"" if kept is None else bytes(kept.tolist())
 
-    def _unlearnt(
-        self,
-        request: Request,
-        received: Payload,
-        schema: StepSchema,
-        member: Member,
-        digest: bytes,
-        cost: PrivacyCost | None,
-    ) -> Payload:
+    def _unlearnt(self, step: Performing) -> Payload:
         """A reply of the step's layout that says nothing; the client keeps what it kept.
 
         Raises:
             PayloadError: the step fails with blank samples as well, which tells nothing of the client's.
         """
-        site = self.site
-        if site.keeps_states:
-            self._keep_as_it_was(request, digest)
-        training = self.guard.training(digest, cost, blank=True)
+        received, returns = step.received, step.schema.returns
+        if self.site.keeps_states:
+            self._keep_as_it_was(step.request, step.digest)
+        training = self.guard.training(step.digest, step.cost, blank=True)
         fields = dict[str, TensorBundle | Scalar]()
         if UPDATE in received.fields:
             fields[UPDATE] = received.fields[UPDATE]
         if training is not None:  # of DP-SGD without gradients all is noise
-            fields = dict(self._blank(request, received, schema, member, training).fields)
-        elif schema.returns.keys() - {UPDATE, EXAMPLES}:
-            fields = dict(_zeroed(self._blank(request, _zeroed(received), schema, member)).fields) | fields
-        fields[EXAMPLES] = site.info[member.id].samples
-        return Payload({name: fields[name] for name in schema.returns})
+            fields = dict(self._blank(step, training).fields)
+        elif returns.keys() - {UPDATE, EXAMPLES}:
+            fields = dict(_zeroed(self._blank(replace(step, received=_zeroed(received)))).fields) | fields
+        fields[EXAMPLES] = self.site.info[step.member.id].samples
+        return Payload({name: fields[name] for name in returns})
 
     def _keep_as_it_was(self, request: Request, digest: bytes) -> None:
         store, keeps, after = self.site.store, self.site.spec.algorithm.keeps, request.after
@@ -116,18 +104,12 @@ class ProtectedSteps:
         lasting = {name: value for name, value in kept.items() if name.partition("/")[0] not in over}
         store.save(request.client, (request.round, request.phase), lasting | left_by(digest), after)
 
-    def _blank(
-        self,
-        request: Request,
-        received: Payload,
-        schema: StepSchema,
-        member: Member,
-        training: PrivateTraining | None = None,
-    ) -> Payload:
+    def _blank(self, step: Performing, training: PrivateTraining | None = None) -> Payload:
         """What the step returns of blank samples."""
+        request = step.request
         try:
-            made = self.site.perform(request, received, schema, member, training, blank=True)
-            schema.require_reply(made)
+            made = self.site.perform(step, training, blank=True)
+            step.schema.require_reply(made)
         except Exception:
             _log.exception("client %s failed in step %s with blank samples too", request.client, request.step)
             raise _untold(request) from None

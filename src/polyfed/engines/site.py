@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
 from polyfed.engines.failures import told
 from polyfed.engines.handover import detached
+from polyfed.engines.leaving import LeavingFilter, Noised, Performing, SiteTerms
 from polyfed.engines.protected_steps import ProtectedSteps, left_by
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import Client, ClientInfo
@@ -31,15 +32,10 @@ from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model, ModelSettings
-from polyfed.privacy.accounting import Neighbours
-from polyfed.privacy.settings import Budget
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema, steps_of
-
-if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
-    from polyfed.privacy.masking.identity import SiteIdentity
 
 _log = logging.getLogger(__name__)
 
@@ -90,11 +86,8 @@ class Site:
         device: where models run.
         evaluation_batch: samples a batch without gradients.
         limits: on what is received.
+        terms: what the place allows.
         guard: protects replies and accounts for them, in runs with ``privacy``.
-        measures: whether test metrics may leave.
-        identity: signs keys of masked sums, where sites have keys.
-        sums: folder of the masked sums that clients answered over all runs; None: beside the states of this run.
-        is_bounded: whether no round beyond the run's is answered; simulations have none.
     """
 
     federation: Population
@@ -103,11 +96,8 @@ class Site:
     device: torch.device
     evaluation_batch: int = 256
     limits: Limits = field(default_factory=Limits)
+    terms: SiteTerms = field(default_factory=SiteTerms)
     guard: PrivacyGuard | None = None
-    measures: bool = True
-    identity: SiteIdentity | None = None
-    sums: Path | None = None
-    is_bounded: bool = False
     may_attack: ClassVar[bool] = False
     """Whether clients here attack if the run says so; no institution's do."""
     _models: dict[str, Model] = field(default_factory=dict)
@@ -124,11 +114,7 @@ class Site:
         vocabulary: Path,
         federation: Population | None = None,
         limits: Limits | None = None,
-        private: Path | None = None,
-        budget: Budget | None = None,
-        neighbours: Neighbours = "replace",
-        measures: bool = True,
-        identity: SiteIdentity | None = None,
+        terms: SiteTerms | None = None,
     ) -> Site:
         """A site on this machine.
 
@@ -139,12 +125,7 @@ class Site:
             vocabulary: folder of what is learnt from the public set.
             federation: data and models, if they are open already.
             limits: on what is received.
-            private: folder of the secret, the ledgers of privacy and the answered sums, over all runs; None: ledgers
-                beside the run's folder, sums in it.
-            budget: of privacy that the place allows over all its runs.
-            neighbours: between which data sets it means that.
-            measures: whether test metrics may leave.
-            identity: signs keys of masked sums, where sites have keys.
+            terms: what the place allows.
 
         Raises:
             PolyfedError: data or device are not there, the public set is another one, or the run has attackers.
@@ -155,11 +136,11 @@ class Site:
             settings.data, settings.public, None, settings.clients, spec.seed, vocabulary, spec.algorithm.add_modules
         )
         _require_public(spec, opened.public_order)
-        guard = None
+        terms, guard = terms or SiteTerms(), None
         if spec.privacy is not None:
-            terms = spec.model_dump_json(exclude={"run", "secure"}).encode()
-            ledgers = private or folder.parent.parent / PRIVATE
-            guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, budget, neighbours, terms)
+            said = spec.model_dump_json(exclude={"run", "secure"}).encode()
+            ledgers = terms.private or folder.parent.parent / PRIVATE
+            guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, terms.budget, terms.neighbours, said)
         return cls(
             federation=opened,
             spec=spec,
@@ -168,10 +149,8 @@ class Site:
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
             limits=limits or Limits(),
+            terms=terms,
             guard=guard,
-            measures=measures,
-            identity=identity,
-            sums=None if private is None else private / "sums",
         )
 
     @property
@@ -194,7 +173,7 @@ class Site:
         """``handle``, with what it raises as an answer; see ``told`` for what is told without ``tracebacks``."""
         refused = True
         try:
-            if self.is_bounded and not 0 <= request.round <= self.spec.rounds:
+            if self.terms.is_bounded and not 0 <= request.round <= self.spec.rounds:
                 raise PayloadError(f"'{request.step}' of round {request.round}: the run has {self.spec.rounds} rounds")
             performed = self._accepted(request)
             refused = False
@@ -221,55 +200,52 @@ class Site:
             reply = self._masks.answer(request, request.payload)
             return lambda: reply
         schema = self._schema(request)
-        if schema.kind == "query" and not self.measures:
+        if schema.kind == "query" and not self.terms.measures:
             raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
         received, finished = self._received(request)
         schema.require_request(received)
         received.require_sound(self.limits)
         perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard).perform
+        step = Performing(request, received, schema, member)
 
         def performed() -> Payload:
             self._data_of(member)  # a place that cannot open its data says so before anything is charged
-            content = perform(request, received, schema, member)
-            return finished(self.leaving(request, content, received) if schema.kind == "step" else content)
+            content = perform(step)
+            for passing in self.filters if schema.kind == "step" else ():
+                content = passing(content, step)
+            return finished(content)
 
         return performed
 
-    def perform(
-        self,
-        request: Request,
-        received: Payload,
-        schema: StepSchema,
-        member: Member,
-        training: PrivateTraining | None = None,
-        digest: bytes = b"",
-        *,
-        blank: bool = False,
-    ) -> Payload:
+    @cached_property
+    def filters(self) -> tuple[LeavingFilter, ...]:
+        """What the reply to a step passes, in that order, before it is masked or encoded."""
+        return () if self.guard is None else (Noised(self.guard, {info.id: info.samples for info in self.infos}),)
+
+    def perform(self, step: Performing, training: PrivateTraining | None = None, *, blank: bool = False) -> Payload:
         """What a step returns, in memory of its own; what the client keeps is stored.
 
         Args:
-            request: to the client.
-            received: its payload, decoded.
-            schema: of the step.
-            member: the client.
-            training: trains in its place.
-            digest: of the request, kept with what a protected client keeps.
+            step: that is asked for.
+            training: trains in the client's place.
             blank: put blank samples in place of the client's, and store nothing.
         """
+        request = step.request
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
-            client = self._wake(member, version, None if schema.kind == "fresh" else request.after, blank=blank)
+            client = self._wake(
+                step.member, version, None if step.schema.kind == "fresh" else request.after, blank=blank
+            )
             client.private = training
             try:
-                reply = getattr(self.spec.algorithm, request.step)(client, **received.fields)
+                reply = getattr(self.spec.algorithm, request.step)(client, **step.received.fields)
             finally:
                 # gradients are private, and their memory is wanted for the next client
                 if (model := self._models.get(client.info.architecture)) is not None:
                     model.zero_grad(set_to_none=True)
-            if schema.kind == "step" and self.keeps_states and not blank:
+            if step.schema.kind == "step" and self.keeps_states and not blank:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
-                self._keep(client, version, request.after, digest)
+                self._keep(client, version, request.after, step.digest)
         return detached(reply.payload, self._models.get(client.info.architecture))
 
     def _member(self, request: Request) -> Member:
@@ -297,11 +273,8 @@ class Site:
         secure = self.spec.secure
         if secure is None:
             return None
-        return MaskKeeper(secure, self.spec.fingerprint, self.spec.terms, self.store.folder, self.sums, self.identity)
-
-    def leaving(self, request: Request, content: Payload, received: Payload) -> Payload:
-        """A step's reply as it leaves, before it is encoded."""
-        return content
+        spec, terms = self.spec, self.terms
+        return MaskKeeper(secure, spec.fingerprint, spec.terms, self.store.folder, terms.sums, terms.identity)
 
     def train_of(self, member: Member) -> Samples:
         """What a client trains on."""

@@ -105,7 +105,7 @@ class StagedSite(AttackingSite):
     def of(cls, site: Site, samples: Mapping[str, Samples], guard: PrivacyGuard | None) -> Self:
         """The same place with other samples, and what protects replies."""
         place = (site.federation, site.spec, site.store, site.device, site.evaluation_batch, site.limits)
-        return cls(*place, guard, samples=samples)
+        return cls(*place, guard=guard, samples=samples)
 
     def _data_of(self, member: Member) -> Any:
         data = super()._data_of(member)

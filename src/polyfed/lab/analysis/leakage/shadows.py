@@ -19,6 +19,7 @@ from polyfed.algorithms.shared.digest import Digest
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
+from polyfed.engines.leaving import Performing
 from polyfed.engines.site import Site
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant
@@ -158,7 +159,7 @@ class ShadowSite(StagedSite):
 
         def outputs(weights: Mapping[str, Tensor], samples: Samples) -> Tensor:
             self.weights, self.samples = weights, {client: samples}
-            return flat_outputs(self.perform(request, received, schema, member).bundles[field])
+            return flat_outputs(self.perform(Performing(request, received, schema, member)).bundles[field])
 
         return outputs
 
