@@ -93,7 +93,7 @@ def told(folders: list[Path], attackers: int) -> str:
     counts: dict[tuple[str, bool], int] = {}
     for folder in folders:
         for event in RunRecords.load(folder).events:
-            key = event.event, event.participant in names
+            key = event.incident, event.participant in names
             counts[key] = counts.get(key, 0) + 1
     words = {"client_excluded": "excluded", "update_shortened": "shortened", "weight_capped": "capped"}
     parts = [

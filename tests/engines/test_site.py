@@ -50,7 +50,7 @@ def asked(
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (asked("cuont"), r"'cuont' is not a client step of '.*Odd'; valid: assess, count, diverge, .*initial, peek"),
+        (asked("cuont"), r"'cuont' is not a client step of '.*Odd'; valid: assess, .*count, diverge, .*initial, peek"),
         (asked("_more"), "'_more' is not a client step"),
         (asked("round"), "'round' is not a client step"),
         (asked("__init__"), "'__init__' is not a client step"),

@@ -187,6 +187,14 @@ def test_a_rise_of_all_is_held_once() -> None:
     assert held(sent, replies, usual)[1] == {}
 
 
+def test_who_is_shortened_counts_for_less() -> None:
+    client, weights = info("c", samples=60), Weights({"w": vector(80.0)})
+    ask = ask_of([client], {"weights": Weights({"w": vector(10.0)})})
+    sent = Received(client, Payload({"weights": weights, "num_examples": 60}))
+    (reply,) = NormClip(Clipping(), {"fit/weights/a": {"w": 1.75}})(iter([sent]), ask)
+    assert reply.payload.scalars["num_examples"] == 6  # ten times too long
+
+
 def test_who_has_more_samples_may_come_farther() -> None:
     sent: Tensors = {"w": vector(300.0)}
     replies = [{"w": vector(300.0 + step)} for step in (1.0, 1.0, 1.0, 20.0)]

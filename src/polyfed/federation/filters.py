@@ -231,7 +231,7 @@ Medians = dict[str, Usual]
 
 @dataclass(frozen=True)
 class NormClip:
-    """Scales down what is far longer than usual, as it comes.
+    """Scales down what is far longer than usual, as it comes, and what its sender counts for.
 
     Replies wait for each other only while nothing is known of changes that they hold, as in the first round of a method
     that has some: these may be as long as anything.
@@ -264,16 +264,20 @@ class NormClip:
             self.usual[key] = {name: max(value, before.get(name, 0.0)) for name, value in usual.items()}
 
     def _held(self, reply: Received, norms: Mapping[str, Norms], ask: Ask, usual: Mapping[str, Usual]) -> Received:
-        fields, notes = dict(reply.payload.fields), []
+        fields, notes, farthest = dict(reply.payload.fields), [], 1.0
         for name, bundle in reply.payload.bundles.items():
             bounds = self._bounds(reply, name, ask, usual.get(_key(reply, name, ask), {}))
             ratio, worst = excess(norms[name], bounds)
             if ratio > 1:
+                farthest = max(farthest, ratio)
                 tensors = clipped(bundle, ask.start(reply.client, name), norms[name], bounds)
                 fields[name] = type(bundle)(tensors=tensors, **bundle.attributes())
                 notes.append(f"{name}: '{worst}' moved {ratio:.3g} times as far as aggregation.clip lets it")
         if not notes:
             return reply
+        examples = reply.payload.scalars.get("num_examples")
+        if isinstance(examples, int):  # else a mean would count a reply of next to nothing as if all were well
+            fields["num_examples"] = max(1, int(examples / farthest))
         ask.shorten(reply.client, "; ".join(notes))
         return replace(reply, payload=Payload(fields))
 

@@ -44,7 +44,7 @@ class Clipping(Settings):
         gt=0,
         allow_inf_nan=False,
         description="longest update that counts as it is, in medians of its type's last ones, times the client's "
-        "samples over theirs where these are more; longer ones are scaled down, the more the longer they are",
+        "samples over theirs where these are more; longer ones are scaled down, the longer the more, and count less",
     )
     weight: float | None = Field(
         default=6.0,
