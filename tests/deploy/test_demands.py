@@ -25,12 +25,12 @@ from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.mask_keeper import KEYS, REQUEST
-from polyfed.federation.privacy_guard import PRIVATE
-from polyfed.federation.private_training import training_cost
-from polyfed.federation.summed import TOTAL
 from polyfed.privacy.accounting import epsilon_of
+from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.masking.answered_sums import AnsweredSum, AnsweredSums
+from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST
+from polyfed.privacy.masking.summed import TOTAL
+from polyfed.privacy.private_training import training_cost
 from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum
 from polyfed.privacy.settings import AggregationSettings
 from polyfed.runs.experiment import Experiment

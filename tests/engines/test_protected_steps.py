@@ -365,7 +365,7 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
 
 
 def test_a_gradient_that_is_not_finite_is_none(sampled: Site) -> None:
-    from polyfed.federation.private_training import _finite
+    from polyfed.privacy.private_training import _finite
 
     gradients = {"a": torch.ones(3, 2, 2), "b": torch.ones(3)}
     gradients["a"][1, 0, 1], gradients["b"][2] = float("nan"), float("inf")

@@ -22,8 +22,8 @@ from polyfed.deploy.keys import create_keys, read_public
 from polyfed.deploy.roster import SiteRoster
 from polyfed.deploy.settings import load_settings
 from polyfed.federation import secure_ask
-from polyfed.federation.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle
-from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.privacy.guard import PRIVATE
+from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle
 from polyfed.privacy.masking.party import Party, context_of
 from small_federations import topics
 

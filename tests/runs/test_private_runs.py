@@ -23,8 +23,8 @@ from polyfed.core.errors import BudgetError, ConfigError, ExchangeError, Payload
 from polyfed.core.randomness import generator
 from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.privacy_guard import PRIVATE
 from polyfed.privacy.accounting import PrivacyCost, epsilon_of, noise_for
+from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.settings import protected_steps
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run, open_run

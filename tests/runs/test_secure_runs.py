@@ -15,7 +15,7 @@ from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.engines.local import LocalEngine
-from polyfed.federation.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle
+from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle, Weights
 from sessions import first_cohort, prepared, taught

@@ -18,7 +18,9 @@ from test_secure_runs import Faulty, federation
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.local import LocalEngine
-from polyfed.federation.mask_keeper import (
+from polyfed.privacy.masking.fixed_point import Residues, total
+from polyfed.privacy.masking.identity import SiteIdentity
+from polyfed.privacy.masking.mask_keeper import (
     KEYS,
     REQUEST,
     SEALED,
@@ -28,10 +30,8 @@ from polyfed.federation.mask_keeper import (
     bytes_in,
     request_digest,
 )
-from polyfed.federation.summed import TOTAL, SummedReply
-from polyfed.privacy.masking.fixed_point import Residues, total
-from polyfed.privacy.masking.identity import SiteIdentity
 from polyfed.privacy.masking.party import Party, context_of
+from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.masking.unmasking import Unmasking
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request

@@ -13,8 +13,8 @@ from polyfed.deploy.plan import unlike
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.population import Population
-from polyfed.federation.privacy_guard import PRIVATE, ledger_at
 from polyfed.privacy.accounting import between_sets, epsilon_of, fits
+from polyfed.privacy.guard import PRIVATE, ledger_at
 from polyfed.privacy.settings import KIND_KEYS, PrivacySettings, planned_epsilon, protected_steps
 from polyfed.wire.schema import steps_of
 

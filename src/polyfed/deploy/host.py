@@ -20,7 +20,7 @@ from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
-from polyfed.federation.privacy_guard import PRIVATE
+from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.settings import Budget
 
 if TYPE_CHECKING:  # takes cryptography, which most runs do without

@@ -12,9 +12,9 @@ from polyfed.core.errors import ConfigError
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.mask_keeper import masking_replies
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
+from polyfed.privacy.masking.mask_keeper import masking_replies
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import KIND_KEYS, PrivacySettings
 from polyfed.runs.disclosure import Sendable, SentField, sent_fields

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from polyfed.federation.membership import Member
-from polyfed.federation.privacy_guard import PrivacyGuard
 from polyfed.privacy.accounting import Neighbours, PrivacyCost
+from polyfed.privacy.guard import PrivacyGuard
 from polyfed.privacy.settings import Budget
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload

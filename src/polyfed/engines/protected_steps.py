@@ -11,10 +11,10 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.engines.leaving import Performing
-from polyfed.federation.privacy_guard import PrivacyGuard
-from polyfed.federation.private_training import PrivateTraining
-from polyfed.federation.release import require_updates
 from polyfed.federation.state import Lifetime
+from polyfed.privacy.guard import PrivacyGuard
+from polyfed.privacy.private_training import PrivateTraining
+from polyfed.privacy.release import require_updates
 from polyfed.privacy.settings import EXAMPLES, UPDATE
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle

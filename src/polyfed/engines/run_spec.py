@@ -11,9 +11,9 @@ from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
 from polyfed.federation.attack import Attack
 from polyfed.federation.participant import Precision
-from polyfed.federation.private_training import training_cost
 from polyfed.models.model import ModelSettings
 from polyfed.privacy.accounting import PrivacyCost
+from polyfed.privacy.private_training import training_cost
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import PrivacySettings
 from polyfed.wire.framing import SCHEMA

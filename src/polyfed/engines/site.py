@@ -23,15 +23,15 @@ from polyfed.engines.leaving import LeavingFilter, Noised, Performing, SiteTerms
 from polyfed.engines.protected_steps import ProtectedSteps, left_by
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.mask_keeper import MASKING, MaskKeeper
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
-from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
-from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model, ModelSettings
+from polyfed.privacy.guard import PRIVATE, PrivacyGuard
+from polyfed.privacy.masking.mask_keeper import MASKING, MaskKeeper
+from polyfed.privacy.private_training import PrivateTraining
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload

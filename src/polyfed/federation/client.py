@@ -13,9 +13,9 @@ from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.participant import Participant
-from polyfed.federation.private_training import PrivateTraining
 from polyfed.federation.state import ClientState
 from polyfed.models.model import Embedder, Model
+from polyfed.privacy.private_training import PrivateTraining
 
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
 _LONGEST = 4096  # characters of an architecture's name, which lists what it is made of

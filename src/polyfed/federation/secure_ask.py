@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Received
-from polyfed.federation.mask_keeper import (
+from polyfed.privacy.masking.fixed_point import Residues, total
+from polyfed.privacy.masking.mask_keeper import (
     KEYS,
     OPENING,
     REQUEST,
@@ -20,8 +21,7 @@ from polyfed.federation.mask_keeper import (
     bytes_in,
     request_digest,
 )
-from polyfed.federation.summed import TOTAL, SummedReply
-from polyfed.privacy.masking.fixed_point import Residues, total
+from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import FEWEST, SecureSum
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle

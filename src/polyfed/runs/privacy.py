@@ -10,9 +10,9 @@ from polyfed.core.errors import ConfigError
 from polyfed.engines.engine import Hosting
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.population import Population
-from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
-from polyfed.federation.private_training import opacus_optimizers, require_per_sample, training_cost
 from polyfed.privacy.accounting import PrivacyCost, accounting, epsilon_of, releases_within
+from polyfed.privacy.guard import PRIVATE, PrivacyGuard
+from polyfed.privacy.private_training import opacus_optimizers, require_per_sample, training_cost
 from polyfed.privacy.settings import PrivacySettings, planned_epsilon, protected_steps, require_covered
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.schema import StepSchema, steps_of

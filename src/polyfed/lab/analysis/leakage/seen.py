@@ -26,9 +26,9 @@ from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.membership import Member
-from polyfed.federation.privacy_guard import PRIVATE, PrivacyGuard
 from polyfed.federation.state import flatten, unflatten
 from polyfed.lab.analysis.simulated import Simulated
+from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.privacy.settings import UPDATE
 from polyfed.runs.events import Callbacks
 from polyfed.runs.folder import RunFolder

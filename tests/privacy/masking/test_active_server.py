@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from polyfed.core.errors import PolyfedError
 from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.local import LocalEngine
-from polyfed.federation.mask_keeper import (
+from polyfed.privacy.masking.answered_sums import FILE
+from polyfed.privacy.masking.identity import SiteIdentity
+from polyfed.privacy.masking.mask_keeper import (
     KEYS,
     OPENING,
     REQUEST,
@@ -30,9 +32,7 @@ from polyfed.federation.mask_keeper import (
     bytes_in,
     request_digest,
 )
-from polyfed.federation.summed import TOTAL
-from polyfed.privacy.masking.answered_sums import FILE
-from polyfed.privacy.masking.identity import SiteIdentity
+from polyfed.privacy.masking.summed import TOTAL
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared

@@ -21,8 +21,8 @@ from polyfed import Experiment
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
-from polyfed.federation.private_training import PrivateTraining, _PerSample, training_cost
 from polyfed.privacy.accounting import PrivacyCost
+from polyfed.privacy.private_training import PrivateTraining, _PerSample, training_cost
 from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.opened import Run
 from sessions import prepared, woken

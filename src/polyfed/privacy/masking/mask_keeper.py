@@ -15,8 +15,8 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.files import private_files, write_atomically
-from polyfed.federation.summed import TOTAL, SummedReply
 from polyfed.privacy.masking.answered_sums import AnsweredSum, AnsweredSums
+from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle

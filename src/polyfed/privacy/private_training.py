@@ -9,9 +9,9 @@ import hashlib
 import importlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,40 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.extras import brought_by
 from polyfed.core.secret import keyed_digest, uniform_draws
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.release import noisy
 from polyfed.privacy.accounting import EXTRA, PrivacyCost
+from polyfed.privacy.release import noisy
 from polyfed.privacy.settings import SampleProtection
 from polyfed.tasks.task import Task
 
-if TYPE_CHECKING:
-    from polyfed.federation.participant import Participant
-    from polyfed.federation.trainer import Trainer
-
 _log = logging.getLogger(__name__)
+
+
+class Steps(Protocol):
+    """A participant's trainer."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+    def apply(self) -> None: ...
+
+
+class Trained(Protocol):
+    """A participant, as far as its training is of interest here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def task(self) -> Task: ...
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def training(self) -> Any: ...
+    def trainer(self) -> Steps: ...
+    def epochs(self, number: int) -> Iterable[int]: ...
+    def training_loss(self, batch: Batch) -> Tensor: ...
 
 
 def training_cost(
@@ -90,7 +114,7 @@ class PrivateTraining:
     blank: bool = False
     _done: int = 0
 
-    def fit(self, participant: Participant, samples: Samples, epochs: int, steps: int | None) -> int:
+    def fit(self, participant: Trained, samples: Samples, epochs: int, steps: int | None) -> int:
         """Train on the task; gives the number of steps, as ``Participant.fit``.
 
         Args:
@@ -142,9 +166,7 @@ class PrivateTraining:
 class _PerSample:
     """Gradients of single samples, clipped and summed."""
 
-    def __init__(
-        self, participant: Participant, trainer: Trainer, samples: Samples, protection: SampleProtection
-    ) -> None:
+    def __init__(self, participant: Trained, trainer: Steps, samples: Samples, protection: SampleProtection) -> None:
         self.participant, self.trainer, self.samples = participant, trainer, samples
         self._module = _LossModule(participant)
         self._optimizer = opacus_optimizers().DPOptimizer(
@@ -207,7 +229,7 @@ class _PerSample:
 class _LossModule(nn.Module):
     """A participant's model, called with the fields of a batch for its loss."""
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: Trained) -> None:
         super().__init__()
         self.participant, self.model = participant, participant.model
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
-from polyfed.federation.release import noisy, released, require_updates, rows_within
+from polyfed.privacy.release import noisy, released, require_updates, rows_within
 from polyfed.privacy.settings import ReplyProtection
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
 
