@@ -9,7 +9,7 @@ from scipy.linalg import orthogonal_procrustes
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.alignment import align, procrustes, ridge
+from polyfed.aggregation.alignment import Alignment, procrustes, ridge
 
 
 def unit(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -80,9 +80,10 @@ def test_without_a_penalty_as_many_dimensions_as_samples_say_nothing() -> None:
 def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tensor], kind: str) -> None:
     values, reference = (side.clone() for side in both)
     values[3], reference[5] = 0, 0
-    found = align(values, reference, kind)  # type: ignore[arg-type]
+    move = Alignment(kind=kind).move  # type: ignore[arg-type]
+    found = move(values, reference)
     others = [k for k in range(40) if k not in (3, 5)]
-    torch.testing.assert_close(found[others], align(values[others], reference[others], kind))  # type: ignore[arg-type]
+    torch.testing.assert_close(found[others], move(values[others], reference[others]))
     assert not found[3].any()
     assert found[5].norm() == pytest.approx(1)  # it is mapped, as the others say
 
@@ -90,12 +91,9 @@ def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tens
 @pytest.mark.parametrize("kind", ["procrustes", "ridge"])
 def test_edges(kind: str) -> None:
     nothing, few = torch.zeros(4, 3), unit(2, 5, seed=1, dtype=torch.float32)
-    assert not align(nothing, unit(4, 3, seed=1, dtype=torch.float32), kind).any()  # type: ignore[arg-type]
-    assert torch.isfinite(align(few, unit(2, 5, seed=2), kind)).all()  # type: ignore[arg-type]
-    half = align(few.bfloat16(), few, kind)  # type: ignore[arg-type]
+    move = Alignment(kind=kind).move  # type: ignore[arg-type]
+    assert not move(nothing, unit(4, 3, seed=1, dtype=torch.float32)).any()
+    assert torch.isfinite(move(few, unit(2, 5, seed=2))).all()
+    half = move(few.bfloat16(), few)
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, few, atol=0.02, rtol=0)
-
-
-def test_none_is_the_very_same(both: tuple[Tensor, Tensor]) -> None:
-    assert align(*both, "none") is both[0]
