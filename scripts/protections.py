@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import reduce
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +18,10 @@ from pages import END
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
+from polyfed.core.settings import Settings
 from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.settings import PrivacySettings, require_covered
+from polyfed.runs.config_files import merged
 from polyfed.runs.disclosure import SentField, sent_fields
 from polyfed.runs.privacy import require_learning_by_fit
 from polyfed.runs.robustness import require_combinable
@@ -38,10 +41,9 @@ WORDS: dict[type[TensorBundle], str] = {
 }
 """Kind of tensors -> what the page calls it."""
 _SETTINGS: tuple[tuple[str, Any], ...] = (
-    ("aggregation", "count"),
+    ("teacher.weights", "count"),
     ("largest_norm", None),
-    ("alignment", "none"),
-    ("exchange", "scores"),
+    ("public.form", "scores"),
 )
 """Settings that let a protection work where the default does not."""
 _REPLY = PrivacySettings.model_validate(
@@ -121,17 +123,28 @@ def _answer(kind: type[Algorithm], against: Against) -> str:
     """Yes, no, or with which settings."""
     if leaving(kind) == "nothing":
         return ""
-    known = [(key, value) for key, value in _SETTINGS if key in kind.model_fields]
+    known = [(key, value) for key, value in _SETTINGS if _has(kind, key)]
     for number in range(len(known) + 1):
         for chosen in combinations(known, number):
             try:
-                method = kind.model_validate(dict(chosen))
+                method = kind.model_validate(reduce(merged, [{}, *(_at(key, value) for key, value in chosen)]))
             except ValueError:  # they have no effect beside each other
                 continue
             if not against(method):
                 shown = ", ".join(f"{key}: {'null' if value is None else value}" for key, value in chosen)
                 return f"with {code(shown)}" if chosen else "yes"
     return "no"
+
+
+def _has(kind: type[Algorithm], key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    part = kind.model_fields[section].default if section in kind.model_fields else None
+    return name in (type(part).model_fields if isinstance(part, Settings) else {} if section else kind.model_fields)
+
+
+def _at(key: str, value: Any) -> dict[str, Any]:
+    section, _, name = key.rpartition(".")
+    return {section: {name: value}} if section else {name: value}
 
 
 def page() -> str:

@@ -243,7 +243,8 @@ def preset_facts(name: str) -> PresetFacts:
         description=str(content.get("description", "")),
         root=str(own.get(FAMILY, root)),
         data=tuple(sorted({str(source["path"]) for source in used if source.get("name") in _FROM_FOLDERS})),
-        weights=any(key in _WEIGHTS and bool(value) for key, value in _leaves(content)),
+        # an algorithm's weights are those over clients
+        weights=any(key in _WEIGHTS and bool(value) for key, value in _leaves(content | {"algorithm": None})),
         download=any(source.get("name") == "hub" for source in used),
         cost=str(own.get(COST, "")),
     )

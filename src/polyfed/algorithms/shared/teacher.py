@@ -179,7 +179,8 @@ class Ensembles:
             modalities=len(reply.sender.modalities),
             labels=None if labels is None else labels.to(values.device),
             items=items.to(values.device),
-            places=of_part(self._places, part),
+            # an unpaired part has samples of its own for each modality
+            places={name: rows for name, rows in of_part(self._places, part).items() if name in known},
         )
         return teacher.weights.log_weights(evidence)
 
