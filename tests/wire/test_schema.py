@@ -60,11 +60,12 @@ def reply(**fields: TensorBundle | Scalar) -> Payload:
 
 def test_steps_are_found_with_those_of_the_base() -> None:
     found = steps_of(Base())
-    assert set(found) == {"fit", "look", "assess", "initial"}
+    assert set(found) == {"fit", "look", "assess", "assess_global", "initial"}
     assert {name: schema.kind for name, schema in found.items()} == {
         "fit": "step",
         "look": "query",
         "assess": "query",
+        "assess_global": "query",
         "initial": "fresh",
     }
     assert steps_of(Base) == found
