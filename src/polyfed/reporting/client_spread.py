@@ -1,17 +1,18 @@
-"""How far the clients of a group are apart: mean, worst client, disparity and standard deviation of their metrics."""
+"""What runs are judged by: the main metric, the selected round, and how far the clients of a group are apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from polyfed.reporting.recalls import is_context
 from polyfed.reporting.statistics import finite_mean, finite_values, spread_of
-from polyfed.runs.records import RunRecords
+from polyfed.runs.records import SERVER, RunRecords
 
+PREFERRED = ("r1_sum", "accuracy")
 _EVERYBODY = "all clients"
 
 
@@ -100,3 +101,28 @@ def spreads_json(records: RunRecords) -> dict[str, Any]:
         for spread in client_spreads(records, kind):
             figures.setdefault(kind, {}).setdefault(spread.group, {})[spread.metric] = spread.to_json()
     return figures
+
+
+def selected_round(records: RunRecords) -> int | None:
+    """The round whose server model validation prefers; None if it was never validated."""
+    best = records.best(SERVER, main_metric(records, [SERVER], "validation"), "validation")
+    return None if best is None else best[0]
+
+
+def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
+    """The metric that says most of some participants, empty if they have none."""
+    names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
+    # dictionaries instead of sets keep the order of the run, so that equal records give equal pages
+    quality = [name for name in names if not is_context(name) and name != "loss"]
+    return next((name for name in PREFERRED if name in names), quality[0] if quality else "")
+
+
+def judged_by(
+    records: RunRecords, metric: str | None = None, kind: str = "test"
+) -> tuple[str, dict[str, ClientSpread]]:
+    """The server's metric, empty if it has none, and the spread of each group of clients; of ``metric`` if given."""
+    groups = {
+        group: client_spread(records, group, metric or main_metric(records, clients, kind), kind)
+        for group, clients in records.groups.items()
+    }
+    return metric or main_metric(records, [SERVER], kind), groups

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from polyfed.reporting.curves import main_metric
+from polyfed.reporting.client_spread import main_metric
 from polyfed.reporting.facts import client_kinds
 from polyfed.reporting.happenings import rounds_of
 from polyfed.reporting.tables import TextTable, figure

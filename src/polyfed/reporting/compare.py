@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.reporting.client_spread import client_spread
+from polyfed.reporting.client_spread import judged_by, main_metric
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
 from polyfed.reporting.statistics import finite_mean, spread_of
 from polyfed.reporting.tables import MIB, TextTable, figure
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-PREFERRED = ("r1_sum", "accuracy")
 _KINDS = ("test", "validation")
 _LABELS = (("run", "seed"), ("name",), ("description",))  # settings in which runs of one configuration may differ
 _OF_CLIENTS = ("worst", "disparity")
@@ -100,26 +99,19 @@ def _configuration(run: RunRecords) -> str:
 
 
 def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
-    server = metric or _metric_of([run], SERVER, kind)
+    server, groups = judged_by(run, metric, kind)
     best = run.best(SERVER, server, kind)
     figures = {
         f"server {server} final": run.last(SERVER, kind).get(server, math.nan),
         f"server {server} best": best[1] if best else math.nan,
     }
-    for group, clients in run.groups.items():
-        spread = client_spread(run, group, metric or _metric_of([run], group, kind), kind)
+    for group, spread in groups.items():
         name = f"{group} {spread.metric}"
         figures[name] = spread.mean
-        if len(clients) > 1:
+        if spread.clients > 1:
             figures |= {f"{name} worst": spread.worst, f"{name} disparity": spread.disparity}
     figures |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
     return {name: value for name, value in figures.items() if not math.isnan(value)}
-
-
-def _metric_of(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
-    members = [(run, client) for run in runs for client in {**run.groups, SERVER: (SERVER,)}.get(participant, ())]
-    names = {name for run, client in members for name in run.metric_names(client, kind)}
-    return next((name for name in PREFERRED if name in names), PREFERRED[0])
 
 
 # ---- tables
@@ -200,7 +192,8 @@ def _curves(
     runs = [run for item in comparisons for run in item.runs]
     rows = {}
     for participant in dict.fromkeys([SERVER, *chain.from_iterable(run.groups for run in runs)]):
-        name = metric or _metric_of(runs, participant, kind)
+        of_runs = (main_metric(run, {SERVER: (SERVER,), **run.groups}.get(participant, ()), kind) for run in runs)
+        name = metric or next(filter(None, of_runs), "")
         curves = [_seeds(_curve(run, participant, name, kind) for run in item.runs) for item in comparisons]
         if any(map(len, curves)):
             rows[participant] = name, curves

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from polyfed.reporting.charts import ChartBand, ChartLine, LegendEntry, RoundChart, RoundSeries
-from polyfed.reporting.compare import PREFERRED
+from polyfed.reporting.client_spread import main_metric
 from polyfed.reporting.figures import COLOURS
-from polyfed.reporting.recalls import Recall, find_recalls, is_context
+from polyfed.reporting.recalls import Recall, chance_of, find_recalls, is_context
 from polyfed.reporting.statistics import finite_values
 from polyfed.reporting.tables import count
 from polyfed.runs.records import SERVER, RunRecords
@@ -117,35 +117,6 @@ def _mean_and_range(series: Mapping[str, RoundSeries], *, carry: bool) -> list[d
         table = table.ffill(axis="columns")
     rounds = [int(number) for number in table.columns]
     return [dict(zip(rounds, side.tolist(), strict=True)) for side in (table.min(), table.mean(), table.max())]
-
-
-def selected_round(records: RunRecords) -> int | None:
-    """The round whose server model validation prefers; None if it was never validated."""
-    best = records.best(SERVER, main_metric(records, [SERVER], "validation"), "validation")
-    return None if best is None else best[0]
-
-
-def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
-    """The metric that says most of some participants, empty if they have none."""
-    names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
-    # dictionaries instead of sets keep the order of the run, so that equal records give equal pages
-    quality = [name for name in names if not is_context(name) and name != "loss"]
-    return next((name for name in PREFERRED if name in names), quality[0] if quality else "")
-
-
-def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
-    """What guessing reaches, in percent; NaN where that is not known.
-
-    For a recall and the sum of the recalls at 1 a random order of the gallery, for (balanced) accuracy a uniform guess
-    among the classes.
-    """
-    recalls = find_recalls(metrics)
-    if metric == "r1_sum":
-        firsts = [recall.chance for recall in recalls if recall.cutoff == 1]
-        return sum(firsts) if firsts else math.nan
-    if metric in ("accuracy", "balanced_accuracy") and metrics.get("classes", 0) > 0:
-        return 100.0 / metrics["classes"]
-    return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
 
 
 def group_colour(records: RunRecords, group: str) -> int:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
-from polyfed.reporting.client_spread import client_spread, quality_names
+from polyfed.reporting.client_spread import judged_by
 from polyfed.reporting.paired import shared_figures
-from polyfed.reporting.recalls import find_recalls
+from polyfed.reporting.recalls import chance_of, find_recalls
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.events import Metrics
@@ -121,7 +121,7 @@ def headline(records: RunRecords) -> Headline | None:
     if "accuracy" in metrics:
         meaning = "The server's accuracy is {} %"
         value, kept = metrics["accuracy"], records.interval(SERVER, "accuracy")
-        return Headline(SERVER, "accuracy", value, _guessing(metrics), meaning, _items(metrics), kept)
+        return Headline(SERVER, "accuracy", value, chance_of("accuracy", metrics), meaning, _items(metrics), kept)
     return _clients_headline(records)
 
 
@@ -163,14 +163,9 @@ def _common_trials(records: RunRecords, metric: str) -> float:
     return 1 / sum((len(items) / count) ** 2 / max(items) for items in tested.values()) if count else math.nan
 
 
-def _guessing(metrics: Metrics) -> float:
-    classes = metrics.get("classes", math.nan)
-    return 100.0 / classes if classes else math.nan
-
-
 def _common_chance(metric: str, measured: Sequence[Metrics]) -> float:
     """What guessing reaches, NaN if that is not the same for all."""
-    chances = {_guessing(metrics) for metrics in measured} if metric == "accuracy" else {math.nan}
+    chances = {chance_of("accuracy", metrics) for metrics in measured} if metric == "accuracy" else {math.nan}
     return chances.pop() if len(chances) == 1 else math.nan
 
 
@@ -254,16 +249,12 @@ def _server_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
 
 
 def _group_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
-    for group, clients in records.groups.items():
-        last = [records.last(client) for client in clients]
-        names = quality_names(last)
-        if not names:
+    for group, spread in judged_by(records)[1].items():
+        if not spread.metric:
             continue
-        metric = next((name for name in _MAIN if name in names), names[0])
-        spread = client_spread(records, group, metric, "test")
-        chance = _common_chance(metric, [metrics for metrics in last if metric in metrics])
+        chance = _common_chance(spread.metric, _measured(records, records.groups[group], spread.metric))
         mean = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
-        yield f"{group}{mean}: {metric}", figure(spread.mean), figure(chance), "-"
+        yield f"{group}{mean}: {spread.metric}", figure(spread.mean), figure(chance), "-"
 
 
 # ---- what to do next

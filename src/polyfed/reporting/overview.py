@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from polyfed.reporting.client_spread import client_spread
-from polyfed.reporting.curves import chance_of, main_metric
+from polyfed.reporting.client_spread import judged_by, main_metric
 from polyfed.reporting.facts import component, recorded_environment, setting
 from polyfed.reporting.outcome import interval_in_words, verdict
+from polyfed.reporting.recalls import chance_of
 from polyfed.reporting.tables import TextTable, duration, figure
 from polyfed.reporting.traffic import byte_size
 from polyfed.runs.records import SERVER, RunRecords
@@ -105,11 +105,10 @@ def _server_cards(records: RunRecords) -> Iterator[Card]:
 
 def _group_cards(records: RunRecords) -> Iterator[Card]:
     """The mean of each group of clients that was measured, and its worst client."""
-    for group, members in records.groups.items():
-        name = main_metric(records, members)
-        spread = client_spread(records, group, name)
+    for group, spread in judged_by(records)[1].items():
         if not spread.values:
             continue
+        name, members = spread.metric, records.groups[group]
         # galleries and numbers of classes differ between clients
         chances = [chance_of(name, records.last(client)) for client in members]
         finite = [chance for chance in chances if math.isfinite(chance)]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.reporting.client_spread import client_spread
+from polyfed.reporting.client_spread import judged_by, selected_round
 from polyfed.reporting.compare import Comparison
-from polyfed.reporting.curves import main_metric, selected_round
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
@@ -106,14 +105,12 @@ def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
 
 def _figures_of(run: RunRecords, metric: str | None, kind: str, selects: bool) -> dict[str, float]:
     """What runs are compared by -> value."""
-    server = metric or main_metric(run, [SERVER], kind)
+    server, groups = judged_by(run, metric, kind)
     series = run.series(SERVER, server, kind)
     chosen = selected_round(run) if selects else None
     at = max(series, default=0) if chosen is None else chosen
     figures = {f"server {server}, {'selected by validation' if selects else 'final'}": series.get(at, math.nan)}
-    for group, clients in run.groups.items():
-        spread = client_spread(run, group, metric or main_metric(run, clients, kind), kind)
-        figures[f"{group} {spread.metric}, final"] = spread.mean
+    figures |= {f"{group} {spread.metric}, final": spread.mean for group, spread in groups.items()}
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 

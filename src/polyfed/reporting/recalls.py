@@ -65,6 +65,21 @@ def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
     return 100.0 * (1.0 - math.prod((gallery - positives - i) / (gallery - i) for i in range(cutoff)))
 
 
+def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
+    """What guessing reaches, in percent; NaN where that is not known.
+
+    For a recall and the sum of the recalls at 1 a random order of the gallery, for (balanced) accuracy a uniform guess
+    among the classes.
+    """
+    recalls = find_recalls(metrics)
+    if metric == "r1_sum":
+        firsts = [recall.chance for recall in recalls if recall.cutoff == 1]
+        return sum(firsts) if firsts else math.nan
+    if metric in ("accuracy", "balanced_accuracy") and metrics.get("classes", 0) > 0:
+        return 100.0 / metrics["classes"]
+    return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
+
+
 def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
     """All recalls among ``metrics``, in their order; gallery and positives are NaN where not given."""
     recalls = []

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.segment import Segment
 from rich.text import Text
 
+from polyfed.reporting.client_spread import PREFERRED
 from polyfed.reporting.run_state import PREPARING, ClientProgress, RunState, ticking
 from polyfed.reporting.tables import duration, figure, mib
 from polyfed.runs.records import SERVER
@@ -25,7 +26,6 @@ _SIGNS = {"waiting": "·", "working": "▶", "done": "✓", "excluded": "✗"}
 _ASCII_SIGNS = {"waiting": ".", "working": ">", "done": "+", "excluded": "x"}
 _STYLES = {"waiting": "dim", "working": "yellow", "done": "green", "excluded": "bold red"}
 _NOTEWORTHY = ("excluded", "working", "done", "waiting")  # the first are shown where there is no room for all
-_MAIN = ("r1_sum", "accuracy")
 _KINDS = ("test", "validation", "train")
 
 
@@ -244,7 +244,7 @@ def chosen_curves(curves: Sequence[_CurveKey], rows: int) -> Mapping[tuple[str, 
 
     def order(key: _CurveKey) -> tuple[int, bool, bool]:
         participant, kind, metric = key
-        return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), participant != SERVER, metric not in _MAIN
+        return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), participant != SERVER, metric not in PREFERRED
 
     groups: dict[tuple[str, str], list[_CurveKey]] = {}
     for key in sorted(curves, key=order):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from polyfed.core.files import write_atomically
 from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.tables import study_tables
-from polyfed.reporting.figures import png_bytes
+from polyfed.reporting.figures import png_bytes, svg_text
 from polyfed.reporting.tables import TextTable
 
 _LATEX = str.maketrans(
@@ -96,11 +95,6 @@ def _drawn(results: Results, out: Path, store: Path, kind: str) -> list[Path]:
     for number, drawing in enumerate(drawings_of(results.study), 1):
         figure = draw_study(results, drawing, store)
         path = out / f"figure-{number}.{kind}"
-        if kind == "png":
-            write_atomically(path, png_bytes(figure))
-        else:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="svg", metadata={"Date": None})
-            write_atomically(path, buffer.getvalue())
+        write_atomically(path, png_bytes(figure) if kind == "png" else svg_text(figure, results.study.title).encode())
         paths.append(path)
     return paths

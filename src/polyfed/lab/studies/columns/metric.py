@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.reporting.client_spread import ClientSpread
-from polyfed.reporting.curves import selected_round
+from polyfed.reporting.client_spread import ClientSpread, selected_round
 from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
