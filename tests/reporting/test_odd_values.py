@@ -15,17 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polyfed.reporting.charts import (
-    BarPart,
-    BarRows,
-    BubbleChart,
-    ChartBand,
-    ChartLine,
-    HeatMap,
-    RoundChart,
-    sheet_of,
-    stacked_chart,
-)
+from polyfed.reporting.charts import sheet_of
+from polyfed.reporting.round_charts import ChartBand, ChartLine, RoundChart, stacked_chart
+from polyfed.reporting.row_charts import BarPart, BarRows, BubbleChart, HeatMap
 
 ODD = [
     0.0,

@@ -10,7 +10,8 @@ import yaml
 import polyfed
 from polyfed import Experiment, open_run, plot, report, run
 from polyfed.core.errors import ConfigError
-from polyfed.reporting.charts import FigureSheet, RoundChart
+from polyfed.reporting.charts import FigureSheet
+from polyfed.reporting.round_charts import RoundChart
 from polyfed.runs.events import Callback, Event, Measured
 from small_federations import Config
 

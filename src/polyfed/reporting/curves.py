@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from polyfed.reporting.charts import ChartBand, ChartLine, LegendEntry, RoundChart, RoundSeries
+from polyfed.reporting.charts import LegendEntry
 from polyfed.reporting.client_spread import main_metric
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.recalls import Recall, chance_of, find_recalls, is_context
+from polyfed.reporting.round_charts import ChartBand, ChartLine, RoundChart, RoundSeries
 from polyfed.reporting.statistics import finite_values
 from polyfed.reporting.tables import count
 from polyfed.runs.records import SERVER, RunRecords

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import numpy as np
-from PIL import Image
-
 from polyfed.core.files import write_atomically
 from polyfed.reporting.markup import printable
 
@@ -95,7 +92,9 @@ def figure_grid(
 @styled
 def png_bytes(figure: Figure) -> bytes:
     """The figure as the content of a PNG file."""
+    import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
 
     settle(figure)
     figure.set_dpi(min(130.0, _MOST_PIXELS / max(figure.get_size_inches())))

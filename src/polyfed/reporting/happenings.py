@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from polyfed.reporting.charts import RoundChart, stacked_chart
 from polyfed.reporting.figures import COLOURS
+from polyfed.reporting.round_charts import RoundChart, stacked_chart
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.events import Incident
 from polyfed.runs.records import RunRecords

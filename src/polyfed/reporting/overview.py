@@ -24,7 +24,7 @@ class Card(NamedTuple):
     context: str = ""
 
 
-class Status(NamedTuple):
+class Completion(NamedTuple):
     """Whether a run is complete: a word or two, its mood (``good``, ``bad`` or ``odd``), and an explanation."""
 
     shown: str
@@ -57,14 +57,14 @@ def _rounds(records: RunRecords) -> tuple[int, int | None]:
     return max(records.seconds, default=records.rounds), planned if isinstance(planned, int) else None
 
 
-def _status(records: RunRecords) -> Status:
+def _status(records: RunRecords) -> Completion:
     done, planned = _rounds(records)
     if planned is None:
-        return Status(f"{done} rounds", "odd")
+        return Completion(f"{done} rounds", "odd")
     if done >= planned:
-        return Status("complete", "good")
+        return Completion("complete", "good")
     hint = "Killed or interrupted, or still at work when this page was written; polyfed resume continues it."
-    return Status(f"stopped after round {done} of {planned}", "bad", hint)
+    return Completion(f"stopped after round {done} of {planned}", "bad", hint)
 
 
 def _facts(records: RunRecords, environment: Mapping[str, Any]) -> dict[str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyfed.reporting.charts import BarPart, BarRows, BubbleChart, Chart, FigureSheet, HeatMap, LegendEntry
+from polyfed.reporting.charts import Chart, FigureSheet, LegendEntry
 from polyfed.reporting.curves import group_colour
 from polyfed.reporting.partition_tables import Held, classes_of, column_counts, groups_of, short_names, sources_of
+from polyfed.reporting.row_charts import BarPart, BarRows, BubbleChart, HeatMap
 from polyfed.reporting.tables import count
 from polyfed.runs.records import RunRecords
 

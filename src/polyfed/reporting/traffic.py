@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
-from polyfed.reporting.charts import BarPart, BarRows, ChartLine, LegendEntry, RoundChart, stacked_chart
+from polyfed.reporting.charts import LegendEntry
+from polyfed.reporting.round_charts import ChartLine, RoundChart, stacked_chart
+from polyfed.reporting.row_charts import BarPart, BarRows
 from polyfed.reporting.tables import MIB, duration
 from polyfed.runs.records import RunRecords, Transfer
 
@@ -37,21 +39,22 @@ def seconds_chart(records: RunRecords) -> RoundChart:
 
 def bytes_bars(records: RunRecords) -> list[BarRows]:
     """MiB by kind, bundle and step, the largest first, and by client in the order of the run; nothing of no bytes."""
-    if not records.transfers:
-        return []
     kinds = _totals(records, lambda transfer: transfer.kind or "(none)")
     bundles = _totals(records, lambda transfer: f"{transfer.bundle} ({transfer.dtype or transfer.kind})")
     steps = _totals(records, lambda transfer: transfer.step or "(none)")
     parts = {"By kind of bundle": _largest(kinds), "By bundle": _largest(bundles), "By step": _largest(steps)}
     if len(bundles) == len(kinds):  # each kind is one bundle: both would say the same
         del parts["By bundle"]
+    title, clients = _by_client(records)
+    return [_bars(name, totals) for name, totals in (parts | {title: clients}).items() if totals]
+
+
+def _by_client(records: RunRecords) -> tuple[str, dict[str, Counter[str]]]:
+    """Few clients in the order of the run, as everywhere in a report; of many only the largest matter."""
     clients = client_bytes(records)
-    # few clients stand in the order of the run, as everywhere in a report; of many only the largest matter
     if len(clients) > _MOST_ROWS:
-        parts[f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}"] = _largest(clients)
-    else:
-        parts["By client"] = {client: clients[client] for client in records.clients if client in clients}
-    return [_bars(title, totals) for title, totals in parts.items() if totals]
+        return f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}", _largest(clients)
+    return "By client", {client: clients[client] for client in records.clients if client in clients}
 
 
 def client_bytes(records: RunRecords) -> dict[str, Counter[str]]:

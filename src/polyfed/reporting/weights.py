@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 
 import numpy as np
 from jaxtyping import Float
 
-from polyfed.reporting.charts import ChartLine, FigureSheet, HeatMap, LegendEntry, RoundChart
+from polyfed.reporting.charts import FigureSheet, LegendEntry
 from polyfed.reporting.curves import THIN_LINES, spread_chart
 from polyfed.reporting.figures import COLOURS
+from polyfed.reporting.round_charts import ChartLine, RoundChart
+from polyfed.reporting.row_charts import HeatMap, limits_of
 from polyfed.runs.arrays import ClientArray
 from polyfed.runs.records import RunRecords
 
@@ -45,32 +48,30 @@ def weight_sheets(records: RunRecords) -> dict[str, FigureSheet]:
 def _maps(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str]) -> list[HeatMap]:
     """Small multiples on one scale; samples are averaged in runs of equal length where they are many."""
     named = len(clients) <= _NAMED_ROWS
-    samples = max(array.values.shape[1] for array in rounds.values())
-    width = -(-samples // _MOST_COLUMNS)
     kept = min(_MOST_ROUNDS if named else _MOST_ROUNDS // 2, len(rounds))
     shown = [list(rounds)[round((place + 1) * len(rounds) / kept) - 1] for place in range(kept)]
+    samples = max(array.values.shape[1] for array in rounds.values())
+    width = -(-samples // _MOST_COLUMNS)
+    columns = [_column(start, min(samples, start + width) - 1) for start in range(0, samples, width)]
     # with few clients rows stay in place from map to map; with many only the cohort fits
-    rows = {n: list(clients) if named else [c for c in clients if c in rounds[n].clients] for n in shown}
-    values = {n: _column_means(rounds[n], rows[n], width, -(-samples // width)) for n in shown}
-    columns = [
-        f"{start}" if width == 1 else f"{start} to {min(samples, start + width) - 1}"
-        for start in range(0, samples, width)
-    ]
+    rows = {n: clients if named else [c for c in clients if c in rounds[n].clients] for n in shown}
+    values = {n: _column_means(rounds[n], rows[n], width, len(columns)) for n in shown}
+    every = np.concatenate([grid.ravel() for grid in values.values()])
     notes = {
         f"Each column is the mean of {width} samples.": width > 1,
         f"{kept} of {len(rounds)} stored rounds are shown.": kept < len(rounds),
-        "Hatched: the client did not take part.": any(np.isnan(grid).any() for grid in values.values()),
+        "Hatched: the client did not take part.": bool(np.isnan(every).any()),
         "Rows are the clients that took part in the round.": not named,
     }
-    note = " ".join(compress(notes, notes.values()))
-    every = np.concatenate([grid.ravel() for grid in values.values()])
-    finite = every[np.isfinite(every)]
-    limits = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    return [
-        HeatMap(f"{name}, round {n}", rows[n], values[n], "public sample", columns, note if n == shown[0] else "",
-                limits, name if n == shown[-1] else "")
-        for n in shown
-    ]  # fmt: skip
+    scale = limits_of(every)
+    maps = [HeatMap(f"{name}, round {n}", rows[n], values[n], "public sample", columns, "", scale) for n in shown]
+    maps[0] = replace(maps[0], note=" ".join(compress(notes, notes.values())))
+    maps[-1] = replace(maps[-1], scale=name)
+    return maps
+
+
+def _column(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _column_means(
