@@ -49,12 +49,11 @@ def _maps(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str]) 
     """Small multiples on one scale; samples are averaged in runs of equal length where they are many."""
     named = len(clients) <= _NAMED_ROWS
     kept = min(_MOST_ROUNDS if named else _MOST_ROUNDS // 2, len(rounds))
-    shown = [list(rounds)[round((place + 1) * len(rounds) / kept) - 1] for place in range(kept)]
+    shown = _evenly(list(rounds), kept)
     samples = max(array.values.shape[1] for array in rounds.values())
     width = -(-samples // _MOST_COLUMNS)
     columns = [_column(start, min(samples, start + width) - 1) for start in range(0, samples, width)]
-    # with few clients rows stay in place from map to map; with many only the cohort fits
-    rows = {n: clients if named else [c for c in clients if c in rounds[n].clients] for n in shown}
+    rows = {n: clients if named else _cohort(rounds[n], clients) for n in shown}
     values = {n: _column_means(rounds[n], rows[n], width, len(columns)) for n in shown}
     every = np.concatenate([grid.ravel() for grid in values.values()])
     notes = {
@@ -68,6 +67,15 @@ def _maps(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str]) 
     maps[0] = replace(maps[0], note=" ".join(compress(notes, notes.values())))
     maps[-1] = replace(maps[-1], scale=name)
     return maps
+
+
+def _evenly(rounds: Sequence[int], kept: int) -> list[int]:
+    return [rounds[round((place + 1) * len(rounds) / kept) - 1] for place in range(kept)]
+
+
+def _cohort(array: ClientArray, clients: Sequence[str]) -> list[str]:
+    # with few clients rows stay in place from map to map; with many only the cohort fits
+    return [client for client in clients if client in array.clients]
 
 
 def _column(first: int, last: int) -> str:
