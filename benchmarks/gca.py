@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.tiles import TileSize
-from polyfed.aggregation.weightings.gca import contrastive_scores
+from polyfed.aggregation.weighting import Evidence
+from polyfed.aggregation.weightings.gca import GCA
 from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.25
@@ -39,7 +40,7 @@ def bare_product(local: Tensor, other: Tensor, blocks: TileSize) -> Callable[[],
 def bench_exact(local: Tensor, other: Tensor, repeats: int) -> None:
     """The exact scores against the bare product in the same tiles, and at smaller sizes in large ones too."""
     works: dict[str, harness.Work] = {
-        "scores": lambda: contrastive_scores(local, other),
+        "scores": lambda: GCA().log_weights(Evidence(local, "own", {"other": other}, 1, 1)),
         "tiles": bare_product(local, other, TileSize.suited(local.device)),
     }
     if len(local) < SIZES[-1][0]:

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.weightings.gca import contrastive_scores
+from polyfed.aggregation.weighting import Evidence
+from polyfed.aggregation.weightings.gca import GCA
 from polyfed.core.randomness import generator
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.state import StateStore, unflatten
@@ -56,7 +57,8 @@ def analyse(folder: Path) -> list[dict[str, object]]:
         share = sum(client in several for client in owners) / len(owners)
         for tau in TEMPERATURES:
             scores = [
-                contrastive_scores(sent[client][modality], known[other], tau=tau, valid=rows)[rows] for client in owners
+                GCA(tau=tau).log_weights(Evidence(sent[client][modality], modality, {other: known[other]}, 1, 1))[rows]
+                for client in owners
             ]
             weights = torch.stack(scores).softmax(0)
             entropy = -(weights * weights.clamp_min(1e-30).log()).sum(0).mean()

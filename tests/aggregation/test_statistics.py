@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from naive import Largest
 from polyfed.aggregation.statistics import _Rivals, row_statistics, scores_statistics
 from polyfed.aggregation.tiles import TileSize
-from polyfed.aggregation.weightings.gca import contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 
 ALL = ("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance")
@@ -108,13 +107,6 @@ def test_half_precision_is_raised_to_fp32():
     ours = row_statistics(rows, anchors, ALL)
     assert all(value.dtype == torch.float32 for name, value in ours.items() if name != "winner")
     close(ours, naive(rows, anchors), 1e-5)
-
-
-def test_the_contrastive_score_is_positive_less_rest():
-    rows, anchors = unit(40, 6, dtype=torch.float32), unit(40, 6, seed=1, dtype=torch.float32)
-    found = row_statistics(rows, anchors, {"positive", "negatives_lse"}, tau=0.1)
-    score = contrastive_scores(rows, anchors, tau=0.1)
-    torch.testing.assert_close(found["positive"] - found["negatives_lse"], score, rtol=0, atol=2e-6)
 
 
 def test_rows_of_several_clients_share_a_pass():

@@ -10,7 +10,6 @@ from weighting_clients import CLASSES, DIM, SIZE, choose, client, ensemble, evid
 
 from polyfed.aggregation.ensemble import Ensemble
 from polyfed.aggregation.weighting import Evidence, Weighting
-from polyfed.aggregation.weightings.gca import contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.settings import Settings
 
@@ -81,14 +80,6 @@ def test_a_client_without_a_modality_does_not_count_in_it(name):
     valid = found["b"].result().valid
     torch.testing.assert_close(found["b"].result().values[valid], text.values[valid])
     assert bool(valid.any())
-
-
-def test_gca_is_the_contrastive_score_bit_for_bit():
-    two = {name: known()[name].float() for name in "ab"}
-    one = client(1)
-    one.values = one.values.float()
-    ours = choose("gca", tau=0.1, include_self=True).log_weights(evidence(one, of=two))
-    assert torch.equal(ours, contrastive_scores(one.values, two["b"], tau=0.1, include_self=True))
 
 
 PICTURES = torch.arange(SIZE) // 3

@@ -6,14 +6,13 @@ import math
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics
-from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.statistics import Statistic, Statistics
 from polyfed.aggregation.weighting import Evidence, Weighting, log_share
-from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.core.errors import ConfigError
 
 _SCORED: tuple[Statistic, ...] = ("positive", "negatives_lse")
 
@@ -45,46 +44,6 @@ class GCA(Weighting):
             )
         found = [evidence.compared(name, _SCORED, tau=self.tau, mask_siblings=self.mask_siblings) for name in others]
         return torch.stack([_score(statistics, self.include_self) for statistics in found]).mean(0)
-
-
-def contrastive_scores(
-    local: Float[Tensor, "P d"],
-    other: Float[Tensor, "P d"],
-    *,
-    tau: float = 1.0,
-    include_self: bool = False,
-    valid: Bool[Tensor, " P"] | None = None,
-    blocks: TileSize | None = None,
-) -> Float[Tensor, " P"]:
-    """s_k = log exp(u_k . g_k / tau) / sum_{j != k} exp(u_k . g_j / tau) for every public sample k (Eq. 4).
-
-    The softmax of the scores over clients (Eq. 5) and the weighted sum (Eq. 6) are ``Ensemble``.
-
-    Args:
-        local: u, a client's representations of the public set in one modality.
-        other: g, the global representations: of the other modality for GCA, of the same one for SED.
-        tau: temperature (the paper has none: 1).
-        include_self: whether j = k is part of the sum, as in the released code.
-        valid: samples that the client sent; the others score -inf, and what stands in their rows is not
-            looked at.
-        blocks: size of a tile; None: suited to the device.
-
-    Raises:
-        PayloadError: shapes differ.
-        ConfigError: tau is not positive, or the public set has a single sample and ``include_self`` is off.
-    """
-    if local.shape != other.shape:
-        raise PayloadError(
-            f"local representations have shape {tuple(local.shape)}, the global ones {tuple(other.shape)}; "
-            "both must cover the same public set in the same width"
-        )
-    if len(local) == 1 and not include_self:
-        raise ConfigError("the public set has 1 sample, so Eq. 4 has nothing to contrast with; use 2 or more")
-    if valid is None:
-        return _score(row_statistics(local, other, _SCORED, tau=tau, blocks=blocks), include_self)
-    own = valid.nonzero().squeeze(1).to(local.device)
-    scores = _score(row_statistics(local[own], other, _SCORED, own=own, tau=tau, blocks=blocks), include_self)
-    return scores.new_full((len(local),), -math.inf).index_copy_(0, own, scores)
 
 
 def _score(statistics: Statistics, include_self: bool) -> Float[Tensor, " n"]:
