@@ -52,7 +52,7 @@ def session_of(
 
 def shrink(session: Session, client: str, samples: int) -> None:
     """Leave a client so many of its samples."""
-    data = site_of(session)._data_of(session.federation.members[client])
+    data = site_of(session).data_of(session.federation.members[client])
     data.train = data.train.subset(torch.arange(samples))
 
 

@@ -80,10 +80,10 @@ def test_a_row_may_come_late():
 def test_inputs_are_left_alone_and_memory_does_not_grow_with_clients():
     value, log = torch.ones(4, 3), torch.zeros(4)
     ensemble = Ensemble(4, 3, record=torch.tensor([], dtype=torch.long))
-    total = ensemble._total.data_ptr()
+    total = ensemble.total.data_ptr()
     for _ in range(5):
         ensemble.add(value, log)
-    assert ensemble._total.data_ptr() == total
+    assert ensemble.total.data_ptr() == total
     assert torch.equal(value, torch.ones(4, 3))
     assert torch.equal(log, torch.zeros(4))
 

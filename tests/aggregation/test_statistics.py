@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from naive import Largest
-from polyfed.aggregation.statistics import _Rivals, row_statistics, scores_statistics
+from polyfed.aggregation.statistics import Rivals, row_statistics, scores_statistics
 from polyfed.aggregation.tiles import TileSize
 from polyfed.core.errors import ConfigError, PayloadError
 
@@ -200,7 +200,7 @@ def test_both_searches_find_the_same_rivals():
     tiles[0], tiles[3, 2] = -math.inf, math.nan
     found = []
     for sparse in (True, False):
-        rivals = _Rivals(torch.full((7,), -9.0))
+        rivals = Rivals(torch.full((7,), -9.0))
         rivals.sparse = sparse
         for number, tile in enumerate(tiles):
             rivals.add(tile, 5 * number)

@@ -166,7 +166,7 @@ def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatc
 def idle(session: Session, *names: str) -> None:
     """Leave clients without private data."""
     for name in names:
-        data = site_of(session)._data_of(session.federation.members[name])
+        data = site_of(session).data_of(session.federation.members[name])
         data.train = data.train.subset(torch.arange(0))
 
 

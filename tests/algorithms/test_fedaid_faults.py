@@ -157,7 +157,7 @@ def of_one_item(samples: Samples) -> Samples:
 @pytest.mark.parametrize("method", ["fedaid", "feddra"])
 def test_a_client_without_negatives_does_no_harm(tmp_path: Path, method: str) -> None:
     session = session_of(tmp_path, **judged_whole(method), optimizer={"kind": "adamw", "lr": 0.01})
-    data = site_of(session)._data_of(session.federation.members["hospital-2"])
+    data = site_of(session).data_of(session.federation.members["hospital-2"])
     data.train = of_one_item(data.train)
     assert 1 < len(data.train) < 12
     play(session, 1, 2)

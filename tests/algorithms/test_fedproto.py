@@ -213,7 +213,7 @@ def test_any_name_of_a_source_will_do(tmp_path: Path, source: str, space: str, m
     config["data"]["sources"] = {source: config["data"]["sources"]["scenes"]}
     for client in config["clients"].values():
         client["source"] = source
-    monkeypatch.setattr(types, "_classes_of", lambda target, split: split.source)  # as if classes had no names
+    monkeypatch.setattr(types, "type_classes", lambda target, split: split.source)  # as if classes had no names
     session = began(config, tmp_path, 2)
     assert list(by_space(session.server.state["prototypes"], GlobalPrototypes)) == [space]
     groups = session.server.snapshot()

@@ -27,7 +27,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What ``watch`` draws."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, height=30, color_system=None)
-    monkeypatch.setattr("polyfed.cli.running._terminal", lambda: console)
+    monkeypatch.setattr("polyfed.cli.running.terminal", lambda: console)
     return stream
 
 

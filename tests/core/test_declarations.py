@@ -15,7 +15,7 @@ from polyfed.core.declarations import components, homes_of
 from polyfed.core.extras import extra_with, how_to_install, is_installed
 from polyfed.core.settings import Settings
 
-FAMILIES = {kind: place[:2] for kind, place in catalogue._FAMILIES.items()}
+FAMILIES = {kind: place[:2] for kind, place in catalogue.FAMILIES.items()}
 WITHOUT_EXTRAS = """
 import sys
 

@@ -34,7 +34,7 @@ def test_equals_one_picture_at_a_time(tmp_path: Path) -> None:
 
 
 def test_many_chunks_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 3)
+    monkeypatch.setattr(module, "CHUNK_ITEMS", 3)
     shades = [struct_of(Image.new("RGB", (4, 4), (k, k, k))) for k in range(10)]
     values = pa.chunked_array([shades[:4], shades[4:]])
     found = decoded(Column(values, "f", "here"), 4, tmp_path)
@@ -211,7 +211,7 @@ def _die_in_the_middle(folder: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return decode(data, *settings)
 
-    module._CHUNK, module.decode = 2, decode_or_die
+    module.CHUNK_ITEMS, module.decode = 2, decode_or_die
     pictures = [struct_of(noise(seed)) for seed in range(8)]
     decoded(column_of(pictures), 16, Path(folder))
 

@@ -130,7 +130,7 @@ def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, mo
     view = Features(backbone="vit", batch_size=2)
     elsewhere = replace(context, cache=context.cache / "reference")
     whole = view.open(column(images), "image", elsewhere)(torch.arange(6))
-    original, calls = module._Computation.__call__, []
+    original, calls = module.FeatureComputation.__call__, []
 
     def killed(self: object, start: int, stop: int) -> torch.Tensor:
         calls.append(start)
@@ -139,7 +139,7 @@ def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, mo
         return original(self, start, stop)
 
     monkeypatch.setattr(module, "stored", lambda *args: cache.stored(*args, chunk=2))
-    monkeypatch.setattr(module._Computation, "__call__", killed)
+    monkeypatch.setattr(module.FeatureComputation, "__call__", killed)
     with pytest.raises(KeyboardInterrupt):
         view.open(column(images), "image", context)
     assert not list(context.cache.glob("*.npy"))

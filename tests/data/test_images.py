@@ -104,7 +104,7 @@ def test_shift_equals_a_loop_over_pixels() -> None:
 
 
 def test_boxes_keep_area_shape_and_bounds() -> None:
-    boxes = images._boxes(2000, (200, 300), (0.1, 0.6), (0.5, 2.0), generator(1)).double()
+    boxes = images.crop_boxes(2000, (200, 300), (0.1, 0.6), (0.5, 2.0), generator(1)).double()
     top, left, h, w = boxes.unbind(1)
     share = h * w / (200 * 300)
     assert (share > 0.098).all()
@@ -118,12 +118,12 @@ def test_boxes_keep_area_shape_and_bounds() -> None:
 
 
 def test_boxes_are_as_often_wide_as_tall() -> None:
-    _, _, h, w = images._boxes(4000, (300, 300), (0.1, 0.4), (0.5, 2.0), generator(1)).double().unbind(1)
+    _, _, h, w = images.crop_boxes(4000, (300, 300), (0.1, 0.4), (0.5, 2.0), generator(1)).double().unbind(1)
     assert abs(float((w / h).log().mean())) < 0.03
 
 
 def test_box_that_never_fits() -> None:
-    assert not images._boxes(5, (10, 10), (1.0, 1.0), (3.0, 3.0), generator(1))[:, 2:].any()
+    assert not images.crop_boxes(5, (10, 10), (1.0, 1.0), (3.0, 3.0), generator(1))[:, 2:].any()
     impossible = RandomCrop(scale=(1, 1), ratio=(3, 3))
     assert torch.equal(impossible(batch(), generator(1)), batch())
     assert torch.equal(Erase(p=1, scale=(1, 1), ratio=(3, 3))(batch(), generator(1)), batch())
@@ -133,7 +133,7 @@ def test_crop_of_a_ramp_is_a_slower_ramp() -> None:
     h, w = 12, 16
     ramp = torch.arange(w).float().expand(5, 3, h, w).contiguous()
     y = RandomCrop(scale=(0.3, 0.6))(ramp, generator(1))
-    boxes = images._boxes(5, (h, w), (0.3, 0.6), (0.75, 4 / 3), generator(1))
+    boxes = images.crop_boxes(5, (h, w), (0.3, 0.6), (0.75, 4 / 3), generator(1))
     for picture, (_, left, _, width) in zip(y, boxes.tolist(), strict=True):
         for column in range(w):
             place = min(max((column + 0.5) * width / w - 0.5, 0), width - 1)
@@ -161,7 +161,7 @@ def test_rotation_equals_a_loop_over_pixels() -> None:
 @pytest.mark.parametrize("resampling", ["nearest", "bilinear"])
 def test_quarter_turn_is_exact(resampling: str) -> None:
     x = batch(2, 8, 8).float()
-    grid = images._turned_grid(torch.tensor([math.pi / 2, -math.pi / 2]), 8, 8)
+    grid = images.turned_grid(torch.tensor([math.pi / 2, -math.pi / 2]), 8, 8)
     y = F.grid_sample(x, grid, resampling, align_corners=False)
     expected = torch.stack([x[0].rot90(1, (1, 2)), x[1].rot90(-1, (1, 2))])
     torch.testing.assert_close(y, expected, atol=1e-3, rtol=0)

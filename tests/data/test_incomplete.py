@@ -16,7 +16,7 @@ from item_tables import context_of, opened, picture, table, written
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import lacking
 from polyfed.data.sources.hub import Hub
-from polyfed.data.sources.parquet import Parquet, _Shards
+from polyfed.data.sources.parquet import Parquet, ParquetShards
 from polyfed.data.sources.questions import Questions
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.views.pixels import Pixels
@@ -214,13 +214,13 @@ def test_nothing_left_is_an_error(tmp_path: Path) -> None:
 def test_pictures_are_not_read_to_find_that_none_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, text=["a", None, "", "d", "e", "f"])
     read: list[str] = []
-    original = _Shards.read
+    original = ParquetShards.read
 
-    def noting(shards: _Shards, column: str) -> pa.ChunkedArray:
+    def noting(shards: ParquetShards, column: str) -> pa.ChunkedArray:
         read.append(column)
         return original(shards, column)
 
-    monkeypatch.setattr(_Shards, "read", noting)
+    monkeypatch.setattr(ParquetShards, "read", noting)
     opened(tmp_path, incomplete="leave_out")
     assert "text" in read
     assert "image" not in read

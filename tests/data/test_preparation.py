@@ -79,8 +79,8 @@ def test_datasets_opens_the_pictures(photos: Path, tmp_path: Path) -> None:
 
 
 def test_large_splits_are_in_several_files(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "_BATCH", 2)
-    monkeypatch.setattr(preparation, "_SHARD", 1)
+    monkeypatch.setattr(preparation, "BATCH_ITEMS", 2)
+    monkeypatch.setattr(preparation, "SHARD_BATCHES", 1)
     prepare_folder(source(photos), tmp_path / "out")
     files = sorted((tmp_path / "out").glob("train-*"))
     assert [file.name for file in files] == [f"train-{number:05d}-of-00003.parquet" for number in range(3)]

@@ -107,7 +107,7 @@ def test_signatures_are_forgotten_once_they_have_run_out(site: Path) -> None:
     for _ in range(4):
         assert signatures.accepts(signed(site.with_name("node.key"), time[0]))
         time[0] += timedelta(seconds=BEHIND / 2)
-    assert len(signatures._seen) == 3
+    assert len(signatures.seen) == 3
 
 
 @pytest.mark.parametrize("name", [KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER])

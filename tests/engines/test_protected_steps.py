@@ -46,10 +46,12 @@ class Unreadable:
 
 def break_data(site: Site) -> None:
     """Let every client's training samples fail but one."""
+    broken = {}
     for member in site.federation.members.values():
-        data = site._data_of(member)
+        data = site.data_of(member)
         train = replace(data.train, inputs={name: Unreadable(inputs) for name, inputs in data.train.inputs.items()})
-        site._data[member.id] = replace(data, train=train)
+        broken[member.id] = replace(data, train=train)
+    site.data_of = lambda member: broken[member.id]  # type: ignore[method-assign]
 
 
 def federation(method: str, **reply: Any) -> Config:
@@ -352,14 +354,18 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
         return iter(made)
 
     monkeypatch.setattr(private_training._PerSample, "clipped_sums", noting)
-    data = sampled._data_of(sampled.federation.members["text-0"])
+    data = sampled.data_of(sampled.federation.members["text-0"])
     row = int(data.train.rows["text"][5])
     inputs = {"text": OneUnreadable(data.train.inputs["text"], row)}
-    sampled._data["text-0"] = replace(data, train=replace(data.train, inputs=inputs))
+    monkeypatch.setattr(sampled, "data_of", lambda member: replace(data, train=replace(data.train, inputs=inputs)))
     assert sampled.answer(asked(sampled)).error is None
     assert all(float(total.norm()) > 0.5 for total in sums)  # more than one sample can add
     del sums[:]
-    sampled._data["text-0"] = replace(data, train=replace(data.train, inputs={"text": Unreadable(inputs["text"])}))
+    monkeypatch.setattr(
+        sampled,
+        "data_of",
+        lambda member: replace(data, train=replace(data.train, inputs={"text": Unreadable(inputs["text"])})),
+    )
     assert sampled.answer(asked(sampled, round=2)).error is None
     assert all(float(total.norm()) <= 0.5 + 1e-6 for total in sums)
 

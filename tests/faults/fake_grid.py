@@ -11,7 +11,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from polyfed.deploy.engines.flower_records import Serve, _served
+from polyfed.deploy.engines.flower_records import Serve, answered_message
 
 STEP, DESCRIBE = "train.step", "query.describe"
 MANY = 10**6
@@ -171,7 +171,7 @@ class FakeGrid:
     def _performed(self, message: FakeMessage, content: Any) -> Any:
         serve, config = self.nodes[message.metadata.dst_node_id]
         kind = message.metadata.message_type.partition(".")[2]
-        return _served(kind, content, SimpleNamespace(node_config=config), serve)
+        return answered_message(kind, content, SimpleNamespace(node_config=config), serve)
 
 
 def pem(public_key: Path) -> bytes:

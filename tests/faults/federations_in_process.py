@@ -24,17 +24,17 @@ class SiteProcess:
     """Opens a site once, as a site's worker does."""
 
     def __init__(self) -> None:
-        self._opened: dict[str, Host] = {}
+        self.opened_host: dict[str, Host] = {}
 
     def __call__(self, spec: str, config: Mapping[str, Any]) -> Host:
-        if spec not in self._opened:
-            self._opened = {spec: open_host(spec, config)}
-        return self._opened[spec]
+        if spec not in self.opened_host:
+            self.opened_host = {spec: open_host(spec, config)}
+        return self.opened_host[spec]
 
     def end(self) -> None:
         """A new process takes its place."""
-        self._opened = {}
-        host._opened.cache_clear()
+        self.opened_host = {}
+        host.opened_host.cache_clear()
 
 
 @dataclass

@@ -116,13 +116,13 @@ def test_a_site_with_another_key_than_the_rosters_stops_the_sum_by_name(masked: 
 def test_a_server_that_sends_keys_of_its_own_is_found_out(
     masked: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = secure_ask._told
+    told = secure_ask.told_keys
 
     def substituted(kind: Any) -> Any:
         forged = Party("north", context_of("run", 1, 0))
         return {**told(kind), KEYS: bytes_bundle(kind.public | {"north": forged.public})}
 
-    monkeypatch.setattr(secure_ask, "_told", substituted)
+    monkeypatch.setattr(secure_ask, "told_keys", substituted)
     with pytest.raises(ExchangeError, match=r"coast: PayloadError: keys of 'north' are not signed by its site"):
         masked.run(tmp_path / "run")
     assert not any(step == "fit" for site in SITES for step, _ in masked.grid.steps(site))

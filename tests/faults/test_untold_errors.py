@@ -146,7 +146,7 @@ PLACES = [
     "polyfed.federation.population.Population.public_samples",
     "polyfed.federation.population.Population.client_model",
     "polyfed.federation.population.Population.infos",
-    "polyfed.engines.site.Site._data_of",
+    "polyfed.engines.site.Site.data_of",
     "polyfed.engines.site.Site.perform",
     "polyfed.data.samples.Samples.batch",
     "polyfed.data.samples.Samples.batches",

@@ -29,7 +29,7 @@ serve_errands(Path(sys.argv[1]), lambda *message: os.kill(os.getpid(), signal.SI
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.deploy.worker._STARTING", 20.0)
+    monkeypatch.setattr("polyfed.deploy.worker.START_SECONDS", 20.0)
 
 
 @pytest.fixture
@@ -116,6 +116,6 @@ def test_a_worker_that_is_killed_over_a_message_is_an_error_that_can_be_mended(a
 
 
 def test_a_worker_that_does_not_come_up_is_an_error(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.deploy.worker._STARTING", 0.3)
+    monkeypatch.setattr("polyfed.deploy.worker.START_SECONDS", 0.3)
     with pytest.raises(ConnectionError, match="the site's worker died"):
         ask(address)

@@ -193,13 +193,13 @@ def federation(tmp_path: Path, **attackers: Any) -> Any:
 def test_flipped_labels_count_from_the_other_end_for_attackers_alone(tmp_path: Path) -> None:
     session = federation(tmp_path, name="label_flip", clients=["text-1"])
     site, members = site_of(session), session.federation.members
-    false, true = site._data_of(members["text-1"]).train, session.federation.train(members["text-1"])
+    false, true = site.data_of(members["text-1"]).train, session.federation.train(members["text-1"])
     classes = len(true.classes["topic"])
     assert false.targets["topic"].equal(classes - 1 - true.targets["topic"])
     assert not false.targets["topic"].equal(true.targets["topic"])
-    honest = site._data_of(members["text-0"]).train
+    honest = site.data_of(members["text-0"]).train
     assert honest.targets["topic"].equal(session.federation.train(members["text-0"]).targets["topic"])
-    tested = site._data_of(members["text-1"]).test
+    tested = site.data_of(members["text-1"]).test
     assert tested is not None
     assert tested.targets["topic"].equal(session.federation.test(members["text-1"]).targets["topic"])
 
@@ -209,7 +209,7 @@ def test_targeted_pairs_get_the_texts_of_another_thing(tiny: Config, tmp_path: P
     tiny["run"]["attackers"] = {"name": "targeted_pairs", "clients": ["paired-0"], **words}
     session = prepared(tiny, tmp_path)
     member = session.federation.members["paired-0"]
-    false, true = site_of(session)._data_of(member).train, session.federation.train(member)
+    false, true = site_of(session).data_of(member).train, session.federation.train(member)
     texts = session.federation.data.split("scenes", "train").modality("text").values.to_pylist()
     item_of = [item for item, captions in enumerate(texts) for _ in captions]  # of each row of captions
     moved = 0

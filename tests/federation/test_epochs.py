@@ -22,7 +22,7 @@ def trainer_of(epochs: Epochs, rate: float = 1.0) -> Trainer:
 
 def stepped(trainer: Trainer) -> float:
     """The rate that a step uses."""
-    trainer.step(next(value for _, value in trainer._named).sum())
+    trainer.step(trainer.optimizer.param_groups[0]["params"][0].sum())
     return float(trainer.optimizer.param_groups[0]["lr"])
 
 

@@ -105,10 +105,10 @@ def test_types_that_differ_in_names_of_classes_alone_are_told(
     config = three_kinds(name="fedavg")
     config["data"]["sources"]["renamed"] = config["data"]["sources"]["pictures"] | {"seed": 9}
     config["clients"]["more"] = config["clients"]["image"] | {"source": "renamed"}
-    classes = types._classes_of
+    classes = types.type_classes
     monkeypatch.setattr(
         types,
-        "_classes_of",
+        "type_classes",
         lambda target, split: "18x00000000" if split.source == "renamed" else classes(target, split),
     )
     server = prepared(config, tmp_path).server

@@ -15,7 +15,7 @@ from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.blocks import Attention, DropPath, TransformerBlock, stack
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.blocks import Blocks, BlocksModule, _renamed
+from polyfed.models.encoders.blocks import Blocks, BlocksModule, renamed_block
 from polyfed.models.heads import LinearHead
 
 FEATURES = InputSpec((7, 5))
@@ -354,7 +354,7 @@ def test_older_parameter_names_are_known_too(folder):
         weights[name] = value
     assert any("encoder.layer.2.output.dense" in name for name in weights)
     expected = pretrained(folder).blocks.state_dict(prefix="blocks.")
-    renamed = _renamed(weights)
+    renamed = renamed_block(weights)
     assert renamed.keys() == expected.keys()
     assert all(torch.equal(renamed[name], expected[name]) for name in expected)
 

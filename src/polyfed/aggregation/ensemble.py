@@ -66,7 +66,7 @@ class Ensemble:
             dtype: what it accumulates in.
             record: samples whose log weights are kept, for ``weights``; None: up to 1024, evenly spaced.
         """
-        self._total = torch.zeros(samples, dim, device=device, dtype=dtype)
+        self.total = torch.zeros(samples, dim, device=device, dtype=dtype)
         self._denominator = torch.zeros(samples, device=device, dtype=dtype)
         self._peak = torch.full((samples,), -math.inf, device=device, dtype=dtype)
         spaced = torch.arange(0, samples, -(-samples // _RECORDED) or 1)
@@ -97,15 +97,15 @@ class Ensemble:
         level = peak.masked_fill(peak == -math.inf, 0)  # -inf less -inf is NaN; nobody counts there so far
         weight, shrink = (logs - level).exp_(), (self._peak - level).exp_()
         self._denominator.mul_(shrink).add_(weight)
-        values, absent = values.to(self._total), logs == -math.inf
+        values, absent = values.to(self.total), logs == -math.inf
         if bool(absent.any()):  # a row that does not count may hold anything, NaN too, and 0 x NaN is NaN
             values = values.masked_fill(absent[:, None], 0)
-        self._total.mul_(shrink[:, None]).addcmul_(values, weight[:, None])
+        self.total.mul_(shrink[:, None]).addcmul_(values, weight[:, None])
         self._peak = peak
 
     def result(self) -> Ensembled:
         valid = self._denominator > 0
-        return Ensembled(self._total / self._denominator.masked_fill(~valid, 1)[:, None], valid)
+        return Ensembled(self.total / self._denominator.masked_fill(~valid, 1)[:, None], valid)
 
     def weights(self) -> Float[Tensor, "clients k"]:
         """Weights of the clients, in the order added, on the samples ``recorded``: columns of sum 1, or 0.
@@ -118,12 +118,12 @@ class Ensemble:
         return torch.stack(self._history).softmax(0).nan_to_num_(0.0)
 
     def _checked(self, values: Tensor, log_weights: Tensor | float) -> Float[Tensor, " P"]:
-        if values.shape != self._total.shape:
+        if values.shape != self.total.shape:
             raise PayloadError(
-                f"representations have shape {tuple(values.shape)}, not {tuple(self._total.shape)}; "
+                f"representations have shape {tuple(values.shape)}, not {tuple(self.total.shape)}; "
                 "send one row a public sample, in the public set's order, of the agreed width"
             )
-        logs = torch.as_tensor(log_weights, device=self._total.device, dtype=self._total.dtype)
+        logs = torch.as_tensor(log_weights, device=self.total.device, dtype=self.total.dtype)
         if logs.ndim and logs.shape != self._denominator.shape:
             raise PayloadError(
                 f"log weights have shape {tuple(logs.shape)}, not {tuple(self._denominator.shape)}; give one a sample"

@@ -173,7 +173,7 @@ class _Scan:
         family = Family(self.families, of, own, vectors)
         running, rivals = self.running_sum(vectors), None
         if RIVALS & self.wanted:
-            rivals = _Rivals(self.hurdle(vectors, of, own))
+            rivals = Rivals(self.hurdle(vectors, of, own))
         for first, tile in self.tiles(vectors):
             family.take(tile, first)
             largest = None if rivals is None else rivals.add(tile, first)
@@ -231,7 +231,7 @@ class _Scan:
             yield first, tile
 
 
-class _Rivals:
+class Rivals:
     """Largest logit of each row; and its index, the lowest if several, in rows where it exceeds ``hurdle``."""
 
     def __init__(self, hurdle: Float[Tensor, " r"]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PRESETS = "presets"
 SETTINGS = "settings"
-_FAMILIES = {
+FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
     "models": ("polyfed.models.encoder", "Encoder", "encoders of a modality"),
     "data": ("polyfed.data.source", "Source", "sources of data"),
@@ -77,7 +77,7 @@ class Setting:
 
 def kinds() -> dict[str, str]:
     """What can be listed, with descriptions."""
-    families = {kind: words for kind, (_, _, words) in _FAMILIES.items()}
+    families = {kind: words for kind, (_, _, words) in FAMILIES.items()}
     return {PRESETS: "named experiments", SETTINGS: "sections of a configuration"} | families
 
 
@@ -107,7 +107,7 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     choices = _SECTIONS if kind == SETTINGS else _declared(kind)
     if name not in choices:
         raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, choices)}")
-    module, attribute = _SECTIONS[name] if kind == SETTINGS else _FAMILIES[kind][:2]
+    module, attribute = _SECTIONS[name] if kind == SETTINGS else FAMILIES[kind][:2]
     family = getattr(importlib.import_module(module), attribute)
     owner: type[Settings] = family if kind == SETTINGS else family.named(name)
     settings = []
@@ -119,9 +119,9 @@ def settings_of(kind: str, name: str) -> list[Setting]:
 
 def _declared(kind: str) -> dict[str, ClassDeclaration]:
     """Components of a kind by name, unimported: torch takes seconds."""
-    if kind not in _FAMILIES:
+    if kind not in FAMILIES:
         raise ConfigError(f"cannot list '{kind}'; {nearest(kind, kinds())}")
-    module, family, _ = _FAMILIES[kind]
+    module, family, _ = FAMILIES[kind]
     return components(class_declarations(module)[family].texts["home"], (module, family))
 
 

@@ -71,7 +71,7 @@ def _forecast(experiment: Experiment) -> None:
     from polyfed.reporting.progress import progress_for
     from polyfed.runs.events import Callbacks
 
-    console = _terminal()
+    console = terminal()
     with (
         interruptible("nothing was written"),
         contextlib.closing(Callbacks([progress_for(console)])) as display,
@@ -92,7 +92,7 @@ def _run_into(experiment: Experiment, folder: Path, base: Path) -> None:
     from polyfed.reporting.progress import FolderLine
     from polyfed.reporting.reported import run
 
-    console = _terminal()
+    console = terminal()
     with _shown(console, folder) as display:
         callbacks = [FolderLine(folder, console), display]
         if experiment.run.engine.is_deployed:
@@ -112,7 +112,7 @@ def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:
 
     # a wrong folder is refused before a display takes the terminal
     deployed = open_run(run, allow_code=allow_code).experiment.run.engine.is_deployed
-    with _shown(_terminal(), run) as display:
+    with _shown(terminal(), run) as display:
         if deployed:
             from polyfed.deploy.launch import relaunch
 
@@ -131,7 +131,7 @@ def watch_command(run: RunArgument) -> None:
 
     opened = open_run(run)
     folder = opened.files  # a folder whose configuration was edited is refused here
-    display = LiveProgress(_terminal(), opened.records)
+    display = LiveProgress(terminal(), opened.records)
     with contextlib.closing(display):
         display.show()
         ended = follow(run / PROGRESS, display, run, finished=lambda: not folder.is_worked_on())
@@ -139,7 +139,7 @@ def watch_command(run: RunArgument) -> None:
         typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
 
 
-def _terminal() -> Terminal:
+def terminal() -> Terminal:
     from polyfed.reporting.terminal import Terminal
 
     return Terminal()

@@ -41,7 +41,7 @@ class CacheFullError(DataError):
     """The disk of the cache has no room for a file."""
 
 
-_CHUNK = 512  # pictures decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
+CHUNK_ITEMS = 512  # pictures decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
 _STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
 _VERSION = 1  # raise when decoding changes what it returns
 _REPORT_SECONDS = 10.0
@@ -110,11 +110,11 @@ def _decoded_chunks(
 
     # Pillow lets go of the interpreter lock while it decodes and resizes
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        starts = range(0, len(values), _CHUNK)  # mapping all at once would decode far ahead of the file
-        rows = (range(start, min(start + _CHUNK, len(values))) for start in starts)
+        starts = range(0, len(values), CHUNK_ITEMS)  # mapping all at once would decode far ahead of the file
+        rows = (range(start, min(start + CHUNK_ITEMS, len(values))) for start in starts)
         pictures = (pixels for chunk in rows for pixels in pool.map(picture, chunk))
         counted = prepared(f"decoding pictures ({column.where})", pictures, len(values))
-        while chunk := list(islice(counted, _CHUNK)):
+        while chunk := list(islice(counted, CHUNK_ITEMS)):
             yield np.stack(chunk)
 
 

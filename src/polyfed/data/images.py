@@ -77,7 +77,7 @@ class Rotation(Augmentation):
     def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         angle = _uniform(len(x), -math.radians(self.degrees), math.radians(self.degrees), generator).to(x.device)
         pixels = x if x.is_floating_point() else x.float()
-        grid = _turned_grid(angle, x.shape[2], x.shape[3])
+        grid = turned_grid(angle, x.shape[2], x.shape[3])
         return _as(F.grid_sample(pixels, grid.to(pixels.dtype), self.resampling, align_corners=False), x.dtype)
 
 
@@ -96,7 +96,7 @@ class RandomCrop(Augmentation):
     def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         """Crops of the pictures' own size; a picture into which none of ten boxes fits stays whole."""
         size = x.shape[2], x.shape[3]
-        boxes = _boxes(len(x), size, self.scale, self.ratio, generator)
+        boxes = crop_boxes(len(x), size, self.scale, self.ratio, generator)
         boxes = torch.where(boxes[:, 2:3] > 0, boxes, torch.tensor((0, 0, *size)))
         # one kernel call a picture: as fast as grid_sample on the batch at 64 pixels, twice as fast at 224
         crops = [
@@ -164,7 +164,7 @@ class Erase(Augmentation):
         """1 where a pixel stays, 0 where it is erased."""
         b, _, h, w = x.shape
         chosen = torch.rand(b, generator=generator) < self.p
-        boxes = _boxes(b, (h, w), self.scale, self.ratio, generator).mul_(chosen[:, None]).to(x.device)
+        boxes = crop_boxes(b, (h, w), self.scale, self.ratio, generator).mul_(chosen[:, None]).to(x.device)
         top, left, height, width = boxes.view(b, 4, 1).unbind(1)
         rows, columns = torch.arange(h, device=x.device), torch.arange(w, device=x.device)
         tall = ((rows >= top) & (rows < top + height)).view(b, 1, h, 1).to(x.dtype)
@@ -206,7 +206,7 @@ def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> Flo
     return torch.rand(n, generator=generator) * (high - low) + low
 
 
-def _boxes(
+def crop_boxes(
     b: int,
     size: tuple[int, int],
     scale: tuple[float, float],
@@ -228,7 +228,7 @@ def _boxes(
     return torch.stack([top, left, h, w], 1)
 
 
-def _turned_grid(angle: Float[Tensor, " b"], h: int, w: int) -> Float[Tensor, "b h w 2"]:
+def turned_grid(angle: Float[Tensor, " b"], h: int, w: int) -> Float[Tensor, "b h w 2"]:
     """Where each output pixel is looked up, in the coordinates of grid_sample: -1 to 1 across the picture."""
     y = (torch.arange(h, device=angle.device) - (h - 1) / 2).view(1, h, 1)
     x = (torch.arange(w, device=angle.device) - (w - 1) / 2).view(1, 1, w)

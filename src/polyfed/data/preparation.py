@@ -27,8 +27,8 @@ from polyfed.data.sources.folder import Folder
 REPORT = "report.json"
 """File of a prepared folder that says what was found."""
 
-_BATCH = 64  # rows in memory at a time
-_SHARD = 500_000_000  # bytes of rows, after which a new file begins
+BATCH_ITEMS = 64  # rows in memory at a time
+SHARD_BATCHES = 500_000_000  # bytes of rows, after which a new file begins
 _ORDER = tuple(reversed(SPLIT_NAMES))  # test, validation, train: what is in two splits is left to the one that judges
 
 
@@ -157,13 +157,13 @@ def _write(rows: pa.Table, split: str, folder: Path, found: _Found) -> int:
     written, shards, size = 0, [folder / f"{split}.0"], 0
     writer = pq.ParquetWriter(shards[0], schema)
     try:
-        starts = range(0, len(rows), _BATCH)
-        for start in prepared(f"{split}: items", starts, len(rows), size=_BATCH):
-            batch = pa.Table.from_pylist(found.kept(rows.slice(start, _BATCH).to_pylist(), split), schema)
+        starts = range(0, len(rows), BATCH_ITEMS)
+        for start in prepared(f"{split}: items", starts, len(rows), size=BATCH_ITEMS):
+            batch = pa.Table.from_pylist(found.kept(rows.slice(start, BATCH_ITEMS).to_pylist(), split), schema)
             _count_gaps(batch, found.findings)
             written, size = written + len(batch), size + batch.nbytes
             writer.write_table(batch)
-            if size > _SHARD and start + _BATCH < len(rows):
+            if size > SHARD_BATCHES and start + BATCH_ITEMS < len(rows):
                 writer.close()
                 shards.append(folder / f"{split}.{len(shards)}")
                 writer, size = pq.ParquetWriter(shards[-1], schema), 0

@@ -208,7 +208,7 @@ class Signatures:
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._now = now
         self._keys: dict[bytes, ec.EllipticCurvePublicKey] = {}
-        self._seen: dict[tuple[bytes, int], datetime] = {}  # key and signature -> when it has run out
+        self.seen: dict[tuple[bytes, int], datetime] = {}  # key and signature -> when it has run out
         self._lock = threading.Lock()
 
     def admit(self, keys: Iterable[str]) -> None:
@@ -230,13 +230,13 @@ class Signatures:
         if not -AHEAD < age < BEHIND + AHEAD:
             return False
         with self._lock:
-            for old, end in list(self._seen.items()):  # oldest first
+            for old, end in list(self.seen.items()):  # oldest first
                 if end > now:
                     break
-                del self._seen[old]
-            if (pem, mark) in self._seen:
+                del self.seen[old]
+            if (pem, mark) in self.seen:
                 return False
-            self._seen[pem, mark] = now + timedelta(seconds=BEHIND + 2 * AHEAD)
+            self.seen[pem, mark] = now + timedelta(seconds=BEHIND + 2 * AHEAD)
             return True
 
 

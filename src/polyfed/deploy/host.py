@@ -39,11 +39,11 @@ def open_host(spec: str, config: Mapping[str, Any]) -> Host:
     path = config.get("config")
     if not isinstance(path, str):
         raise ConfigError('this node was started without its site file; add config="/path/of/site.yaml"')
-    return _opened(Path(path), spec)
+    return opened_host(Path(path), spec)
 
 
 @lru_cache(maxsize=1)
-def _opened(site_file: Path, text: str) -> Host:
+def opened_host(site_file: Path, text: str) -> Host:
     config = SiteConfig.load(site_file)
     torch.set_num_threads(config.run.threads)  # sums of floats depend on it
     require_allowed(text, config)

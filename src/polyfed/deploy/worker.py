@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the module imports Flower, which a worker does without
 
 _log = logging.getLogger(__name__)
 _BOUNDARY = 64
-_STARTING = 120.0  # seconds that a worker may take to come up, or to come back
+START_SECONDS = 120.0  # seconds that a worker may take to come up, or to come back
 
 
 def call_worker(
@@ -47,7 +47,7 @@ def call_worker(
 
 
 def _connected(address: str) -> Connection[Any, Any]:
-    end = time.monotonic() + _STARTING
+    end = time.monotonic() + START_SECONDS
     while True:
         try:
             return Client(address, family="AF_UNIX")

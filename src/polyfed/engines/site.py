@@ -209,7 +209,7 @@ class Site:
         step = Performing(request, received, schema, member)
 
         def performed() -> Payload:
-            self._data_of(member)  # a place that cannot open its data says so before anything is charged
+            self.data_of(member)  # a place that cannot open its data says so before anything is charged
             content = perform(step)
             for passing in self.filters if schema.kind == "step" else ():
                 content = passing(content, step)
@@ -233,7 +233,7 @@ class Site:
         request = step.request
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
-            client = self._wake(
+            client = self.wake(
                 step.member, version, None if step.schema.kind == "fresh" else request.after, blank=blank
             )
             client.private = training
@@ -280,12 +280,12 @@ class Site:
         """What a client trains on."""
         return self.federation.train(member)
 
-    def _wake(
+    def wake(
         self, member: Member, version: StateVersion, after: StateVersion | None = None, *, blank: bool = False
     ) -> Client:
         kept = self._kept(member.id, version, after)
         own = kept.pop("model", None)
-        data = self._data_of(member)
+        data = self.data_of(member)
         declared = {key: life for key, life in self.spec.algorithm.keeps.items() if key not in ("model", "optimizer")}
         server = self.spec.server_model
         return Client(
@@ -341,7 +341,7 @@ class Site:
             model.load(weights)
         return model
 
-    def _data_of(self, member: Member) -> _Data:
+    def data_of(self, member: Member) -> _Data:
         if member.id not in self._data:
             key = member.model.architecture
             if key not in self._public:

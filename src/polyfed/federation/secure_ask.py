@@ -95,7 +95,7 @@ class _Type:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def _told(kind: _Type) -> dict[str, TensorBundle]:
+def told_keys(kind: _Type) -> dict[str, TensorBundle]:
     told = {KEYS: bytes_bundle(kind.public)}
     return told | ({SIGNED: bytes_bundle(kind.signed)} if kind.signed else {})
 
@@ -192,7 +192,7 @@ class SecureAsk:
         self._require_enough(lambda kind: [client for client in kind.asked if client.id in kind.public])
 
     def _exchange_shares(self) -> None:
-        keys = {name: Payload(_told(kind)) for name, kind in self._types.items()}
+        keys = {name: Payload(told_keys(kind)) for name, kind in self._types.items()}
         made: dict[str, dict[str, bytes]] = {}
         wanted = {client.id: keys[client.architecture] for client in self.cohort.clients}
         for client, payload in self._carried(SHARES, wanted):

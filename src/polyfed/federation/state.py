@@ -75,7 +75,7 @@ class StateStore:
         self.folder = folder
         self.memory = memory
         self._held: OrderedDict[str, tuple[StateVersion, Entry]] = OrderedDict()
-        self._bytes = 0
+        self.held_bytes = 0
 
     def load(self, client: str, version: StateVersion | None) -> Entry:
         """The state that a client's step ``version`` left; empty for None, before its first.
@@ -146,12 +146,12 @@ class StateStore:
 
     def _hold(self, client: str, version: StateVersion, entry: Entry) -> None:
         previous = self._held.pop(client, None)
-        self._bytes += _size(entry) - (_size(previous[1]) if previous else 0)
+        self.held_bytes += _size(entry) - (_size(previous[1]) if previous else 0)
         self._held[client] = (version, entry)
         # what is let go of here is read from its file when it is wanted again
-        while self._bytes > self.memory and len(self._held) > 1:
+        while self.held_bytes > self.memory and len(self._held) > 1:
             _, (_, dropped) = self._held.popitem(last=False)
-            self._bytes -= _size(dropped)
+            self.held_bytes -= _size(dropped)
 
     def _path(self, client: str, version: StateVersion) -> Path:
         return self.folder / client / f"{_text(version)}.safetensors"

@@ -101,11 +101,11 @@ def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
         value = getattr(task, name)
         if value != type(task).model_fields[name].get_default(call_default_factory=True):
             parts.append(_written(name, value))
-    classes = [text for target in task.class_targets for text in (target, _classes_of(target, split))] or [""]
+    classes = [text for target in task.class_targets for text in (target, type_classes(target, split))] or [""]
     return ":".join(map(_escaped, ["-".join(parts), *classes, *filter(None, [kept_apart])])).rstrip(":")
 
 
-def _classes_of(target: str, split: Split) -> str:
+def type_classes(target: str, split: Split) -> str:
     """Number and digest of the names of the classes; the source where they have none, outside of which they mean
     nothing."""
     # the order counts: class 0 of one must be class 0 of the other

@@ -61,7 +61,7 @@ def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -
 
 
 def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_features, "_POINTS", 4)
+    monkeypatch.setattr(fused_features, "MOST_POINTS", 4)
     found, again = (run_features(open_run(fedafd_run), samples=6, method="pca") for _ in range(2))
     assert found.to_json() == again.to_json()
     assert found.to_json()["samples"] == 6

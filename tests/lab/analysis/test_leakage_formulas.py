@@ -45,7 +45,7 @@ def test_one_in_a_hundred_others_may_be_above_the_threshold() -> None:
 
 def _covered(shift: float, items: int, studies: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Share of simulated attacks whose interval holds the true rate."""
-    monkeypatch.setattr("polyfed.lab.analysis.leakage.figures._bootstrapped", lambda *_: (0.0, 1.0))
+    monkeypatch.setattr("polyfed.lab.analysis.leakage.figures.bootstrapped", lambda *_: (0.0, 1.0))
     draw, true = np.random.default_rng(items), float(norm.sf(norm.isf(0.01) - shift))
     told = [
         Discrimination.of(draw.normal(shift, 1, items), draw.normal(0, 1, items), seed).rate for seed in range(studies)

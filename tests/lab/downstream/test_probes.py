@@ -176,7 +176,7 @@ def test_zero_shot_is_the_nearest_mean_prompt(make_bench: Any) -> None:
         units = []
         for text in probe.texts(name):
             alone = ZeroShot(source="scenes", target="topic", classes={name: (text,), "other": ("x",)})
-            units.append(alone._class_vector(subject, name))  # the vector of one prompt
+            units.append(alone.class_vector(subject, name))  # the vector of one prompt
         vectors.append(F.normalize(torch.stack(units).mean(0), dim=0))
     samples = bench.samples("scenes", "test", "image")
     x = subject.model.represent("image", samples.inputs["image"](samples.rows["image"]))
@@ -244,8 +244,8 @@ def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None
     bench = make_bench()
     found = outcome(Segmentation(**CUT | {"shares": [1.0], "draws": 1}), bench)
     probe = Segmentation(**CUT)
-    reader = probe._reader(bench, "task")
-    train, test = (probe._pictures(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
+    reader = probe.feature_reader(bench, "task")
+    train, test = (probe.split_pictures(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
     guess = (train.mean(0) > 0.5).double()
     scores = [
         100 * (2 * (guess * mask).sum() / (guess.sum() + mask.sum())).item() if (guess + mask).sum() else 100.0

@@ -44,12 +44,12 @@ class Parquet(TableSource):
         where = Path(self.path).as_posix()
         what = f"source '{name}', path '{self.path}'"
         files = [file for part in self.splits.get(split, (split,)) for file in _files(folder, part, what)]
-        shards = _Shards(files, where)
+        shards = ParquetShards(files, where)
 
         def everywhere(column: str) -> pa.ChunkedArray:
             # classes and values are those of all splits, whichever is opened
             files = [file for file in sorted(folder.iterdir()) if _FILE.fullmatch(file.name)]
-            return _Shards(files, where).having(column).read(column)
+            return ParquetShards(files, where).having(column).read(column)
 
         return SplitTable(
             read=shards.read,
@@ -86,16 +86,16 @@ def _require_complete(shards: Sequence[re.Match[str]], what: str) -> None:
         raise DataError(f"{what}: needs exactly {expected} file(s) but has {names}; fetch or remove files")
 
 
-class _Shards:
+class ParquetShards:
     """Parquet files as one ``pyarrow`` data set, whose types hold the values of all files as they are."""
 
     def __init__(self, files: Sequence[Path], where: str) -> None:
         self.files, self.where = files, where
         self.schemas = [self._of_file(file, pq.read_schema) for file in files]
 
-    def having(self, column: str) -> _Shards:
+    def having(self, column: str) -> ParquetShards:
         files = zip(self.files, self.schemas, strict=True)
-        return _Shards([file for file, schema in files if column in schema.names], self.where)
+        return ParquetShards([file for file, schema in files if column in schema.names], self.where)
 
     def count(self) -> int:
         # a table without columns has no rows to count

@@ -107,31 +107,31 @@ _kept = lru_cache(maxsize=256)(_generated)
 
 # all columns of a split are made of the same scenes; four splits at a time bound memory
 @lru_cache(maxsize=4)
-def _scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
+def drawn_scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
     return tuple(arrange(recipe, index) for index in range(recipe.count))
 
 
 def _png(recipe: SceneRecipe, index: int, *, mask: bool = False) -> dict[str, object]:
-    pixels = picture(_scenes(recipe)[index], recipe, index)[mask]
+    pixels = picture(drawn_scenes(recipe)[index], recipe, index)[mask]
     return {"bytes": png(pixels), "path": f"{recipe.scene_id(index)}{'-mask' if mask else ''}.png"}
 
 
 def _captions(recipe: SceneRecipe, index: int) -> list[str]:
-    return captions(_scenes(recipe)[index], recipe.difficulty, recipe.stream("captions", index))
+    return captions(drawn_scenes(recipe)[index], recipe.difficulty, recipe.stream("captions", index))
 
 
 def _topic(recipe: SceneRecipe, index: int) -> int:
-    return topic(_scenes(recipe)[index], recipe.stream("topic", index))
+    return topic(drawn_scenes(recipe)[index], recipe.stream("topic", index))
 
 
 def _text(recipe: SceneRecipe, index: int) -> str:
     # a stream for each purpose: reading one column must not change another
     rng = recipe.stream("text", index)
-    return text(_scenes(recipe)[index], _topic(recipe, index), recipe.difficulty, rng)
+    return text(drawn_scenes(recipe)[index], _topic(recipe, index), recipe.difficulty, rng)
 
 
 def _asked(recipe: SceneRecipe, index: int) -> list[tuple[str, int]]:
-    return questions(_scenes(recipe)[index], recipe.stream("questions", index))
+    return questions(drawn_scenes(recipe)[index], recipe.stream("questions", index))
 
 
 def _classes(names: Sequence[str]) -> dict[str, object]:
@@ -149,7 +149,7 @@ _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] 
     "id": (pa.string(), _STRING, SceneRecipe.scene_id),
     "image": (_PICTURE, {"_type": "Image"}, _png),
     "captions": (pa.list_(pa.string()), _list(_STRING), _captions),
-    "label": (pa.int64(), _classes(LABELS), lambda recipe, index: _scenes(recipe)[index].label),
+    "label": (pa.int64(), _classes(LABELS), lambda recipe, index: drawn_scenes(recipe)[index].label),
     "text": (pa.string(), _STRING, _text),
     "topic": (pa.int64(), _classes(TOPICS), _topic),
     "questions": (pa.list_(pa.string()), _list(_STRING), lambda *scene: [words for words, _ in _asked(*scene)]),

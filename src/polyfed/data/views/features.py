@@ -85,7 +85,7 @@ class Features(View):
             DataError: a value is not an image (or text); the message names its row and file.
         """
         folder = self._folder(context)
-        compute = _Computation(self, folder, column, context)
+        compute = FeatureComputation(self, folder, column, context)
         path = context.cache / f"{self._stem(folder, content_digest(column, context))}.npy"
         try:
             return FeatureInputs(
@@ -167,7 +167,7 @@ class FeatureInputs:
 class LiveFeatures:
     """Features that are computed whenever they are asked for, rounded to float16 as those in the cache are."""
 
-    def __init__(self, compute: _Computation) -> None:
+    def __init__(self, compute: FeatureComputation) -> None:
         self._compute = compute
 
     def __len__(self) -> int:
@@ -179,7 +179,7 @@ class LiveFeatures:
         return self._compute.of(distinct.tolist()).half().float()[places]
 
 
-class _Computation:
+class FeatureComputation:
     """Features of rows ``start`` to ``stop``; the column and the backbone are loaded when they are needed."""
 
     def __init__(self, view: Features, folder: Path, column: Column, context: DataContext) -> None:

@@ -32,16 +32,16 @@ def client_app(serve: Serve) -> ClientApp:
 
     @app.query("describe")
     def describe(message: Message, context: Context) -> Message:
-        return Message(_served("describe", message.content, context, serve), reply_to=message)
+        return Message(answered_message("describe", message.content, context, serve), reply_to=message)
 
     @app.train("step")
     def step(message: Message, context: Context) -> Message:
-        return Message(_served("step", message.content, context, serve), reply_to=message)
+        return Message(answered_message("step", message.content, context, serve), reply_to=message)
 
     return app
 
 
-def _served(kind: str, content: Any, context: Any, serve: Serve) -> RecordDict:
+def answered_message(kind: str, content: Any, context: Any, serve: Serve) -> RecordDict:
     try:
         fields, frames = from_records(content)
     except PayloadError as error:

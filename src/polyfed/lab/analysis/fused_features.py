@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FEATURE_KINDS = ("local", "global", "fused")
 TOGETHER = "together"
-_POINTS = 330  # samples on the maps
+MOST_POINTS = 330  # samples on the maps
 _NAMED_CLASSES = 14
 
 
@@ -176,7 +176,7 @@ def run_features(
             units[kind] = F.normalize(values, dim=1)
             metrics = task.evaluate(table, head, numbered, batch_size=batch)
             kinds[kind] = KindOfFeatures(values, Separation.of(units[kind], labels), metrics)
-        shown = drawn(len(labels), _POINTS, "features on maps", client)
+        shown = drawn(len(labels), MOST_POINTS, "features on maps", client)
         maps = {kind: project(unit[shown], method) for kind, unit in units.items()}
         maps[TOGETHER] = project(torch.cat([unit[shown] for unit in units.values()]), method)
     return ComparedFeatures(

@@ -225,12 +225,12 @@ def _plan_of(config: Any, name: str) -> _Plan:
 
 def _weights_of(source: Any, embedding: Embedding | None) -> dict[str, Tensor]:
     """A ViTModel's parameters under our names; positions interpolated to the grid of ``embedding``, if wanted."""
-    weights = _renamed(source.state_dict())
+    weights = renamed_block(source.state_dict())
     norm = {f"norm.{kind}": value.detach() for kind, value in source.layernorm.named_parameters()}
     return weights | norm | (_embedding_weights(source, embedding) if isinstance(embedding, PatchEmbedding) else {})
 
 
-def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed_block(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The layers of a ``transformers`` ViT as blocks, with q, k and v of each side by side."""
     named = {}
     for key, value in state.items():

@@ -52,7 +52,7 @@ class Discrimination:
 
     @classmethod
     def of(cls, members: Scores, others: Scores, seed: int) -> Discrimination:
-        auc = Interval(area(members, others), *_bootstrapped(members, others, seed))
+        auc = Interval(area(members, others), *bootstrapped(members, others, seed))
         told = int((members > threshold(others)).sum())
         rate = Interval(told / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
@@ -84,7 +84,7 @@ def threshold(others: Scores) -> float:
     return float(np.sort(others)[len(others) - 1 - allowed])
 
 
-def _bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
+def bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
     draws = np.random.default_rng(seed)
     areas = [area(draws.choice(members, len(members)), draws.choice(others, len(others))) for _ in range(_DRAWS)]
     low, high = np.quantile(areas, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

@@ -107,8 +107,8 @@ class StagedSite(AttackingSite):
         place = (site.federation, site.spec, site.store, site.device, site.evaluation_batch, site.limits)
         return cls(*place, guard=guard, samples=samples)
 
-    def _data_of(self, member: Member) -> Any:
-        data = super()._data_of(member)
+    def data_of(self, member: Member) -> Any:
+        data = super().data_of(member)
         return replace(data, train=self.samples[member.id]) if member.id in self.samples else data
 
 

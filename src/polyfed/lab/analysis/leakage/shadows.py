@@ -175,7 +175,7 @@ class ShadowSite(StagedSite):
             raise TypeError(f"'{method.component_name()}' exchanges no rows of public samples")
         self.weights, self.samples = None, {}
         with isolated(self.spec.seed, "surrogate", client):
-            who = self._wake(member, (seen.request.round, seen.request.phase))
+            who = self.wake(member, (seen.request.round, seen.request.phase))
             digest = Digest(epochs=passes, loss="l2", batch_size=_SURROGATE_BATCH)
             digest.fit(who, public, public.from_wire(who, rows))
         return who.model.eval()

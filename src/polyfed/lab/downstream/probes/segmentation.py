@@ -79,14 +79,14 @@ class Segmentation(Probe):
         bench.require(task, self.source, splits, [self.modality])
         for name in splits:
             self._require_masks(bench, task, name)
-        self._reader(bench, task)
+        self.feature_reader(bench, task)
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        reader, validation = self._reader(bench, task), self.validation
+        reader, validation = self.feature_reader(bench, task), self.validation
         sets = _Sets(
-            self._pictures(bench, task, [self.train], reader),
-            self._pictures(bench, task, [validation], reader) if isinstance(validation, str) else None,
-            self._pictures(bench, task, self.test, reader),
+            self.split_pictures(bench, task, [self.train], reader),
+            self.split_pictures(bench, task, [validation], reader) if isinstance(validation, str) else None,
+            self.split_pictures(bench, task, self.test, reader),
         )
         if not bool(sets.train.masks.any()):
             raise DataError(f"tasks.{task}: all masks '{self.mask}' of '{self.source}' {self.train} are empty")
@@ -108,14 +108,14 @@ class Segmentation(Probe):
             raise ConfigError(f"tasks.{task}.size: '{self.modality}' is no picture of known size; give the masks' side")
         return self.size or shape[1]
 
-    def _reader(self, bench: Bench, task: str) -> MapReader:
+    def feature_reader(self, bench: Bench, task: str) -> MapReader:
         trunk = bench.subject.trunk(self.modality)
         assert trunk is not None
         samples = bench.samples(self.source, self.train, self.modality)
         example = samples.inputs[self.modality](samples.rows[self.modality][:1]).to(bench.subject.device)
         return MapReader.of(trunk, example, f"tasks.{task}, '{self.modality}'")
 
-    def _pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> MappedPictures:
+    def split_pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> MappedPictures:
         view = {self.mask: self._view(bench, task)}
         parts = [bench.samples(self.source, name, self.modality, lazy=view) for name in splits]
         masks = [part.lazy[self.mask](part.rows[self.mask]) for part in parts]

@@ -63,7 +63,7 @@ class ZeroShot(Probe):
 
     def run(self, bench: Bench, task: str) -> Outcome:
         names = self._names(bench)
-        weights = torch.stack([self._class_vector(bench.subject, name) for name in names])
+        weights = torch.stack([self.class_vector(bench.subject, name) for name in names])
         x = F.normalize(bench.features(self.source, self.split, self.modality, "embedding"), dim=-1)
         labels = bench.labels(self.source, self.split, self.modality, self.target)
         cosines = x @ weights.T
@@ -81,7 +81,7 @@ class ZeroShot(Probe):
         return tuple(bench.split(self.source, self.split).classes.get(self.target, ()))
 
     @torch.no_grad()
-    def _class_vector(self, subject: FrozenModel, name: str) -> Float[Tensor, " d"]:
+    def class_vector(self, subject: FrozenModel, name: str) -> Float[Tensor, " d"]:
         texts = self.texts(name)
         values = pa.chunked_array([pa.array(texts, pa.string())])
         # a column of its own, so that prompts are tokenised and cached as any text is
