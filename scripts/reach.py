@@ -76,6 +76,7 @@ class Package:
     def __init__(self, parts: Iterable[Module]) -> None:
         self.modules = {module.name: module for module in parts}
         self.names = {name: dict(_bound(module)) for name, module in self.modules.items()}
+        self._attributes: dict[tuple[Class, str], frozenset[Class]] = {}
 
     def defined(self, module: Module, name: str, deep: int = 8) -> tuple[Module, ast.AST | None] | None:
         """Where a module's name is defined: its node there, or None with a module that the name is."""
@@ -126,7 +127,10 @@ class Package:
             return frozenset({Class(place[1], place[0])})
         if place and isinstance(place[1], ast.Assign | ast.AnnAssign) and isinstance(place[1].value, ast.expr):
             aliased = place[1].value  # ``Vector = list[Part]`` names a class, ``LIMIT = Limit(3)`` makes one
-            return frozenset() if isinstance(aliased, ast.Call) else self._alias(aliased, place[0])
+            if isinstance(aliased, ast.Call):
+                bounds = [keyword.value for keyword in aliased.keywords if keyword.arg == "bound"]  # of a TypeVar
+                return frozenset().union(*(self.named(bound, place[0]) for bound in bounds))
+            return self._alias(aliased, place[0])
         return frozenset()
 
     @cache  # noqa: B019
@@ -143,12 +147,15 @@ class Package:
 
     def attribute(self, known: Class, name: str) -> frozenset[Class]:
         """Classes that ``self.name = ...`` in its methods tells of."""
-        found: frozenset[Class] = frozenset()
+        if (known, name) in self._attributes:
+            return self._attributes[known, name]
+        self._attributes[known, name] = found = frozenset[Class]()  # what an assignment to itself would find
         for base in self.bases(known):
             for method in base.node.body:
                 if isinstance(method, FUNCTION):
                     body = Body(self, Function(method, base.module, known))
                     found |= frozenset().union(*(body.assigned(node, name) for node in ast.walk(method)))
+        self._attributes[known, name] = found
         return found
 
 

@@ -95,17 +95,3 @@ def test_ensemble_equals_eq4_to_6_with_rows_missing(clients, tau):
     found = stream(sent, other, tau).result()
     close(found.values[found.valid], naive_ensemble(sent, other, tau)[found.valid])
     assert torch.equal(found.valid, torch.stack([valid for _, valid in sent]).any(0))
-
-
-def test_clients_without_a_modality_are_simply_absent():
-    image, text = unit(8, 4, seed=50), unit(8, 4, seed=51)
-    every = torch.ones(8, dtype=torch.bool)
-    clients = [
-        {"a": unit(8, 4, seed=0)},
-        {"b": unit(8, 4, seed=1)},
-        {"a": unit(8, 4, seed=2), "b": unit(8, 4, seed=3)},
-    ]
-    for modality, other in (("a", text), ("b", image)):
-        sent = [(client[modality], every) for client in clients if modality in client]
-        assert len(sent) == 2
-        close(stream(sent, other).result().values, naive_ensemble(sent, other))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from weighting_clients import CLASSES, DIM, SIZE, choose, client, ensemble, evidence, known, labels, unit, voter
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.aggregation.weighting import Evidence, Weighting
+from polyfed.aggregation.weighting import Weighting
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.settings import Settings
 
@@ -58,15 +58,6 @@ def test_a_wrong_sample_weighs_less(name):
     weights = ensemble(choose(name), [right, wrong, right], **how).weights()
     assert weights[1, 4] < 0.9 * weights[0, 4]
     torch.testing.assert_close(weights[:, 7], torch.full((3,), 1 / 3, dtype=torch.float64))
-
-
-def test_two_orthogonal_anchors_by_hand():
-    # a lower cosine to the partner can still score higher: methods.md 10.4, item 4
-    scores = [
-        float(choose("sed").log_weights(Evidence(torch.tensor([row, [0.0, 1.0]]), "a", {"a": torch.eye(2)}, 1, 1))[0])
-        for row in ([0.9, -0.436], [1.0, 0.0])
-    ]
-    assert scores == pytest.approx([-0.233, -0.313], abs=1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)

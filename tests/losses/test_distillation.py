@@ -72,20 +72,6 @@ def test_invalid_samples_neither_spoil_value_nor_gradient(both, name):
     assert float(student.grad[1].abs().sum()) == 0.0
 
 
-@pytest.mark.parametrize("name", get_args(Distillation))
-def test_descent_brings_the_student_to_the_target(both, name):
-    student, target = both
-    optimizer = torch.optim.Adam([student], 0.05)
-    first = float(DISTILLATIONS["cosine"](*both, None).detach())
-    for _ in range(150):
-        optimizer.zero_grad()
-        DISTILLATIONS[name](student, target, None).backward()
-        optimizer.step()
-    if name == "kl":  # a softmax does not feel the mean
-        student, target = (side - side.mean(1, keepdim=True) for side in (student, target))
-    assert float(DISTILLATIONS["cosine"](student, target, None).detach()) < 0.05 * first
-
-
 def squares_by_loops(z, anchors, reduction):
     squares = [[(a - b) ** 2 for a, b in zip(own, other, strict=True)] for own, other in zip(z, anchors, strict=True)]
     total = sum(sum(row) for row in squares)
@@ -109,26 +95,12 @@ def test_squared_distance_equals_loops(unit_pair, reduction):
     assert expected > 0.1
 
 
-def test_the_sum_is_the_default(unit_pair):
-    assert float(squared_distance(*unit_pair)) == float(squared_distance(*unit_pair, "sum"))
-
-
 def test_equal_ones_are_at_no_distance_and_have_no_gradient(unit_pair):
     z = unit_pair[0].clone().requires_grad_()
     loss = squared_distance(z, unit_pair[0])
     loss.backward()
     assert loss.item() == 0
     assert float(z.grad.abs().max()) == 0  # no NaN either, which a root would give
-
-
-def test_squared_distance_scales_with_the_square(unit_pair):
-    z, anchors = unit_pair
-    order = torch.tensor([3, 0, 4, 1, 2])
-    for reduction in REDUCTIONS:
-        loss = float(squared_distance(z, anchors, reduction))
-        assert float(squared_distance(z[order], anchors[order], reduction)) == pytest.approx(loss)
-        assert float(squared_distance(3 * z, 3 * anchors, reduction)) == pytest.approx(9 * loss)
-        assert float(squared_distance(z, anchors[order], reduction)) != pytest.approx(loss)
 
 
 def kl_by_loops(student, teacher, tau):

@@ -61,13 +61,6 @@ def test_tokens_equal_loops(sides, masks, weights):
     assert float(token_alignment(*sides, weights, *masks, 0.3)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_no_masks_are_full_masks(sides, weights):
-    full = [torch.ones(side.shape[:2], dtype=torch.bool) for side in sides]
-    expected = tokens_by_loops(*sides, weights, *full, 0.1)
-    assert float(token_alignment(*sides, weights)) == pytest.approx(expected, abs=1e-9)
-    assert float(token_alignment(*sides, weights, *full)) == pytest.approx(expected, abs=1e-9)
-
-
 def test_samples_without_valid_tokens_count_as_nothing_and_harm_no_gradient(sides, masks, weights):
     masks[0][2] = False
     masks[1][3] = False
@@ -206,15 +199,6 @@ def test_both_marginals_in_the_limit(scores):
     torch.testing.assert_close(found.sum(1), torch.ones(6, dtype=torch.float64))
     torch.testing.assert_close(found.sum(0), torch.full((4,), 6 / 4, dtype=torch.float64))
     assert not torch.allclose(sinkhorn(scores, 0.2, 1).sum(0), torch.full((4,), 1.5, dtype=torch.float64), atol=1e-3)
-
-
-def test_rows_always_add_up_to_one(scores):
-    torch.testing.assert_close(sinkhorn(scores.float(), 0.05, 3).sum(1), torch.ones(6))
-
-
-def test_order_of_samples_and_of_prototypes_goes_along(scores):
-    rows, columns = torch.tensor([3, 1, 5, 0, 2, 4]), torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(sinkhorn(scores[rows][:, columns]), sinkhorn(scores)[rows][:, columns])
 
 
 def test_scores_whose_exponential_overflows(scores):

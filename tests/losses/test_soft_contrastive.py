@@ -61,21 +61,3 @@ def test_coinciding_representations_have_a_finite_gradient():
     z = torch.ones(3, 4, requires_grad=True)
     SoftContrastive()(z, z.detach()).backward()
     assert torch.isfinite(z.grad).all()
-
-
-def test_training_learns_shift_and_scale_and_pairs():
-    torch.manual_seed(0)
-    left, right = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
-    loss, x = SoftContrastive(), torch.randn(12, 6)
-    parameters = [*left.parameters(), *right.parameters(), *loss.parameters()]
-    optimizer = torch.optim.Adam(parameters, 0.05)
-    values = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        value = loss(F.normalize(left(x), dim=1), F.normalize(right(x), dim=1))
-        value.backward()
-        optimizer.step()
-        values.append(float(value))
-    assert values[-1] < 0.5 * values[0]
-    assert float(loss.shift) != 15.0
-    assert float(loss.scale) != 15.0

@@ -13,7 +13,6 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.task import Task
 
 
 def labelled(labels, *, modalities=("image",), names=None, dim=6, target="label"):
@@ -29,13 +28,6 @@ def fixed_head(weight):
     head = LinearHead(weight.shape[1], weight.shape[0], bias=False)
     head.weight.data.copy_(weight)
     return head
-
-
-def test_is_found_by_name_and_survives_a_round_trip():
-    task = Task.model_validate({"name": "classification", "margin": 4, "non_negative": True, "scale": 128})
-    assert isinstance(task, Classification)
-    assert Task.model_validate(task.model_dump(mode="json")) == task
-    assert task.primary == "accuracy"
 
 
 def test_scale_of_a_linear_head_is_refused():
