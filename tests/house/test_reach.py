@@ -17,6 +17,9 @@ from some.base import Base
 from some.means import Mean, Median, Rule
 from some.roles import Cohort
 from some.unused import nothing
+from some.far import Far
+
+Any = TypeVar("Any", bound=Far)
 
 class Method(Base):
     rule: Rule = Mean()
@@ -27,7 +30,10 @@ class Method(Base):
 
 def helper(client):
     import some.far as far
-    return far.LIMIT
+    return far.LIMIT + measured(client)
+
+def measured(client: Any):
+    return client.length
 """,
     "base": """
 from some.roles import Cohort
@@ -50,8 +56,12 @@ class Median(Rule):
     def fold(self, reply): return self
 from some.deep import deep
 """,
-    "deep": "def deep(reply): return Made(reply).size\nclass Made:\n    def __init__(self, size): self.size = size",
-    "far": "LIMIT = 3",
+    "deep": """
+def deep(reply): return Made(reply).size
+class Made:
+    def __init__(self, size): self.size = self.size or size
+""",
+    "far": "LIMIT = 3\nclass Far:\n    @property\n    def length(self): ...",
     "roles": "from some.engine import go\nclass Cohort:\n    def ask(self, step): return go(step)",
     "engine": "def go(step): ...",
     "wire": "def send(reply): ...",
@@ -67,11 +77,11 @@ def test_files_of_what_the_reached_bodies_use_count(tmp_path: Path) -> None:
     reach = Reach(Package(modules(root)), apart=("wire",), edge=("roles",))
     reach.start("method.py:Method.round")
     assert {path.stem: names for path, names in reach.functions.items()} == {
-        "method": {"train", "helper"},
+        "method": {"train", "helper", "measured"},
         "base": {"round"},
         "means": {"fold"},
         "deep": {"deep", "__init__"},
-        "far": set(),
+        "far": {"length"},
         "roles": {"ask"},
     }
 
