@@ -135,14 +135,14 @@ class PrivateTraining:
             )
         rate = min(1.0, participant.training.batch_size / len(samples))
         participant.model.train()
-        one = _PerSample(participant, participant.trainer(), samples, self.protection)
+        one = PerSampleGradients(participant, participant.trainer(), samples, self.protection)
         for _ in participant.epochs(epochs if steps is None else 1):
             for _ in range(asked.steps // epochs if steps is None else steps):
                 self._step(one, rate)
         one.forget()
         return asked.steps
 
-    def _step(self, one: _PerSample, rate: float) -> None:
+    def _step(self, one: PerSampleGradients, rate: float) -> None:
         key = keyed_digest(self.key, b"step", self._done.to_bytes(8, "big"))
         self._done += 1
         samples = one.samples
@@ -163,7 +163,7 @@ class PrivateTraining:
         one.trainer.apply()
 
 
-class _PerSample:
+class PerSampleGradients:
     """Gradients of single samples, clipped and summed."""
 
     def __init__(self, participant: Trained, trainer: Steps, samples: Samples, protection: SampleProtection) -> None:
@@ -184,7 +184,7 @@ class _PerSample:
     def clipped_sums(self, index: Tensor, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Parameter -> sum of its gradients over samples, each of which has norm ``clip`` at most over all of them."""
         self.forget()
-        gradients = _finite(self._gradients(index, stream))
+        gradients = finite_gradients(self._gradients(index, stream))
         for name, parameter in self._trained.items():
             parameter.grad_sample = gradients[name]  # type: ignore[attr-defined]
         self._optimizer.clip_and_accumulate()
@@ -237,7 +237,7 @@ class _LossModule(nn.Module):
         return self.participant.training_loss(Batch(**batch))
 
 
-def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+def finite_gradients(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same with 0 for samples of whose gradient an entry is not finite: clipping would make it NaN for all."""
     sound = torch.stack([value.isfinite().unsqueeze(-1).flatten(1).all(1) for value in gradients.values()]).all(0)
     if bool(sound.all()):
