@@ -346,14 +346,14 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
     from polyfed.federation import private_training
 
     sums: list[Tensor] = []
-    honest = private_training._PerSample.clipped_sums
+    honest = private_training.PerSampleGradients.clipped_sums
 
     def noting(self: Any, index: Tensor, stream: torch.Generator) -> Any:
         made = list(honest(self, index, stream))
         sums.append(torch.cat([total.flatten().clone() for _, total in made]))
         return iter(made)
 
-    monkeypatch.setattr(private_training._PerSample, "clipped_sums", noting)
+    monkeypatch.setattr(private_training.PerSampleGradients, "clipped_sums", noting)
     data = sampled.data_of(sampled.federation.members["text-0"])
     row = int(data.train.rows["text"][5])
     inputs = {"text": OneUnreadable(data.train.inputs["text"], row)}
@@ -371,11 +371,11 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
 
 
 def test_a_gradient_that_is_not_finite_is_none(sampled: Site) -> None:
-    from polyfed.privacy.private_training import _finite
+    from polyfed.privacy.private_training import finite_gradients
 
     gradients = {"a": torch.ones(3, 2, 2), "b": torch.ones(3)}
     gradients["a"][1, 0, 1], gradients["b"][2] = float("nan"), float("inf")
-    made = _finite(gradients)
+    made = finite_gradients(gradients)
     assert made["a"].flatten(1).tolist() == [[1.0] * 4, [0.0] * 4, [0.0] * 4]
     assert made["b"].tolist() == [1.0, 0.0, 0.0]
 

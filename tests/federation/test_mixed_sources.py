@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from by_hand import assert_mean, copies, plain_training
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation import types
 from polyfed.federation.population import Population
-from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
 from small_federations import Config, plain_sgd, three_kinds, transformers
@@ -264,31 +262,3 @@ def test_models_of_one_type_have_equal_tensors() -> None:
     config["clients"]["more"]["task"] = {"name": "classification", "classes": 20}
     federation_of(config).require_sound()  # another number of classes is another type
     assert len({info.architecture for info in federation_of(config).infos}) == 4
-
-
-# ---- engines
-
-
-def outcome_on(engine: Config, config: Config, folder: Path) -> tuple[str, str, bytes]:
-    config = copy.deepcopy(config)
-    config["run"] |= {"engine": engine, "rounds": 1}
-    finished = run(Experiment.parse(config), folder).folder
-    partition = json.loads((finished / "partition.json").read_text())
-    assert partition["paired-0"]["also"]["items"] > 0
-    model = (finished / "models" / "last" / "model.safetensors").read_bytes()
-    return (finished / "metrics.jsonl").read_text(), (finished / "ledger.jsonl").read_text(), model
-
-
-ENGINES = [
-    {"name": "local", "serialize": True},
-    pytest.param({"name": "ray", "workers": 2}, marks=pytest.mark.slow),
-    pytest.param({"name": "flower", "nodes": 2}, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine["name"]))
-def test_mixed_sources_give_the_same_bits_on_every_engine(engine: Config, tmp_path: Path) -> None:
-    if engine["name"] != "local":
-        pytest.importorskip({"ray": "ray", "flower": "flwr"}[engine["name"]], reason="the engine's extra is missing")
-    config = with_public(elsewhere(three_kinds(name="fedavg")))
-    assert outcome_on({"name": "local"}, config, tmp_path / "a") == outcome_on(engine, config, tmp_path / "b")

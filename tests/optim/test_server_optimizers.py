@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from by_hand import copies
-from misbehaving import contents, cut_short
 from polyfed.core.errors import ConfigError
 from polyfed.optim.servers import ServerOptimizer
-from polyfed.reporting.reported import resume, run
+from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
@@ -165,9 +164,6 @@ def momenta(session: Session, kind: str) -> dict[str, Tensor]:
     }
 
 
-AVERAGING = {"fedavg": "by_type", "fediot": "fediot"}
-
-
 def followed_by(optimizer: Any, averaging: str = "by_type", **settings: Any) -> Config:
     """Settings of a method whose global models follow the averages by a server optimiser."""
     return {"averaging": {"name": averaging, "server_optimizer": optimizer, **settings}}
@@ -219,33 +215,6 @@ def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: 
     other.server.restore(2, without)
     one_round(other, 3)
     assert not same(other.server.weights["text"], whole.server.weights["text"])  # the momenta matter
-
-
-@pytest.mark.parametrize(
-    ("method", "name"), [pytest.param("fedavg", "yogi", marks=pytest.mark.slow), ("fediot", "momentum")]
-)
-def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path, method: str, name: str) -> None:
-    config["algorithm"] |= {"name": method} | followed_by(SETTINGS[name], AVERAGING[method])
-    config["run"] |= {"rounds": 3, "evaluate_clients": False, "sampling": {"cohort": 3}}
-    whole = run(Experiment.parse(config), tmp_path / "whole")
-    assert contents(resume(cut_short(config, tmp_path / "stopped", at=3))) == contents(whole)
-
-
-@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fediot"])
-def test_each_goes_with_any_method(config: Config, tmp_path: Path, method: str) -> None:
-    """One round from equal weights: the methods' aggregates are the same, what is made of them differs."""
-    found = {}
-    for name in SETTINGS:
-        config["algorithm"] |= {"name": method} | followed_by(name, AVERAGING[method])
-        session = prepared(config, tmp_path / name)
-        one_round(session, 1)
-        one_round(session, 2)
-        found[name] = copies(session.server.weights)["paired"]
-        assert same(dict(session.server.model.state_dict()), found[name])
-    norms = {
-        name: sum(float(value.double().square().sum()) for value in tensors.values()) for name, tensors in found.items()
-    }
-    assert len(set(norms.values())) == len(SETTINGS)
 
 
 RATES = {"momentum": {"momentum": 0.5}, "adam": {"lr": 0.02}, "yogi": {"lr": 0.02}, "adagrad": {"lr": 0.1}}

@@ -22,7 +22,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
 from polyfed.privacy.accounting import PrivacyCost
-from polyfed.privacy.private_training import PrivateTraining, _PerSample, training_cost
+from polyfed.privacy.private_training import PerSampleGradients, PrivateTraining, training_cost
 from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.opened import Run
 from sessions import prepared, woken
@@ -84,7 +84,7 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
             expected[name] = expected.get(name, 0) + value * min(1.0, 0.4 / norms[-1])
     assert max(norms) > 0.4  # clipping acts
     client.model.zero_grad(set_to_none=True)
-    one = _PerSample(
+    one = PerSampleGradients(
         client,
         client.trainer(),
         client.train,
@@ -104,14 +104,14 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
 def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sums: list[Tensor] = []
     applied: list[Tensor] = []
-    honest = _PerSample.clipped_sums
+    honest = PerSampleGradients.clipped_sums
 
-    def spying(self: _PerSample, index: Tensor, stream: torch.Generator) -> Any:
+    def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
         made = list(honest(self, index, stream))
         sums.extend(total.clone() for _, total in made)
         return iter(made)
 
-    monkeypatch.setattr(_PerSample, "clipped_sums", spying)
+    monkeypatch.setattr(PerSampleGradients, "clipped_sums", spying)
     trainer = client.trainer()
     monkeypatch.setattr(trainer, "apply", lambda: applied.extend(p.grad.clone() for p in client.model.parameters()))
     protection = SampleProtection(noise_multiplier=3.0, clip=0.2)
@@ -125,11 +125,11 @@ def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypat
 def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Tensor] = []
 
-    def spying(self: _PerSample, index: Tensor, stream: torch.Generator) -> Any:
+    def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
         drawn.append(index)
         return iter(())
 
-    monkeypatch.setattr(_PerSample, "clipped_sums", spying)
+    monkeypatch.setattr(PerSampleGradients, "clipped_sums", spying)
     monkeypatch.setattr(client.trainer(), "apply", lambda: None)
     protection = SampleProtection(noise_multiplier=1.0)
     for key in (KEY, KEY, b"o" * 32):
@@ -146,11 +146,11 @@ def test_augmentation_and_dropout_are_drawn_from_the_secret(client: Any, monkeyp
     """What a sample draws may shift what others of its batch do, so nobody may know the draws."""
     draws: list[tuple[int, int]] = []
 
-    def spying(self: _PerSample, index: Tensor, stream: torch.Generator) -> Any:
+    def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
         draws.append((stream.initial_seed(), torch.initial_seed()))
         return iter(())
 
-    monkeypatch.setattr(_PerSample, "clipped_sums", spying)
+    monkeypatch.setattr(PerSampleGradients, "clipped_sums", spying)
     monkeypatch.setattr(client.trainer(), "apply", lambda: None)
     protection = SampleProtection(noise_multiplier=1.0)
     for key in (KEY, KEY, b"o" * 32):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from polyfed.data.backbones import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.convolutional import ConvolutionalEncoder
-from polyfed.models.encoder import image_shape
+from polyfed.models.convolutional import MapNorm, normed, require_own_norm
+from polyfed.models.encoder import PretrainedEncoder, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 _BlockKind = Literal["basic", "bottleneck"]
@@ -36,7 +36,7 @@ _PRESETS = {
 }
 
 
-class ResNet(ConvolutionalEncoder):
+class ResNet(PretrainedEncoder):
     """ResNet, its mean-pooled map projected to d; with ``pie``, attention over the map as well.
 
     Stems: ``large`` is the published one (7x7 stride 2, max-pool: a quarter of the side), ``medium`` a 3x3
@@ -47,6 +47,7 @@ class ResNet(ConvolutionalEncoder):
 
     projecting = ("pie", "dropout")
 
+    norm: MapNorm = "batch"
     view: SerializeAsAny[View] = Pixels(size=64)
     size: Literal["tiny", "small", "18", "34", "50", "101"] = Field(
         default="tiny", description="architecture, unless `weights` bring their own"
@@ -60,6 +61,7 @@ class ResNet(ConvolutionalEncoder):
 
     @model_validator(mode="after")
     def _stages_agree(self) -> Self:
+        require_own_norm(self.norm, self.weights)
         widths, depths, block = self._stages()
         if len(widths) != len(depths):
             raise ValueError(f"widths {list(widths)} and depths {list(depths)} differ in their number of stages")
@@ -109,7 +111,7 @@ class ResNet(ConvolutionalEncoder):
             depths=list(depths),
             layer_type=block,
         )
-        return self.normed(ResNetModel(config))
+        return normed(ResNetModel(config), self.norm)
 
     def _stages(self) -> _Preset:
         preset = _PRESETS[self.size]
