@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -115,7 +115,7 @@ class BarRows(Chart):
 
     @property
     def inches(self) -> tuple[float, float]:
-        return 4.0, _inches_high(self.rows)
+        return 4.0 + _inches_of_names(self.rows), _inches_high(self.rows)
 
     @property
     def row_names(self) -> Sequence[str]:
@@ -190,7 +190,12 @@ class BubbleChart(Chart):
 def _grid_inches(rows: Sequence[str], columns: Sequence[str], named: Sequence[str]) -> tuple[float, float]:
     """Width and height; long names of columns stand slanted below."""
     slanted = 0.055 * max(0, max(map(len, named), default=0) - 8)
-    return min(8.0, 2.5 + 0.5 * len(columns)), _inches_high(rows) + slanted
+    return min(8.0, 2.5 + 0.5 * len(columns)) + _inches_of_names(rows), _inches_high(rows) + slanted
+
+
+def _inches_of_names(rows: Iterable[str]) -> float:
+    """Width that the longest name takes beyond what every chart has room for."""
+    return 0.08 * max(0, max((len(short_name(name)) for name in rows), default=0) - 12)
 
 
 def _inches_high(rows: Sequence[str] | Mapping[str, object]) -> float:
