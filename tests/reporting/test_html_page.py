@@ -21,7 +21,7 @@ from polyfed.core.errors import RunError
 from polyfed.reporting.facts import client_kinds
 from polyfed.reporting.page import html_report, write_html_report
 from polyfed.runs.records import RunRecords
-from run_folders import write_lines, write_measured, write_run
+from run_folders import write_lines, write_measured
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;]]>"
 
@@ -219,12 +219,6 @@ def test_odd_configurations_do_not_hinder_the_page(folder, config):
 
 
 # ---- few and many
-
-
-def test_a_single_round_is_drawn(tmp_path):
-    page = page_of(write_run(tmp_path / "short", rounds=1))
-    assert {"server", "curves", "traffic", "weights"} <= set(page.parts)
-    assert len(page.series["r1_sum test"]) == 1
 
 
 def test_a_thousand_clients_fit(tmp_path):

@@ -59,10 +59,6 @@ def test_the_console_decides(terminal, kind):
     assert type(progress_for(console(terminal=terminal)[0])) is kind
 
 
-def test_a_callback_may_care_for_nothing():
-    play(Callback())
-
-
 # ---- lines
 
 
