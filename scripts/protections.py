@@ -19,13 +19,11 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
+from polyfed.privacy.policy import Policy, SentField
 from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.settings import PrivacySettings, require_covered
 from polyfed.runs.config_files import merged
-from polyfed.runs.disclosure import SentField, sent_fields
-from polyfed.runs.privacy import require_learning_by_fit
-from polyfed.runs.robustness import require_combinable
-from polyfed.runs.summing import needs_single_replies
+from polyfed.runs.protection import needs_single_replies, require_combinable, require_learning_by_fit
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 from reference import code, table
@@ -70,7 +68,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 def leaving(kind: type[Algorithm]) -> str:
     """What clients of a method send in steps of training, in the page's words."""
-    fields = [sent for sent in sent_fields(kind) if sent.step_kind == "step"]
+    fields = [sent for sent in Policy(kind).fields if sent.step_kind == "step"]
     said = [_words(sent) for sent in fields]
     return ", ".join(dict.fromkeys(said)) or "nothing"
 

@@ -343,7 +343,7 @@ class OneUnreadable:
 def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
     sampled: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polyfed.federation import private_training
+    from polyfed.privacy import private_training
 
     sums: list[Tensor] = []
     honest = private_training.PerSampleGradients.clipped_sums

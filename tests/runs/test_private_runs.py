@@ -28,7 +28,7 @@ from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.settings import protected_steps
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run, open_run
-from polyfed.runs.privacy import plan, resolved_privacy
+from polyfed.runs.protection import planned_epsilon
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import steps_of
@@ -358,14 +358,14 @@ def test_a_reply_costs_by_the_kind_that_crosses(form: str, reply: Config, length
     config["privacy"] = {"reply": reply | {"noise_multiplier": 4.0}, "metrics": "clear"}
     config["run"]["rounds"] = 2
     experiment = Experiment.parse(config)
-    private = resolved_privacy(experiment)
+    private = experiment.policy.privacy
     assert private is not None
     (cost,) = [private.cost(schema) for schema in protected_steps(private, steps_of(experiment.algorithm)).values()]
     assert cost == PrivacyCost(4.0 / length)
-    told = plan(experiment, ClientInfo("image", "image", ("image",), "classification", 14, "any"))
+    told = planned_epsilon(experiment, ClientInfo("image", "image", ("image",), "classification", 14, "any"))
     assert told == pytest.approx(epsilon_of([PrivacyCost(4.0 / length)] * 2, 1e-5))
     config["privacy"] = {"reply": reply, "metrics": "clear", "budget": {"epsilon": 3.0}}
-    calibrated = resolved_privacy(Experiment.parse(config))
+    calibrated = Experiment.parse(config).policy.privacy
     assert calibrated is not None
     assert calibrated.reply is not None
     assert calibrated.reply.noise_multiplier == pytest.approx(length * noise_for(3.0, 1e-5, 2))

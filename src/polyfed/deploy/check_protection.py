@@ -15,8 +15,7 @@ from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.population import Population
 from polyfed.privacy.accounting import between_sets, epsilon_of, fits
 from polyfed.privacy.guard import PRIVATE, ledger_at
-from polyfed.privacy.settings import KIND_KEYS, PrivacySettings, planned_epsilon, protected_steps
-from polyfed.wire.schema import steps_of
+from polyfed.privacy.settings import KIND_KEYS
 
 
 def check_protection(config: SiteConfig, population: Population, plan: RunSpec | None) -> Iterator[Finding]:
@@ -62,7 +61,7 @@ def _met(plan: RunSpec, config: SiteConfig, population: Population) -> Finding:
 def _planned(plan: RunSpec, population: Population, demands: ProtectionDemands) -> Iterator[Finding]:
     """Protection of the planned run, with the epsilon of each client."""
     delta, privacy = demands.delta, plan.privacy
-    yield Finding("ok", "protection in the plan", _protection(plan, delta))
+    yield Finding("ok", "protection in the plan", plan.policy.words(delta))
     if privacy is not None:
         between = between_sets(privacy.samples is not None, demands.neighbours)
         yield Finding("ok", "what epsilon means", f"the epsilon of the demands and below is between {between}")
@@ -77,32 +76,7 @@ def _announced(path: Path, plan: RunSpec | None, delta: float) -> Finding:
     spec = RunSpec.model_validate_json(path.read_bytes())
     other = [] if plan is None else unlike(spec, plan)
     comparison = "" if plan is None else f"; unlike plan.yaml in {', '.join(other)}" if other else "; as planned"
-    return Finding("warning" if other else "ok", f"protection in {spec.run}", _protection(spec, delta) + comparison)
-
-
-def _protection(spec: RunSpec, delta: float) -> str:
-    """What protects the replies of a run, in words."""
-    method, parts = spec.algorithm.component_name(), []
-    if spec.secure is not None:
-        masked = "masked sums" if spec.secure.masks else "sums in the clear: the server sees each reply"
-        parts.append(f"{', '.join(spec.algorithm.summed)} of '{method}' in {masked}")
-    if spec.privacy is not None:
-        leaving = ", ".join(protected_steps(spec.privacy, steps_of(spec.algorithm)))
-        parts.append(f"{leaving} of '{method}': {_noise(spec.privacy)}")
-        if spec.privacy.reply is not None:
-            planned = planned_epsilon(spec.privacy, steps_of(spec.algorithm), spec.rounds, delta)
-            number = spec.privacy.planned_releases(spec.rounds)
-            parts[-1] += f"; planned epsilon {planned:.3g} at delta {delta:g} in {number} replies"
-    return "; ".join(parts) or f"none: replies of '{method}' leave as they are"
-
-
-def _noise(privacy: PrivacySettings) -> str:
-    if privacy.samples is not None:
-        multiplier = privacy.samples.noise_multiplier
-        return f"DP-SGD, gradients clipped to norm {privacy.samples.clip:g}, noise multiplier {multiplier:g}"
-    assert privacy.reply is not None
-    clips = ", ".join(f"{kind.kind} clipped to norm {clip:g}" for kind, clip in privacy.reply.clips.items())
-    return f"{clips}; noise multiplier {privacy.reply.noise_multiplier:.3g}"
+    return Finding("warning" if other else "ok", f"protection in {spec.run}", spec.policy.words(delta) + comparison)
 
 
 def _spent(path: Path, secret: Path, demands: ProtectionDemands | None) -> Finding:

@@ -10,10 +10,9 @@ from polyfed.core.untrusted import read_json
 from polyfed.deploy.settings import ProtectionDemands, SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.population import Population
-from polyfed.privacy.accounting import Neighbours, epsilon_of
-from polyfed.privacy.settings import KIND_KEYS, planned_epsilon, protected_steps
-from polyfed.runs.disclosure import SentField, sent_fields
-from polyfed.wire.schema import steps_of
+from polyfed.privacy.accounting import Neighbours
+from polyfed.privacy.policy import SentField
+from polyfed.privacy.settings import KIND_KEYS
 
 _WITH_COMPONENTS = ("algorithm", "server_model", "transport", "privacy", "secure")
 """Parts of a run's spec that name what is imported."""
@@ -68,14 +67,10 @@ def planned_for_samples(
     spec: RunSpec, population: Population, delta: float, neighbours: Neighbours
 ) -> Iterator[tuple[str, str, float]]:
     """Client, step and epsilon of all its planned replies, of a run that trains with noise: it depends on samples."""
-    if spec.privacy is None or spec.privacy.samples is None:
-        return
-    number = spec.privacy.planned_releases(spec.rounds)
     for info in population.infos:
         batch = population.members[info.id].settings.training.batch_size
-        for step, schema in protected_steps(spec.privacy, steps_of(spec.algorithm)).items():
-            if (cost := spec.cost(schema, info.samples, batch)) is not None:
-                yield info.id, step, epsilon_of([cost] * number, delta, neighbours)
+        for step, epsilon in spec.policy.planned_training(info.samples, batch, delta, neighbours).items():
+            yield info.id, step, epsilon
 
 
 def require_affordable_here(spec: RunSpec, config: SiteConfig, population: Population) -> None:
@@ -109,7 +104,7 @@ def _missing(spec: RunSpec, demands: ProtectionDemands) -> Iterator[str]:
             "that no test metrics leave it as they are (demands.metrics: false); set run.evaluate_clients: false "
             "(and privacy.metrics: none)"
         )
-    for sent in sent_fields(spec.algorithm, spec.secure, spec.privacy):
+    for sent in spec.policy.fields:
         # what untrained clients tell is of no data; test metrics are above
         if sent.step_kind == "step":
             yield from _missing_of(sent, spec, demands)
@@ -122,7 +117,7 @@ def _too_much(spec: RunSpec, demands: ProtectionDemands) -> Iterator[str]:
     if spec.privacy is None:
         yield f"epsilon {most:g} at most (demands.max_epsilon); add 'privacy'"
         return
-    planned = planned_epsilon(spec.privacy, steps_of(spec.algorithm), spec.rounds, demands.delta)
+    planned = spec.policy.planned(demands.delta)
     if planned > most * (1 + 1e-6):
         yield (
             f"at most epsilon {most:g} at delta {demands.delta:g} (demands.max_epsilon), and "

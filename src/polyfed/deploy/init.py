@@ -25,10 +25,7 @@ from polyfed.deploy.settings import (
     to_yaml,
 )
 from polyfed.federation.membership import member_ids
-from polyfed.privacy.settings import planned_epsilon
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.privacy import resolved_privacy
-from polyfed.wire.schema import steps_of
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
@@ -211,14 +208,15 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
 
 def _demands(experiment: Experiment) -> dict[str, Any]:
     """The planned run, and of a protected one the protection that it plans, no less."""
-    settings, secure = resolved_privacy(experiment), experiment.aggregation.secure
+    policy = experiment.policy
+    settings, secure = policy.privacy, policy.secure
     content: dict[str, Any] = {"metrics": experiment.run.evaluate_clients is not False, "plan": "exact"}
     if secure is not None and secure.masks:
         content |= {"sums": "only", "smallest_range": secure.range}
     if settings is not None:
-        delta, rounds = settings.budget.delta, experiment.run.rounds
+        delta = settings.budget.delta
         # that of DP-SGD depends on how many samples a site has, which nobody knows here
-        planned = planned_epsilon(settings, steps_of(experiment.algorithm), rounds, delta) or None
+        planned = policy.planned(delta) or None
         most = settings.budget.epsilon or planned
         content |= {"max_epsilon": most, "delta": delta, "neighbours": settings.neighbours, "weights": "protected"}
     return content

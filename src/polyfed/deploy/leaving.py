@@ -15,9 +15,9 @@ from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 from polyfed.privacy.masking.mask_keeper import masking_replies
+from polyfed.privacy.policy import Policy, Sendable, SentField
 from polyfed.privacy.secure_sum import SecureSum
-from polyfed.privacy.settings import KIND_KEYS, PrivacySettings
-from polyfed.runs.disclosure import Sendable, SentField, sent_fields
+from polyfed.privacy.settings import KIND_KEYS
 from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 
@@ -88,18 +88,21 @@ class _Leaving:
                 yield Finding("ok", what, f"{', '.join(self.population.members)}: {step}: {reply}")
 
     @property
+    def _policy(self) -> Policy:
+        return Policy(self.method) if self.plan is None else self.plan.policy
+
+    @property
     def _secure(self) -> SecureSum | None:
         secure = None if self.plan is None else self.plan.secure
         return secure if secure is not None and secure.masks else None
 
     def _steps(self) -> dict[str, list[SentField]]:
-        privacy = None if self.plan is None else self.plan.privacy
         steps: dict[str, list[SentField]] = {
             step: []
             for step, schema in steps_of(self.method).items()
             if schema.kind != "query" or self.plan is None or self.plan.evaluates
         }
-        for sent in sent_fields(self.method, self._secure, privacy):
+        for sent in self._policy.fields:
             if sent.step in steps:
                 steps[sent.step].append(sent)
         return steps
@@ -109,7 +112,7 @@ class _Leaving:
 
     def _field(self, sent: SentField, member: Member) -> str:
         size = " or ".join(self._size(sent, kind, member) for kind in sent.kinds)
-        description = size if self.plan is None else f"{size}; {how_it_leaves(sent, self.plan.privacy)}"
+        description = size if self.plan is None else f"{size}; {self._policy.how(sent)}"
         if sent.field:
             return f"{sent.field} ({description})"
         examples = "metrics of its test" if sent.step_kind == "query" else "losses"
@@ -146,31 +149,11 @@ class _Leaving:
         return self._secure.bits // 8 if self._secure is not None and sent.masked else None
 
 
-def how_it_leaves(sent: SentField, privacy: PrivacySettings | None) -> str:
-    """What hides a field, in words."""
-    words = ["masked: the server gets the sum"] if sent.masked else []
-    if sent.noisy and privacy is not None:
-        words.append(_noise(sent, privacy))
-    if sent.step_kind == "fresh":
-        return "in the clear, before any training"
-    return ", ".join(words) or "in the clear"
-
-
-def _noise(sent: SentField, privacy: PrivacySettings) -> str:
-    if privacy.samples is not None:
-        return "trained with noise (DP-SGD)"
-    assert privacy.reply is not None
-    clips = sorted({privacy.reply.clips[kind] for kind in sent.tensors})
-    norms = " or ".join(f"{clip:g}" for clip in clips)
-    return f"with noise: clipped to norm {norms}, noise multiplier {privacy.reply.noise_multiplier:.3g}"
-
-
 def _in_the_clear(plan: RunSpec) -> Finding:
     """What of the planned replies nothing hides, and what is known of clients anyway."""
-    fields = sent_fields(plan.algorithm, plan.secure, plan.privacy)
     parts = [
         f"{sent.field or 'numbers'} of {sent.step}"
-        for sent in fields
+        for sent in plan.policy.fields
         if sent.step_kind == "step" and not (sent.masked or sent.noisy)
     ]
     parts += ["test metrics"] if plan.evaluates else []

@@ -55,7 +55,7 @@ class ProtectedSteps:
         """
         site, guard, request, schema = self.site, self.guard, step.request, step.schema
         samples, batch = site.info[step.member.id].samples, step.member.settings.training.batch_size
-        step.cost = site.spec.cost(schema, samples, batch)
+        step.cost = site.spec.policy.cost(schema, samples, batch)
         step.digest = guard.begin(request, step.received, schema, step.cost, self._before(request))
         try:
             content = site.perform(step, guard.training(step.digest, step.cost))

@@ -6,18 +6,16 @@ from hashlib import sha256
 
 from pydantic import Field, SerializeAsAny
 
-from polyfed.algorithms.algorithm import Algorithm, LocalTraining
+from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
 from polyfed.federation.attack import Attack
 from polyfed.federation.participant import Precision
 from polyfed.models.model import ModelSettings
-from polyfed.privacy.accounting import PrivacyCost
-from polyfed.privacy.private_training import training_cost
+from polyfed.privacy.policy import Policy
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import PrivacySettings
 from polyfed.wire.framing import SCHEMA
-from polyfed.wire.schema import StepSchema
 from polyfed.wire.transport import Transport
 
 OF_A_RUN = ("run", "public_order", "polyfed", "schema_version")
@@ -61,17 +59,7 @@ class RunSpec(Settings):
         """SHA-256 of what decides replies, in hexadecimal digits: without what a run is called, and how long it is."""
         return sha256(self.model_dump_json(exclude={*OF_A_RUN, "rounds"}).encode()).hexdigest()
 
-    def cost(self, schema: StepSchema, samples: int, batch: int) -> PrivacyCost | None:
-        """What the reply to a step costs a client in privacy, if anything.
-
-        Args:
-            schema: of the step.
-            samples: of the client.
-            batch: samples of a batch of its.
-        """
-        if self.privacy is None or schema.kind != "step":
-            return None
-        if self.privacy.samples is None:
-            return self.privacy.cost(schema)
-        local = self.algorithm.local_training or LocalTraining()
-        return training_cost(self.privacy.samples, samples, batch, local.epochs, local.steps)
+    @property
+    def policy(self) -> Policy:
+        """What protects the replies, as far as a place knows."""
+        return Policy(self.algorithm, self.rounds, self.privacy, self.secure)

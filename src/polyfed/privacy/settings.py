@@ -14,7 +14,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.privacy.accounting import Neighbours, PrivacyCost, epsilon_of, noise_for
+from polyfed.privacy.accounting import Neighbours, PrivacyCost, noise_for
 from polyfed.privacy.clipping import Clipping
 from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.secure_sum import SecureSum
@@ -166,20 +166,6 @@ def protected_steps(settings: PrivacySettings, steps: Mapping[str, StepSchema]) 
         for name, schema in steps.items()
         if schema.kind == "step" and (settings.cost(schema) or (trained and schema.returns))
     }
-
-
-def planned_epsilon(settings: PrivacySettings, steps: Mapping[str, StepSchema], rounds: int, delta: float) -> float:
-    """Epsilon of a client that sends one protected reply a round, or as many as planned, the cheapest of the method's.
-
-    Args:
-        settings: resolved.
-        steps: of the method.
-        rounds: of the run.
-        delta: at which.
-    """
-    costs = [settings.cost(schema) for schema in protected_steps(settings, steps).values()]
-    cheapest = max((cost for cost in costs if cost), key=lambda cost: cost.noise, default=None)
-    return 0.0 if cheapest is None else epsilon_of([cheapest] * settings.planned_releases(rounds), delta)
 
 
 def _factor(reply: ReplyProtection, schema: StepSchema) -> float:

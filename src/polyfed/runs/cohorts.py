@@ -20,9 +20,9 @@ from polyfed.federation.server import Server
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places
 from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
+from polyfed.runs.expenses import Expenses
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.privacy import Expenses
 from polyfed.runs.records import PRIVACY, SERVER
 from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger

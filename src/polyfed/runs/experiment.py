@@ -32,6 +32,7 @@ from polyfed.federation.settings import (
     ServerSettings,
     SiteSettings,
 )
+from polyfed.privacy.policy import Policy
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import portable_content, read_layers
@@ -208,6 +209,13 @@ class Experiment(Settings):
         secret = self.privacy.secret.resolve() if self.privacy and self.privacy.secret else None
         return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host, secret=secret)
 
+    @property
+    def policy(self) -> Policy:
+        """What protects the replies of clients, and the server from them."""
+        steps, combining = steps_of(self.algorithm), self.aggregation
+        privacy = self.privacy and self.privacy.resolved(steps, self.run.rounds)
+        return Policy(self.algorithm, self.run.rounds, privacy, combining.secure, combining.clip, combining.robust)
+
     def spec(self, run: str, public_order: str) -> RunSpec:
         """What a place that hosts clients must know of a run of this experiment."""
         return RunSpec(
@@ -221,7 +229,7 @@ class Experiment(Settings):
             public_order=public_order,
             keep_models=self.run.keep_client_models,
             attackers=self.run.attackers,
-            privacy=self.privacy and self.privacy.resolved(steps_of(self.algorithm), self.run.rounds),
+            privacy=self.policy.privacy,
             secure=self.aggregation.secure,
             evaluates=self.run.evaluate_clients is not False,
         )

@@ -8,9 +8,14 @@ from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.privacy import require_affordable, require_private
-from polyfed.runs.robustness import require_attackers, require_cohorts, require_robust
-from polyfed.runs.summing import require_summable
+from polyfed.runs.protection import (
+    require_affordable,
+    require_attackers,
+    require_cohorts,
+    require_private,
+    require_robust,
+    require_summable,
+)
 from polyfed.wire.schema import steps_of
 
 

@@ -35,9 +35,8 @@ from polyfed.runs.loop import Loop
 from polyfed.runs.model_folders import KEPT
 from polyfed.runs.opened import Run
 from polyfed.runs.preflight import preflight, preflight_clients
-from polyfed.runs.privacy import prepare_secret
+from polyfed.runs.protection import prepare_secret, with_conspirators
 from polyfed.runs.records import SERVER
-from polyfed.runs.robustness import with_conspirators
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
 from polyfed.runs.sink import SinkRun, Trackers

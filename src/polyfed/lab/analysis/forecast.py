@@ -101,7 +101,13 @@ class Forecast:
                 "Who takes part", ("", "of them", "samples", "parameters", "trained"), list(self._participants())
             ),
             TextTable("What it takes", ("", "a round", f"{rounds} rounds"), rows, notes),
+            TextTable("What protects it", ("", "by"), list(self._protection())),
         ]
+
+    def _protection(self) -> Iterator[tuple[str, str]]:
+        policy = self.experiment.policy
+        yield "replies of clients", policy.words()
+        yield "the model from false clients", policy.against_false()
 
     def _participants(self) -> Iterator[tuple[str, ...]]:
         for (group, _), (cost, clients) in self.by_kind.items():

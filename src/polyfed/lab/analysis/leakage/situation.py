@@ -15,7 +15,6 @@ from polyfed.lab.analysis.leakage.seen import SeenReply, SeenRound, shown_kind
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.models.model import Model
 from polyfed.privacy.settings import PrivacySettings
-from polyfed.runs.privacy import resolved_privacy
 from polyfed.wire.payload import TensorBundle
 
 ATTACKS = ("membership", "words", "pictures", "classes", "canaries")
@@ -81,7 +80,7 @@ class Situation:
 
     @property
     def privacy(self) -> PrivacySettings | None:
-        return resolved_privacy(self.opened.experiment)
+        return self.opened.experiment.policy.privacy
 
     @property
     def is_masked(self) -> bool:

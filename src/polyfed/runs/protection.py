@@ -1,0 +1,296 @@
+"""What can be known of protection before a run begins: noise, masks, robust rules, and attackers to measure them."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from types import UnionType
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.shared.teacher import Teacher
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
+from polyfed.engines.colluding import ColludingEngine
+from polyfed.engines.engine import Hosting
+from polyfed.federation.attack import attacks_by_client
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Engine
+from polyfed.federation.false_replies import Conspiracy
+from polyfed.federation.population import Population
+from polyfed.federation.robust_replies import require_enough
+from polyfed.federation.secure_ask import require_several
+from polyfed.privacy.accounting import accounting
+from polyfed.privacy.guard import PRIVATE, PrivacyGuard
+from polyfed.privacy.private_training import opacus_optimizers, require_per_sample
+from polyfed.privacy.rules import RobustRule
+from polyfed.privacy.settings import require_covered
+from polyfed.runs.experiment import Experiment
+from polyfed.wire.payload import TensorBundle, Weights
+from polyfed.wire.schema import Declared, StepSchema, steps_of
+
+# ---- differential privacy
+
+
+def require_private(experiment: Experiment) -> None:
+    """Check that all that clients send is protected.
+
+    Raises:
+        ConfigError: something is not, or a package is not installed.
+    """
+    policy, method = experiment.policy, experiment.algorithm
+    if (settings := policy.privacy) is None:
+        return
+    accounting()
+    require_covered(settings, policy.steps, method.component_name())
+    if settings.samples is not None:
+        opacus_optimizers()
+        require_learning_by_fit(type(method))
+    if settings.metrics == "none" and experiment.run.evaluate_clients is not False:
+        raise ConfigError(
+            "run.evaluate_clients: metrics of clients' test samples are sent as they are, which privacy does not "
+            "cover; set run.evaluate_clients: false, or accept it with privacy.metrics: clear"
+        )
+    if not policy.charged:
+        raise ConfigError(
+            f"privacy has no effect: clients of '{method.component_name()}' send nothing to protect; leave it out"
+        )
+
+
+def require_learning_by_fit(method: type[Algorithm]) -> None:
+    """Check that DP-SGD sees all that clients of a method learn of private data.
+
+    Raises:
+        ConfigError: nobody has vouched for that.
+    """
+    # what derives from a class that does may do more
+    if not vars(method).get("learns_by_fit"):
+        raise ConfigError(
+            f"privacy.samples: clients of '{method.component_name()}' may learn of private data beside client.fit, "
+            "which DP-SGD does not see; choose fedavg, fedet or fedmkd, or protect the reply (privacy.reply)"
+        )
+
+
+def require_affordable(experiment: Experiment, federation: Population) -> None:
+    """Check that planned rounds are within the budget, and that DP-SGD suits tasks and models of simulated clients.
+
+    Raises:
+        ConfigError: they are not, or it does not.
+    """
+    settings = experiment.policy.privacy
+    if settings is None:
+        return
+    if settings.samples is not None:
+        for member in {info.architecture: federation.members[info.id] for info in federation.infos}.values():
+            require_per_sample(member.settings.task, federation.client_model(member), member.id)
+    budget, run = settings.budget, experiment.run
+    # who is drawn for some rounds may stay within; who is asked in all of them does not
+    if budget.epsilon is None or run.sampling.cohort is not None:
+        return
+    for info in federation.infos:
+        planned = planned_epsilon(experiment, info)
+        if planned is not None and planned > budget.epsilon * (1 + 1e-6):
+            raise ConfigError(
+                f"privacy.budget.epsilon is {budget.epsilon:g}, but {settings.planned_releases(run.rounds)} replies of "
+                f"'{info.id}' cost epsilon {planned:.3g} at delta {budget.delta:g}; lower run.rounds, or raise the "
+                "budget or noise_multiplier (that of privacy.reply may be left out: it follows from the budget)"
+            )
+
+
+def planned_epsilon(experiment: Experiment, client: ClientInfo) -> float | None:
+    """Planned epsilon of a client with one protected reply a round, at the budget's delta; None if nobody can tell."""
+    policy, group = experiment.policy, experiment.clients.get(client.group)
+    if policy.privacy is None:
+        return None
+    delta = policy.privacy.budget.delta
+    if policy.privacy.samples is None:
+        return policy.planned(delta)
+    if group is None:  # its batches are known at its site alone
+        return None
+    by_step = policy.planned_training(client.samples, group.training.batch_size, delta, policy.privacy.neighbours)
+    return next(iter(by_step.values()))
+
+
+def prepare_secret(hosting: Hosting) -> None:
+    """Read or make the secret of a simulation before its processes begin.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if hosting.spec.privacy is not None and hosting.federation.members:
+        PrivacyGuard(hosting.spec.privacy, hosting.folder / PRIVATE, hosting.settings.secret).prepare()
+
+
+# ---- robust rules, and attackers
+
+
+def require_robust(experiment: Experiment) -> None:
+    """Check that the method has replies that ``aggregation.robust`` can combine.
+
+    Raises:
+        ConfigError: it has none, or of another kind than the rule takes.
+    """
+    if experiment.aggregation.robust is not None:
+        require_combinable(experiment.aggregation.robust, experiment.algorithm)
+
+
+def require_combinable(rule: RobustRule, method: Algorithm) -> None:
+    """Check that a method, as it is set, has replies that a rule can combine.
+
+    Raises:
+        ConfigError: it has none, or of another kind than the rule takes.
+    """
+    name, sent = method.component_name(), returned_bundles(method)
+    if not sent:
+        raise ConfigError(
+            f"aggregation.robust '{rule.component_name()}' has no effect: clients of '{name}' send nothing that is "
+            "combined; leave it out"
+        )
+    if rule.rows_only and Weights in sent:
+        raise ConfigError(
+            f"aggregation.robust '{rule.component_name()}' weighs rows, but clients of '{name}' send weights; choose "
+            "median, trimmed_mean, geometric_median, krum, multi_krum or clip"
+        )
+    teacher = getattr(method, "teacher", None)
+    if isinstance(teacher, Teacher) and teacher.alignment is not None:
+        raise ConfigError(
+            "aggregation.robust compares what clients send, and with algorithm.teacher.alignment "
+            f"'{teacher.alignment.kind}' each sends in a space of its own; set algorithm.teacher.alignment=null"
+        )
+
+
+def require_cohorts(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
+    """Check that each round's cohort has enough clients of each type for ``aggregation.robust``, or ``secure``.
+
+    Raises:
+        ConfigError: naming the first round, the type and its clients.
+    """
+    rule, secure, run = experiment.aggregation.robust, experiment.aggregation.secure, experiment.run
+    if rule is None and secure is None:
+        return
+    for number in range(1, 2 if run.sampling.cohort is None else run.rounds + 1):
+        cohort = run.sampling.draw(clients, generator(run.seed, number, "cohort"))
+        if rule is not None:
+            require_enough(rule, cohort, f"round {number}")
+        if secure is not None:
+            require_several(cohort, f"round {number}")
+
+
+def returned_bundles(method: Algorithm) -> set[type[TensorBundle]]:
+    """Kinds of tensors that a method's clients send in its rounds."""
+    kinds: set[type[TensorBundle]] = set()
+    for schema in steps_of(method).values():
+        for declared in schema.returns.values() if schema.kind != "fresh" else ():
+            kinds |= {kind for kind in _kinds(declared) if isinstance(kind, type) and issubclass(kind, TensorBundle)}
+    return kinds
+
+
+def _kinds(declared: Declared) -> tuple[object, ...]:
+    return typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
+
+
+def require_attackers(experiment: Experiment, federation: Population) -> None:
+    """Check that ``run.attackers`` are clients of this simulation and can attack as they are to.
+
+    Raises:
+        ConfigError: they are not or cannot, or the run is a deployment.
+    """
+    run = experiment.run
+    if not run.attackers:
+        return
+    if not federation.members:
+        raise ConfigError("run.attackers: there are no clients in 'clients' who could attack; leave it out")
+    attacks = attacks_by_client(run.attackers, federation.infos, run.seed)
+    for attack in run.attackers:
+        own = [member for name, member in federation.members.items() if attacks.get(name) is attack]
+        attack.require(own, federation.infos)
+        for member in () if attack.falsifies else own:
+            split = federation.data.split(member.settings.source, member.settings.split)
+            attack.poisoned(federation.train(member), member, split, run.seed)  # what is not there fails here
+        if attack.falsifies and not returned_bundles(experiment.algorithm):
+            raise ConfigError(
+                f"run.attackers '{attack.component_name()}' has no effect: clients of "
+                f"'{experiment.algorithm.component_name()}' send nothing to falsify; choose label_flip"
+            )
+
+
+def with_conspirators(engine: Engine, experiment: Experiment) -> Engine:
+    """The engine, with the attackers who agree on what they send."""
+    run = experiment.run
+    attacks = attacks_by_client(run.attackers, engine.clients(), run.seed) if run.attackers else {}
+    agreed = {name: attack for name, attack in attacks.items() if isinstance(attack, Conspiracy)}
+    if not agreed:
+        return engine
+    return ColludingEngine(engine, agreed, steps_of(experiment.algorithm), run.transport, run.limits)
+
+
+# ---- sums of which the server sees no term
+
+
+def require_summable(experiment: Experiment) -> None:
+    """Check that nothing needs a client's own reply where ``aggregation.secure`` gives only sums.
+
+    Raises:
+        ConfigError: something does, or what the sums take is not installed.
+    """
+    rule = experiment.aggregation.secure
+    if rule is None:
+        return
+    rule.require()
+    for reason in (*needs_single_replies(experiment.algorithm), *_reasons_of_run(experiment)):
+        raise ConfigError(f"aggregation.secure '{rule.component_name()}' hides each client's reply, and {reason}")
+
+
+def needs_single_replies(method: Algorithm) -> Iterator[str]:
+    """Why a method, as it is set, needs the reply of each client, in words; nothing if sums are enough."""
+    name, summed = method.component_name(), method.summed
+    yield from _reasons_of_settings(method)
+    if not summed:
+        yield f"'{name}', as it is set, needs each of them; choose a method that averages, or leave it out"
+    for step, schema in steps_of(method).items():
+        individual = _individual(schema, summed[step]) if step in summed else list(schema.returns)
+        if schema.kind == "step" and (individual or schema.others is not None):
+            what = ", ".join(individual) or "scalars"
+            yield f"'{name}' needs {what} of each client in its step '{step}'; choose a method that only averages"
+
+
+def _reasons_of_settings(method: Algorithm) -> Iterator[str]:
+    """Settings that several methods have, and that look at single replies."""
+    teacher = getattr(method, "teacher", None)
+    if isinstance(teacher, Teacher):
+        yield from _reasons_of_teacher(teacher)
+    if getattr(getattr(method, "averaging", None), "mean", "exact") != "exact":
+        yield "algorithm.averaging.mean 'sequential' takes them one after the other; set it to exact"
+    if getattr(method, "largest_norm", None) is not None:
+        yield "algorithm.largest_norm compares the rows of clients; set it to null"
+
+
+def _reasons_of_teacher(teacher: Teacher) -> Iterator[str]:
+    if teacher.weights.component_name() != "count":
+        name = teacher.weights.component_name()
+        yield f"algorithm.teacher.weights '{name}' weighs clients by what each sends; choose count"
+    if teacher.alignment is not None:
+        yield "algorithm.teacher.alignment maps the representations of each client; set it to null"
+    if teacher.judge_clients:
+        yield "algorithm.teacher.judge_clients looks at the representations of each client; set it to false"
+
+
+def _individual(schema: StepSchema, weight: str | None) -> list[str]:
+    """Fields of a reply that are not in its sum."""
+    return [field for field, kind in schema.returns.items() if field != weight and not _is_summed(kind)]
+
+
+def _is_summed(declared: Declared) -> bool:
+    return all(isinstance(kind, type) and issubclass(kind, TensorBundle) for kind in _kinds(declared))
+
+
+def _reasons_of_run(experiment: Experiment) -> Iterator[str]:
+    robust, run = experiment.aggregation.robust, experiment.run
+    if robust is not None:
+        yield f"aggregation.robust '{robust.component_name()}' compares them; choose one of the two"
+    if experiment.aggregation.clip is not None:
+        yield "aggregation.clip looks at each; set it to null"
+    if run.transport.refers:
+        yield "run.transport.topk and unchanged encode each against its request; leave them out"
+    for attack in run.attackers:
+        if isinstance(attack, Conspiracy):
+            yield f"run.attackers '{attack.component_name()}' changes what was sent; choose an attack of single clients"
