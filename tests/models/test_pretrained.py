@@ -14,7 +14,7 @@ from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoders.pretrained import Pretrained
+from polyfed.models.encoders.pretrained import PretrainedNetwork
 from polyfed.models.model import Model, ModelSettings
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -38,11 +38,11 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> DataContext:
     return DataContext(folder / "cache", folder)
 
 
-def pretrained(weights: str, **settings: Any) -> Pretrained:
-    return Pretrained(weights=weights, view=Tokens() if weights == "bert" else Pixels(size=32), **settings)
+def pretrained(weights: str, **settings: Any) -> PretrainedNetwork:
+    return PretrainedNetwork(weights=weights, view=Tokens() if weights == "bert" else Pixels(size=32), **settings)
 
 
-def model_of(encoder: Pretrained, context: DataContext) -> Model:
+def model_of(encoder: PretrainedNetwork, context: DataContext) -> Model:
     return ModelSettings(dim=5, encoders={"image": encoder}).build({}, context)
 
 
@@ -114,7 +114,9 @@ def test_the_name_of_an_architecture_tells_frozen_weights(context: DataContext) 
         (pretrained("vit", tower="text"), PICTURES, "no tower 'text'"),
     ],
 )
-def test_what_does_not_fit_is_refused(context: DataContext, encoder: Pretrained, spec: InputSpec, message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    context: DataContext, encoder: PretrainedNetwork, spec: InputSpec, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         encoder.build(5, spec, context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import fingerprint_of, lacking, list_lengths
-from polyfed.data.samples import Samples
+from polyfed.data.samples import Inputs, Samples
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
 
@@ -24,7 +25,7 @@ def assemble(
     context: DataContext,
     *,
     layout: Sequence[str] = (),
-    lazy: Mapping[str, View] | None = None,
+    lazy: Mapping[str, View] = MappingProxyType({}),
 ) -> Samples:
     """All samples of a split, with the modalities that ``views`` names; the others are not loaded.
 
@@ -41,26 +42,27 @@ def assemble(
         ConfigError: the source has no column for a modality.
         DataError: a column is missing, or lists of an item differ in length.
     """
-    columns = {modality: _modality(split, modality) for modality in views}
-    lazy = lazy or {}
+    columns = {name: _modality(split, name) for name in (*views, *layout)}
     columns |= {name: split.read(split.targets.get(name, name)) for name in lazy}
     labels = {name: split.read(column) for name, column in split.targets.items() if name not in lazy}
-    shaping = (*columns.values(), *labels.values(), *(_modality(split, name) for name in layout))
-    items = _items_of_samples([column for column in shaping if column.nested], len(split))
+    items = _items_of_samples((*columns.values(), *labels.values()), len(split))
     places = torch.arange(len(items))  # of a sample's value among those of a nested column
 
     def rows(column: Column) -> Int64[Tensor, " n"]:
         return places if column.nested else items
 
+    def opened(chosen: Mapping[str, View]) -> dict[str, Inputs]:
+        return {name: view.beside(views).open(columns[name], name, context) for name, view in chosen.items()}
+
     return Samples(
-        inputs={modality: view.open(columns[modality], modality, context) for modality, view in views.items()},
-        rows={name: rows(columns.get(name) or _modality(split, name)) for name in dict.fromkeys((*columns, *layout))},
+        inputs=opened(views),
+        rows={name: rows(column) for name, column in columns.items()},
         items=items,
         targets={name: _labels(column)[rows(column)] for name, column in labels.items()},
         ids=split.ids,
         classes=split.classes,
         matches=items if split.matches is None else _groups(split.read(split.matches))[items],
-        lazy={name: view.beside(views).open(columns[name], name, context) for name, view in lazy.items()},
+        lazy=opened(lazy),
     )
 
 
@@ -73,8 +75,9 @@ def _modality(split: Split, modality: str) -> Column:
     return split.modality(modality)
 
 
-def _items_of_samples(nested: Sequence[Column], count: int) -> Int64[Tensor, " n"]:
-    """The item of each sample, given the columns that hold lists."""
+def _items_of_samples(columns: Sequence[Column], count: int) -> Int64[Tensor, " n"]:
+    """The item of each sample: one for each entry of the columns that hold lists."""
+    nested = [column for column in columns if column.nested]
     if not nested:
         return torch.arange(count)
     first, *others = [torch.from_numpy(list_lengths(column.values)) for column in nested]

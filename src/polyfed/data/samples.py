@@ -171,17 +171,12 @@ class Samples:
         """
         names = self.modalities if modalities is None else modalities
         rows = {name: self.rows[name][index] for name in (*names, *self.lazy)}
-        there = {name: rows[name] >= 0 for name in names}
         inputs, streams = dict[str, Tensor](), dict[str, torch.Generator | None]()
         for name in names:
             streams[name] = generator.clone_state() if generator is not None and self.lazy else None
             inputs[name] = self.load(name, rows[name], generator)
-        lazy = dict[str, Tensor]()
-        for name, target in self.lazy.items():
-            of = str(getattr(target, "of", ""))
-            # where a picture is lacking nothing was drawn for it
-            shown, stream = (there[of], streams[of]) if of in names else (rows[name] >= 0, generator)
-            lazy[name] = _filled(target, rows[name], shown, stream)
+        lazy = {name: self._lazily(name, rows, streams, generator) for name in self.lazy}
+        there = {name: rows[name] >= 0 for name in names}
         return Batch(
             inputs=inputs,
             targets=_each(self.targets, lambda column: column[index]) | lazy,
@@ -190,6 +185,18 @@ class Samples:
             matches=self.matches[index],
             present={name: mask for name, mask in there.items() if not bool(mask.all())},
         )
+
+    def _lazily(
+        self,
+        name: str,
+        rows: Mapping[str, Int64[Tensor, " b"]],
+        streams: Mapping[str, torch.Generator | None],
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Values of a target; one that goes with a modality draws what that has drawn, for the samples that have it."""
+        of = str(getattr(self.lazy[name], "of", ""))
+        shown = rows[of if of in streams else name] >= 0
+        return _filled(self.lazy[name], rows[name], shown, streams.get(of, generator))
 
     def load(self, modality: str, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
         """Encoder input of rows of a modality, as ``Inputs``; zeros for a row of -1."""

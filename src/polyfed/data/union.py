@@ -66,8 +66,7 @@ def union(sets: Sequence[Samples]) -> Samples:
         ConfigError: modalities differ, or what a target's classes are called.
     """
     first = sets[0]
-    for other in sets[1:]:
-        _require_alike(first, other)
+    _require_alike(sets)
     origins = _Origins(sets)
     targets = [name for name in first.targets if origins.share(name)]
     return Samples(
@@ -139,7 +138,12 @@ def _starts(sizes: Iterable[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
 
 
-def _require_alike(left: Samples, right: Samples) -> None:
+def _require_alike(sets: Sequence[Samples]) -> None:
+    for other in sets[1:]:
+        _require_same_kind(sets[0], other)
+
+
+def _require_same_kind(left: Samples, right: Samples) -> None:
     if set(left.modalities) != set(right.modalities):
         raise ConfigError(
             f"samples of {list(left.modalities)} and of {list(right.modalities)} make no union; choose sets with "

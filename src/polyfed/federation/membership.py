@@ -160,7 +160,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Holding:
+class ItemShare:
     """Items of one split that a client holds.
 
     Attributes:
@@ -195,7 +195,7 @@ class Member:
     settings: GroupSettings
     model: ModelSettings
     head: str
-    holdings: tuple[Holding, ...]
+    holdings: tuple[ItemShare, ...]
 
     @property
     def items(self) -> Int64[Tensor, " k"]:
@@ -259,7 +259,7 @@ class Membership:
                 group,
                 group.models[k % len(group.models)],
                 head,
-                tuple(Holding(dealt, dealt.parts[k]) for dealt in assignments),
+                tuple(ItemShare(dealt, dealt.parts[k]) for dealt in assignments),
             )
             for k, member_id in enumerate(member_ids(name, group.count))
         ]

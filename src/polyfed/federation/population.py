@@ -19,7 +19,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData, PublicSet, Views
-from polyfed.federation.membership import Assignment, Holding, Member, Membership, joined
+from polyfed.federation.membership import Assignment, ItemShare, Member, Membership, joined
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
@@ -98,7 +98,7 @@ class Population:
         left_out = dict(getattr(dealt.split, "left_out", {}))
         return entry | ({"left_out": left_out} if left_out else {})
 
-    def _held(self, holding: Holding, member: Member) -> dict[str, Any]:
+    def _held(self, holding: ItemShare, member: Member) -> dict[str, Any]:
         dealt, items = holding.dealt, holding.items
         # the public set may have fewer samples an item than its source
         public = self.public_samples({}) if dealt.public else None

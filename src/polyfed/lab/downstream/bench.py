@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -171,7 +172,9 @@ class Bench:
                 hint = nearest(target, split.targets)
                 raise ConfigError(f"tasks.{task}.target: source '{source}' has no target '{target}'; {hint}")
 
-    def samples(self, source: str, split: str, *modalities: str, lazy: Mapping[str, View] | None = None) -> Samples:
+    def samples(
+        self, source: str, split: str, *modalities: str, lazy: Mapping[str, View] = MappingProxyType({})
+    ) -> Samples:
         key = (source, split, *modalities, str(lazy))
         if key not in self._samples:
             views = {name: self.subject.views[name] for name in modalities}

@@ -19,7 +19,7 @@ from polyfed.models.pooling import valid_positions
 from polyfed.models.towers import EncoderTower, LocalFeatures
 
 
-class Pretrained(Encoder):
+class PretrainedNetwork(Encoder):
     """A network of images or of texts that ``AutoModel`` knows, with its own pooling, projected to d.
 
     Texts need its own tokenizer: ``view: {name: tokens, tokenizer: {name: pretrained, path: FOLDER}}``. What is frozen
