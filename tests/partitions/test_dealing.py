@@ -13,8 +13,8 @@ from item_tables import opened, written
 from polyfed.core.errors import ConfigError
 from polyfed.federation.membership import Assignment
 from polyfed.lab.analysis.partitions import HeldItems
+from polyfed.partitions.partition import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.partitions.rules import Iid
-from polyfed.partitions.units import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.runs.experiment import Experiment
 
 

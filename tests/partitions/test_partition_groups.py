@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError
-from polyfed.partitions.partition import Partition
+from polyfed.partitions.partition import Partition, Units, grouped
 from polyfed.partitions.rules import Dirichlet, Natural, Quantity
-from polyfed.partitions.units import Units, grouped
 
 WITH_MINIMUM = {"quantity", "dirichlet"}
 COMPLETE = ["iid", "quantity", "shards", "by_label", "dirichlet", "natural"]

@@ -23,7 +23,7 @@ from polyfed.federation.data import OpenedData, PublicSet
 from polyfed.federation.settings import GroupSettings
 from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
-from polyfed.partitions.units import dealt, grouped
+from polyfed.partitions.partition import dealt, grouped
 from polyfed.tasks.task import Task
 
 LEAST_DEALT = 2

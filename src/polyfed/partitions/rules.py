@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.item_classes import Indices
-from polyfed.partitions.partition import Partition
-from polyfed.partitions.units import Units, filled
+from polyfed.partitions.partition import Partition, Units, filled
 
 
 class Iid(Partition):
