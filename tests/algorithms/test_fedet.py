@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import polyfed
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.fedet import Aim, FedET, Vote, answers, limited
+from polyfed.algorithms.fedet import ClientOutput, ConsensusTarget, FedET, answers, limited
 from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.randomness import generator
 from polyfed.federation.public_outputs import PublicOutputs
@@ -106,7 +106,7 @@ def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: st
 def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
     known = method.public.kind.bundle({"label": torch.zeros(3, 4)}, "x")
-    said = [Vote(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
+    said = [ClientOutput(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
     (first, second) = (method.aims(session.server, known, {"label": order})["label"] for order in (said, said[::-1]))
     assert torch.allclose(first.consensus.values, second.consensus.values)
     assert torch.allclose(first.others.values, second.others.values)
@@ -118,7 +118,7 @@ def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tin
 def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
     known = method.public.kind.bundle({"label": torch.zeros(3, 4)}, "x")
-    silent = Vote("a", torch.zeros(3, 4), torch.zeros(3).log())
+    silent = ClientOutput("a", torch.zeros(3, 4), torch.zeros(3).log())
     aim = method.aims(session.server, known, {"label": [silent]})["label"]
     assert not aim.consensus.valid.any()
     assert not aim.others.valid.any()
@@ -151,7 +151,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
     valid[0], differs[33] = False, True  # one nobody spoke for, one that somebody contradicts
     for name, values in known.items():
         goal, others = (Ensembled(unit(*values.shape, seed=s), mask) for s, mask in ((1, valid), (2, differs)))
-        aims[name] = Aim(goal, others, method.public.anchors(known, name))
+        aims[name] = ConsensusTarget(goal, others, method.public.anchors(known, name))
     loss = method.aim_loss(server, batch, aims, distiller_of(method))
     total = 0.0
     for name, own in method.public.kind.outputs(server, server.model, batch, list(known)).items():
@@ -176,7 +176,7 @@ def test_the_server_comes_closer_to_the_consensus(tiny: Config, tmp_path: Path) 
     server, valid = session.server, torch.ones(80, dtype=torch.bool)
     known = method.public.server_outputs(server)
     goal = Ensembled(unit(8).expand(80, 8).contiguous(), valid)
-    aims = {name: Aim(goal, Ensembled(goal.values, ~valid), known[name]) for name in known}
+    aims = {name: ConsensusTarget(goal, Ensembled(goal.values, ~valid), known[name]) for name in known}
     method.distil(server, aims, distiller_of(method))
     metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
     for name in known:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import polyfed
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.fedgems import FedGEMS, Lesson
+from polyfed.algorithms.fedgems import DistillationTarget, FedGEMS
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
@@ -63,7 +63,7 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
     other, _ = session_of(tiny, tmp_path / "b", form, local_epochs=3)
     server, found = session.server, {}
 
-    def seen(server: Any, known: PublicOutputs, targets: dict[str, Ensembled]) -> dict[str, Lesson]:
+    def seen(server: Any, known: PublicOutputs, targets: dict[str, Ensembled]) -> dict[str, DistillationTarget]:
         found.update(targets)
         return {}
 
@@ -167,7 +167,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
     for seed, (name, values) in enumerate(known.items()):
         taught = torch.zeros(len(values), dtype=torch.bool)
         taught[torch.tensor([5, 25, 30])] = True
-        lessons[name] = Lesson(unit(*values.shape, seed=seed), taught, method.public.anchors(known, name))
+        lessons[name] = DistillationTarget(unit(*values.shape, seed=seed), taught, method.public.anchors(known, name))
     loss = method.lesson_loss(server, batch, lessons, place, 0.5)
     eps, factors = 0.6, torch.tensor([1.0, 0.6, 1.0, 0.6], dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
@@ -230,7 +230,9 @@ def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "representations", epsilon=0.0, distiller={"epochs": 6})
     server, taught = session.server, torch.ones(80, dtype=torch.bool)
     known = method.public.server_outputs(server)
-    lessons = {name: Lesson(unit(80, 8, seed=1), taught, method.public.anchors(known, name)) for name in known}
+    lessons = {
+        name: DistillationTarget(unit(80, 8, seed=1), taught, method.public.anchors(known, name)) for name in known
+    }
     place, batch = torch.arange(80), server.public_set.batch(torch.arange(80))
     before = float(method.lesson_loss(server, batch, lessons, place).detach())
     assert method.distiller is not None

@@ -52,7 +52,7 @@ from polyfed.wire.schema import Declared
 _HEAD = "/head"  # beside types, whose names have no slash at their start
 
 
-class Aim(NamedTuple):
+class ConsensusTarget(NamedTuple):
     """What the server learns for one output on the exchanged samples."""
 
     consensus: Ensembled
@@ -62,7 +62,7 @@ class Aim(NamedTuple):
     """What rows are compared with; None: they are class scores."""
 
 
-class Vote(NamedTuple):
+class ClientOutput(NamedTuple):
     """One client's rows for one output, and what weight they have."""
 
     sender: str
@@ -166,9 +166,9 @@ class FedET(Algorithm):
             self.distil(server, aims, self.distiller)
         self.return_head(server)
 
-    def votes(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, list[Vote]]:
+    def votes(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, list[ClientOutput]]:
         """Average the clients' models by type and the head over all; returns their outputs."""
-        votes: dict[str, list[Vote]] = {}
+        votes: dict[str, list[ClientOutput]] = {}
         means: dict[str, WeightedMean] = {}
         ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
@@ -182,7 +182,7 @@ class FedET(Algorithm):
             self.fold_weights(server, reply, means)
             for output, values in ensembles.received(reply.knowledge).items():
                 # held, not folded in: who contradicts is known once the consensus is
-                vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
+                vote = ClientOutput(reply.sender.id, values, ensembles.log_weights(reply, output, values))
                 votes.setdefault(output, []).append(vote)
         head, own = means.pop(_HEAD, None), server.model.exchanged()
         server.weights |= {kind: mean.take() for kind, mean in means.items()}
@@ -213,8 +213,8 @@ class FedET(Algorithm):
         return check
 
     def aims(
-        self, server: Server, server_outputs: PublicOutputs, votes: Mapping[str, Sequence[Vote]]
-    ) -> dict[str, Aim]:
+        self, server: Server, server_outputs: PublicOutputs, votes: Mapping[str, Sequence[ClientOutput]]
+    ) -> dict[str, ConsensusTarget]:
         """Consensus of the clients' votes, and of those who contradict it."""
         ensembles = self.ensembles(server, server_outputs)
         for output, ballot in votes.items():
@@ -231,11 +231,11 @@ class FedET(Algorithm):
                 answered = unpacked(answers(packed(vote.values, places), among), places)
                 contradicts = consensus.valid & (answered != agreed)
                 others.add(vote.values, vote.log_weights, contradicts)
-            aims[output] = Aim(consensus, others.result(), anchors)
+            aims[output] = ConsensusTarget(consensus, others.result(), anchors)
             server.record(**{f"contradicted.{output}": float(aims[output].others.valid.float().mean())})
         return aims
 
-    def distil(self, server: Server, aims: Mapping[str, Aim], distiller: Distiller) -> None:
+    def distil(self, server: Server, aims: Mapping[str, ConsensusTarget], distiller: Distiller) -> None:
         """Passes over the exchanged samples towards the aims."""
         goals, count = {name: aim.consensus for name, aim in aims.items()}, self.teacher.diagnostic_samples
         server.record(**distiller.distances(server, self.public, goals, count, "before"))
@@ -244,7 +244,9 @@ class FedET(Algorithm):
             trainer.step(distiller.weight * self.aim_loss(server, batch, aims, distiller))
         server.record(**distiller.distances(server, self.public, goals, count, "after"))
 
-    def aim_loss(self, server: Server, batch: Batch, aims: Mapping[str, Aim], distiller: Distiller) -> Tensor:
+    def aim_loss(
+        self, server: Server, batch: Batch, aims: Mapping[str, ConsensusTarget], distiller: Distiller
+    ) -> Tensor:
         """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
         consensus, added over outputs."""
         outputs, losses = self.public.kind.outputs(server, server.model, batch, list(aims)), []

@@ -42,7 +42,7 @@ from polyfed.wire.schema import Declared
 _STORE = "store"
 
 
-class Lesson(NamedTuple):
+class DistillationTarget(NamedTuple):
     """What the server learns for one output on the exchanged samples."""
 
     teacher: Float[Tensor, "n w"]
@@ -63,7 +63,7 @@ class StudyPasses(Settings):
     )
 
 
-class LessonPasses(Settings):
+class ServerPasses(Settings):
     """The server's passes, in which it learns its task and its lessons."""
 
     epochs: int = Field(default=1, ge=1, description="passes over P a round")
@@ -107,7 +107,7 @@ class FedGEMS(Algorithm):
     )
     public: EitherExchange = EitherExchange()
     teacher: Teacher = Teacher(weights=Entropy())
-    distiller: LessonPasses | None = Field(default=LessonPasses(), description="null: the server does not learn")
+    distiller: ServerPasses | None = Field(default=ServerPasses(), description="null: the server does not learn")
 
     @property
     def server_passes(self) -> int:
@@ -159,7 +159,7 @@ class FedGEMS(Algorithm):
 
     def lessons(
         self, server: Server, server_outputs: PublicOutputs, targets: Mapping[str, Ensembled]
-    ) -> dict[str, Lesson]:
+    ) -> dict[str, DistillationTarget]:
         """The four cases, sample by sample; keeps what the server is right with."""
         index = server.exchanged_index(self.public.samples).to(server.device)
         lessons, store = {}, {name: value.to(server.device) for name, value in server.state.get(_STORE, {}).items()}
@@ -173,7 +173,7 @@ class FedGEMS(Algorithm):
                 # the store goes before the ensemble, as in the paper: the server prefers what it once knew
                 ensemble = ~right & ~stored & targets[name].valid
                 teacher = torch.where(ensemble[:, None], targets[name].values, teacher)
-            lessons[name] = Lesson(teacher, stored | ensemble, self.public.anchors(server_outputs, name))
+            lessons[name] = DistillationTarget(teacher, stored | ensemble, self.public.anchors(server_outputs, name))
             cases = {"right": right, "stored": stored, "ensemble": ensemble, "alone": ~(right | stored | ensemble)}
             server.record(**{f"{case}.{name}": float(mask.float().mean()) for case, mask in cases.items()})
             store[f"values.{name}"] = kept.index_copy(0, index[right], own[right])
@@ -201,7 +201,7 @@ class FedGEMS(Algorithm):
             for name, own in known.items()
         }
 
-    def learn(self, server: Server, lessons: Mapping[str, Lesson], passes: LessonPasses) -> None:
+    def learn(self, server: Server, lessons: Mapping[str, DistillationTarget], passes: ServerPasses) -> None:
         """Passes over the public set with the task and the lessons."""
         goals = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in lessons.items()}
         count = self.teacher.diagnostic_samples
@@ -217,7 +217,12 @@ class FedGEMS(Algorithm):
         server.record(**target_distances(server, self.public, goals, count, "after"))
 
     def lesson_loss(
-        self, server: Server, batch: Batch, lessons: Mapping[str, Lesson], place: Tensor, weight: float = 1.0
+        self,
+        server: Server,
+        batch: Batch,
+        lessons: Mapping[str, DistillationTarget],
+        place: Tensor,
+        weight: float = 1.0,
     ) -> Tensor:
         """Task and divergence from the teachers, each sample with its own shares.
 
