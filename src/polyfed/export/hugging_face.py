@@ -27,7 +27,7 @@ from polyfed.export.card import model_card
 from polyfed.export.inputs import Recipe
 from polyfed.export.model import Exported, export_programs, new_folder
 from polyfed.reporting.markup import resource
-from polyfed.runs.opened import Run, opened
+from polyfed.runs.opened import Run, as_run
 
 _CODE = "modeling_polyfed"
 _KNOWN = {"torch", "device", "inf", "nan", "fx_pytree", "pytree", "NoneType", "math", "operator", "_operator"}
@@ -61,7 +61,7 @@ def export_hugging_face(
     """
     if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
         raise ConfigError(f"'{push}' is no repository; give it as owner/name")
-    on_cpu = replace(opened(run), device="cpu")
+    on_cpu = replace(as_run(run), device="cpu")
     out = Path(out) if out else on_cpu.folder / "hugging-face"
     with new_folder(out) as draft, tempfile.TemporaryDirectory() as place:
         exported = export_programs(on_cpu, Path(place), which)

@@ -35,7 +35,7 @@ from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.runs.opened import Run, opened
+from polyfed.runs.opened import Run, as_run
 from polyfed.runs.saved import ServerModel
 
 
@@ -63,7 +63,7 @@ def export_model(
     """
     if onnx:
         require_onnx()
-    on_cpu = replace(opened(run), device="cpu")
+    on_cpu = replace(as_run(run), device="cpu")
     out = Path(out) if out else on_cpu.folder / "export"
     with new_folder(out) as draft:
         exported = export_programs(on_cpu, draft, which)

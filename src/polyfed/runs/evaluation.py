@@ -16,7 +16,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.opened import Run, opened
+from polyfed.runs.opened import Run, as_run
 from polyfed.runs.saved import ServerModel
 
 
@@ -71,7 +71,7 @@ def evaluate_model(run: Run | Path | str, target: Target | str, *, which: str | 
         DataError, ConfigError: the data set is not there or lacks what the model or its task needs.
     """
     target = Target(target) if isinstance(target, str) else target
-    server = opened(run).server_model(which)
+    server = as_run(run).server_model(which)
     conditions = server.run.conditions
     with cpu_threads(conditions.run.threads):
         samples = _samples(server, target)

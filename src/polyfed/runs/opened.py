@@ -63,7 +63,7 @@ def open_run(
     return Run(folder, data_dir, weights_dir, device, allow_code)
 
 
-def opened(run: Run | Path | str) -> Run:
+def as_run(run: Run | Path | str) -> Run:
     """A run that is open already, or that in a folder, opened with data, weights and device as it had them."""
     return run if isinstance(run, Run) else open_run(run)
 
