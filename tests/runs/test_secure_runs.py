@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.engines.local import LocalEngine
 from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle
+from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle, Weights
-from sessions import first_cohort, prepared, taught
+from sessions import first_cohort, prepared, site_of, taught
 from small_federations import Config, federation_for, tiny_experiment, topics
 
 
@@ -40,20 +42,17 @@ def left(folder: Path) -> dict[str, bytes]:
     return {name: value for name, value in contents(folder).items() if name != "ledger.jsonl"}
 
 
-def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path) -> None:
-    assert weights(federation(), tmp_path / "a") == weights(federation("unmasked"), tmp_path / "b")
-
-
 @pytest.mark.parametrize(
     "method",
     [
+        "fedavg",
         "fedprox",
         "moon",
         {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}},
         {"name": "fedproto", "largest_norm": None},
     ],
 )
-def test_methods_that_need_sums_only_have_them(tmp_path: Path, method: Any) -> None:
+def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path, method: Any) -> None:
     masked, clear = (weights(federation(how, method=method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
     assert masked == clear
 
@@ -119,12 +118,17 @@ class Faulty:
             yield Answer(request.client, error=reason) if reason else answer
 
 
+def between(session: Session, kind: type[Faulty] = Faulty, **faults: Any) -> Faulty:
+    """Puts it between the server and its engine."""
+    assert isinstance(session.engine, LocalEngine)
+    session.engine = session.cohorts.engine = engine = kind(session.engine, **faults)
+    return engine
+
+
 def one_round(config: Config, folder: Path, **faults: Any) -> tuple[dict[str, torch.Tensor], Faulty]:
     """The global weights after a round, and what crossed."""
     session = prepared(config, folder)
-    assert isinstance(session.engine, LocalEngine)
-    engine = Faulty(session.engine, **faults)
-    session.engine = session.cohorts.engine = engine
+    engine = between(session, **faults)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     (kind,) = session.server.weights
     return dict(session.server.weights[kind]), engine
@@ -167,8 +171,6 @@ def test_the_server_gets_nothing_of_a_client_but_words_that_look_random(tmp_path
 
 
 def test_secrets_are_gone_after_the_round_and_never_sent(tmp_path: Path) -> None:
-    import json
-
     kept: dict[str, list[str]] = {}
     session = prepared(federation(), tmp_path)
 
@@ -181,8 +183,7 @@ def test_secrets_are_gone_after_the_round_and_never_sent(tmp_path: Path) -> None
                     kept.setdefault(path.parent.name, []).extend(content[key] for key in ("seed", "for_masks"))
                 yield answer
 
-    assert isinstance(session.engine, LocalEngine)
-    session.engine = session.cohorts.engine = engine = Watching(session.engine)
+    engine = between(session, Watching)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     assert len(kept) == 4
     for path in tmp_path.rglob("masks.json"):  # what was told, in case that the process dies with it
@@ -205,7 +206,7 @@ def _with(
             return request
         bundle = request.payload.bundles[field_name]
         fields = {**request.payload.fields, field_name: TensorBundle(change(dict(bundle)))}
-        return Request(request.client, request.step, request.round, request.phase, request.after, Payload(fields))
+        return replace(request, payload=Payload(fields))
 
     return changed
 
@@ -234,10 +235,7 @@ def test_clients_refuse_what_would_unmask_them(tmp_path: Path, changes: Any, rea
 
 def test_a_client_that_is_asked_again_gives_the_same_words_and_no_others(tmp_path: Path) -> None:
     session = prepared(federation(), tmp_path)
-    assert isinstance(session.engine, LocalEngine)
-    site = session.engine.site
-    engine = Faulty(session.engine)
-    session.engine = session.cohorts.engine = engine
+    site = site_of(session)
     again: list[str] = []
 
     def other(request: Request) -> Request:
@@ -248,7 +246,7 @@ def test_a_client_that_is_asked_again_gives_the_same_words_and_no_others(tmp_pat
         if request.step == OPENING:
             others = [name for name in payload.bundles[OPENING] if name != request.client]
             payload = Payload({OPENING: bytes_bundle(dict.fromkeys((request.client, *others[1:]), b"1"))})
-        return Request(request.client, request.step, request.round, request.phase, request.after, payload)
+        return replace(request, payload=payload)
 
     class Twice(Faulty):
         def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -259,7 +257,7 @@ def test_a_client_that_is_asked_again_gives_the_same_words_and_no_others(tmp_pat
                 if request.step in ("fit", OPENING):
                     again.append(site.answer(other(request)).error or "answered")
 
-    session.engine = session.cohorts.engine = Twice(engine.engine)
+    between(session, Twice)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     assert len(again) == 8
     assert ["asks something else than was announced" in reason for reason in again] == [True] * 4 + [False] * 4
@@ -268,9 +266,8 @@ def test_a_client_that_is_asked_again_gives_the_same_words_and_no_others(tmp_pat
 
 def test_a_site_of_a_secure_run_sends_no_reply_in_the_clear(tmp_path: Path) -> None:
     session = prepared(federation(), tmp_path)
-    assert isinstance(session.engine, LocalEngine)
     plain = {"weights": session.server.weights_for(session.server.clients[0])}
-    answer = session.engine.site.answer(Request("text-0", "fit", 1, 0, None, Payload(plain)))
+    answer = site_of(session).answer(Request("text-0", "fit", 1, 0, None, Payload(plain)))
     assert answer.error
     assert "no reply goes out in the clear" in answer.error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ import torch
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from test_secure_runs import Faulty, federation
+from test_secure_runs import Faulty, between, federation
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.engines.leaving import SiteTerms
-from polyfed.engines.local import LocalEngine
 from polyfed.privacy.masking.fixed_point import Residues, total
 from polyfed.privacy.masking.identity import SiteIdentity
 from polyfed.privacy.masking.mask_keeper import (
@@ -36,7 +36,7 @@ from polyfed.privacy.masking.unmasking import Unmasking
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import first_cohort, prepared
+from sessions import first_cohort, prepared, site_of
 
 CLIENTS = [f"text-{number}" for number in range(4)]
 NEW = ec.generate_private_key(ec.SECP384R1())
@@ -48,8 +48,7 @@ Tamper = Callable[[dict[str, bytes], dict[str, bytes], Request], tuple[dict[str,
 def one_round(folder: Path, identity: SiteIdentity | None, tamper: Tamper | None = None) -> Any:
     """A round of four clients of a site, whose server changes keys or signatures on their way to ``text-1``."""
     session = prepared(federation(), folder)
-    assert isinstance(session.engine, LocalEngine)
-    session.engine.site.terms = SiteTerms(identity=identity)
+    site_of(session).terms = SiteTerms(identity=identity)
 
     def changed(request: Request) -> Request:
         if (request.step, request.client) != (SHARES, "text-1") or tamper is None:
@@ -57,10 +56,9 @@ def one_round(folder: Path, identity: SiteIdentity | None, tamper: Tamper | None
         signed = bytes_in(request.payload, SIGNED) if SIGNED in request.payload.fields else {}
         keys, signatures = tamper(bytes_in(request.payload, KEYS), signed, request)
         payload = Payload({KEYS: bytes_bundle(keys), SIGNED: bytes_bundle(signatures)})
-        return Request(request.client, request.step, request.round, request.phase, request.after, payload)
+        return replace(request, payload=payload)
 
-    engine = Faulty(session.engine, changes=changed)
-    session.engine = session.cohorts.engine = engine
+    engine = between(session, changes=changed)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     return session, engine
 
@@ -164,14 +162,13 @@ def read_by_a_server_that_plays_all_others(site: Any, weights: Weights, run: str
 
 def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(tmp_path: Path) -> None:
     session = prepared(federation(), tmp_path)
-    assert isinstance(session.engine, LocalEngine)
-    site, run = session.engine.site, session.engine.site.spec.fingerprint
+    site = site_of(session)
+    run = site.spec.fingerprint
     weights = session.server.weights_for(session.server.clients[1])
     stolen = read_by_a_server_that_plays_all_others(site, weights, run)
     plain = prepared(federation("unmasked"), tmp_path / "plain")
-    assert isinstance(plain.engine, LocalEngine)
     request = Request("text-1", "fit", 1, 0, None, Payload({"weights": weights, TOTAL: 240}))
-    own = SummedReply.received(plain.engine.site.handle(request), site.spec.secure.numbers)
+    own = SummedReply.received(site_of(plain).handle(request), site.spec.secure.numbers)
     assert (stolen == own.words).all(), "this is what signatures are for"
     vars(site).pop("_masks")
     site.terms = SiteTerms(identity=IDENTITY)
@@ -182,8 +179,7 @@ def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(t
 def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
     """What ``text-1`` refuses when it gets keys and signature of ``text-2`` as they were in the first round."""
     session = prepared(federation(), folder)
-    assert isinstance(session.engine, LocalEngine)
-    session.engine.site.terms = SiteTerms(identity=IDENTITY)
+    site_of(session).terms = SiteTerms(identity=IDENTITY)
     recorded: dict[str, dict[str, bytes]] = {}
 
     def changed(request: Request) -> Request:
@@ -195,10 +191,9 @@ def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
             return request
         old = {field: both[field] | {"text-2": recorded[field]["text-2"]} for field in both}
         payload = Payload({field: bytes_bundle(value) for field, value in old.items()})
-        return Request(request.client, request.step, request.round, request.phase, request.after, payload)
+        return replace(request, payload=payload)
 
-    engine = Faulty(session.engine, changes=changed)
-    session.engine = session.cohorts.engine = engine
+    engine = between(session, changes=changed)
     start = copy.deepcopy(session.server.weights)
     for place, number in enumerate(rounds):
         session.server.begin(number)
