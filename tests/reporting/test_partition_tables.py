@@ -10,10 +10,10 @@ from polyfed.reporting.page import html_report
 from polyfed.reporting.partition_charts import partition_sheet
 from polyfed.reporting.partition_tables import classes_of, column_counts, partition_tables, short_names, sources_of
 from polyfed.reporting.plots import draw_all
-from polyfed.runs.records import Holding, RunRecords
+from polyfed.runs.records import PartitionEntry, RunRecords
 
 
-def ill(edema: int, effusion: int, both: int, none: int, **more: object) -> Holding:
+def ill(edema: int, effusion: int, both: int, none: int, **more: object) -> PartitionEntry:
     """A client with so many items of each combination of two diseases."""
     labels = {
         "none": none,
@@ -27,11 +27,11 @@ def ill(edema: int, effusion: int, both: int, none: int, **more: object) -> Hold
         "mention_effusion": {"0": none + edema, "1": effusion + both},
     }
     found = {name: count for name, count in labels.items() if count}
-    return Holding("reports", "notes", "train", items, items, found, columns=columns, **more)
+    return PartitionEntry("reports", "notes", "train", items, items, found, columns=columns, **more)
 
 
 @pytest.fixture
-def held() -> dict[str, Holding]:
+def held() -> dict[str, PartitionEntry]:
     test = {"split": "test", "items": 7, "labels": {"none": 7}, "index": []}
     return {"r-0": ill(3, 1, 2, 10, test=test, left_out={"text": 85}), "r-1": ill(0, 40, 0, 5, test=test)}
 
@@ -61,16 +61,16 @@ def test_many_clients_stand_one_below_the_other(held):
 def test_values_of_other_columns_are_counted_by_name():
     labels = {"Italy / stage 1": 2, "Spain / stage 2": 1}
     columns = {"country": {"Italy": 2, "Spain": 1}, "stage": {"1": 2, "2": 1}}
-    held = {"a": Holding("g", "s", "train", 3, 3, labels, columns=columns)}
+    held = {"a": PartitionEntry("g", "s", "train", 3, 3, labels, columns=columns)}
     assert column_counts(held) == {"a": {"country Italy": 2, "country Spain": 1, "stage 1": 2, "stage 2": 1}}
     assert classes_of(held) == ["Italy / stage 1", "Spain / stage 2"]
     assert short_names(["country Italy"], held) == ["country Italy"]
 
 
 def test_one_column_and_no_columns_have_no_table_by_column():
-    one = {"a": Holding("g", "s", "train", 3, 3, {"Italy": 3}, columns={"country": {"Italy": 3}})}
-    none = {"a": Holding("g", "s", "train", 3, 3, {"class 10": 1, "class 9": 2})}
-    unlabelled = {"a": Holding("g", "s", "train", 3, 3)}
+    one = {"a": PartitionEntry("g", "s", "train", 3, 3, {"Italy": 3}, columns={"country": {"Italy": 3}})}
+    none = {"a": PartitionEntry("g", "s", "train", 3, 3, {"class 10": 1, "class 9": 2})}
+    unlabelled = {"a": PartitionEntry("g", "s", "train", 3, 3)}
     assert [table.title for table in partition_tables(one)] == ["g: sizes", "g: items by class"]
     assert [row[0] for row in partition_tables(none)[1].rows] == ["class 9", "class 10"]
     assert [table.title for table in partition_tables(unlabelled)] == ["g: sizes"]
@@ -102,13 +102,13 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
     assert "mention_edema+mention_effusion" in page
 
 
-def vars_of(holding: Holding) -> dict[str, object]:
-    return {name: getattr(holding, name) for name in Holding.__dataclass_fields__}
+def vars_of(holding: PartitionEntry) -> dict[str, object]:
+    return {name: getattr(holding, name) for name in PartitionEntry.__dataclass_fields__}
 
 
 def test_what_is_held_in_addition_is_said():
     also = {"public": True, "source": "coco", "split": "train", "items": 2, "samples": 4, "labels": None, "index": []}
-    held = {name: Holding("pairs", "flickr", "train", 5, 19, also=also) for name in ("a", "b")}
+    held = {name: PartitionEntry("pairs", "flickr", "train", 5, 19, also=also) for name in ("a", "b")}
     (sizes,) = partition_tables(held)
     assert sizes.notes == ("Counted above, but held in addition: 4 items, 8 samples of the public set, 'coco' train.",)
     assert sources_of(held) == ["flickr train", "+ coco train, public"]

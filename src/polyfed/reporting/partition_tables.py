@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from polyfed.reporting.tables import TextTable
-from polyfed.runs.records import Holding
+from polyfed.runs.records import PartitionEntry
 
-Held: TypeAlias = Mapping[str, Holding]
+Held: TypeAlias = Mapping[str, PartitionEntry]
 
 _WIDEST = 12  # columns; more clients than this stand one below the other
 _BITS = {"0", "1"}
 
 
-def groups_of(holdings: Held) -> dict[str, dict[str, Holding]]:
+def groups_of(holdings: Held) -> dict[str, dict[str, PartitionEntry]]:
     """Group -> its clients -> what they hold."""
-    groups: dict[str, dict[str, Holding]] = {}
+    groups: dict[str, dict[str, PartitionEntry]] = {}
     for client, holding in holdings.items():
         groups.setdefault(holding.group, {})[client] = holding
     return groups

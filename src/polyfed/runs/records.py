@@ -62,7 +62,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PartitionEntry:
     """What a client holds: items and samples of a source's split, counted by class where there are labels."""
 
     group: str
@@ -97,7 +97,7 @@ class RunRecords:
     events: tuple[Incident, ...] = ()  # what befell the run, such as that it was resumed, then all else
     transfers: tuple[Transfer, ...] = ()  # the ledger
     seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
-    holdings: Mapping[str, Holding] = field(default_factory=dict)  # client id -> in the order of the partition
+    holdings: Mapping[str, PartitionEntry] = field(default_factory=dict)  # client id -> in the order of the partition
     config: Mapping[str, Any] = field(default_factory=dict)  # resolved; empty if it was not written
     warnings: tuple[str, ...] = ()  # what could not be read, or must be known of the run, one sentence each
 
@@ -251,22 +251,28 @@ class RunRecords:
 
         return pd.DataFrame(list(self._rows(table)), columns=list(_COLUMNS[table]))
 
-    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        group_of = {client: group for group, clients in self.groups.items() for client in clients}
+    def _rows(self, table: str) -> Iterable[tuple[Any, ...]]:
         if table == "metrics":
-            for record in self.measurements:
-                about = record.round, record.participant, group_of.get(record.participant, SERVER), record.kind
-                yield from ((*about, name, value) for name, value in record.metrics.items())
-        elif table == "events":
-            yield from ((event.round, event.participant, event.incident, event.reason) for event in self.events)
-        elif table == "traffic":
-            for entry in self.transfers:
-                number, client, *what, _ = astuple(entry)
-                yield number, client, group_of[client], *what, entry.full_bytes
-        else:
-            down, up = self.bytes_per_round("down"), self.bytes_per_round("up")
-            for number in range(1, self.rounds + 1):
-                yield number, self.seconds.get(number, math.nan), up.get(number, 0), down.get(number, 0)
+            return self._metric_rows()
+        if table == "events":
+            return [(event.round, event.participant, event.incident, event.reason) for event in self.events]
+        if table == "traffic":
+            return [
+                (entry.round, entry.client, self._group_of[entry.client], *astuple(entry)[2:-1], entry.full_bytes)
+                for entry in self.transfers
+            ]
+        up, down, seconds = self.bytes_per_round("up"), self.bytes_per_round("down"), self.seconds
+        return [(k, seconds.get(k, math.nan), up.get(k, 0), down.get(k, 0)) for k in range(1, self.rounds + 1)]
+
+    def _metric_rows(self) -> Iterator[tuple[Any, ...]]:
+        for record in self.measurements:
+            group = self._group_of.get(record.participant, SERVER)
+            for name, value in record.metrics.items():
+                yield record.round, record.participant, group, record.kind, name, value
+
+    @cached_property
+    def _group_of(self) -> dict[str, str]:
+        return {client: group for group, clients in self.groups.items() for client in clients}
 
     def _of(self, participant: str, kind: str) -> Sequence[Measured]:
         return self._by_participant.get((participant, kind), ())
@@ -357,7 +363,7 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     return content
 
 
-def _holdings(path: Path) -> dict[str, Holding]:
+def _holdings(path: Path) -> dict[str, PartitionEntry]:
     clients = _parsed(path, file_json)
     entries = ((f"{path.name} entry '{client}'", entry) for client, entry in clients.items())
-    return dict(zip(clients, _typed(Holding, entries, "holding"), strict=True))
+    return dict(zip(clients, _typed(PartitionEntry, entries, "holding"), strict=True))

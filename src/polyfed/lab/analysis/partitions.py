@@ -14,7 +14,7 @@ from polyfed.reporting.partition_charts import partition_sheet
 from polyfed.reporting.partition_tables import partition_tables
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.opened import Run
-from polyfed.runs.records import Holding, RunRecords
+from polyfed.runs.records import PartitionEntry, RunRecords
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,9 @@ class HeldItems(AnalysisResult):
             )
         federation = Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
         entries: dict[str, Any] = {name: federation.holding(member) for name, member in federation.members.items()}
-        return cls(RunRecords(Path(cfg.name), holdings={name: Holding(**entry) for name, entry in entries.items()}))
+        return cls(
+            RunRecords(Path(cfg.name), holdings={name: PartitionEntry(**entry) for name, entry in entries.items()})
+        )
 
     @classmethod
     def recorded(cls, run: Run) -> Self:
@@ -71,7 +73,7 @@ class HeldItems(AnalysisResult):
         return None if sheet is None else sheet.draw()
 
 
-def _without_items(holding: Holding) -> dict[str, Any]:
+def _without_items(holding: PartitionEntry) -> dict[str, Any]:
     def counts(entry: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in entry.items() if name != "index"}
 

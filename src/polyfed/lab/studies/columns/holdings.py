@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.runs.opened import Run
-from polyfed.runs.records import Holding
+from polyfed.runs.records import PartitionEntry
 
 
 class Holdings(ColumnSettings):
@@ -40,11 +40,11 @@ class Holdings(ColumnSettings):
         counts = [self._count(holding) for holding in matching]
         return float(max(counts) if self.over == "largest" else min(counts))
 
-    def _count(self, holding: Holding) -> float:
+    def _count(self, holding: PartitionEntry) -> float:
         count = float(self._items(holding))
         return 100 * count / max(1, holding.items) if self.share else count
 
-    def _items(self, holding: Holding) -> int:
+    def _items(self, holding: PartitionEntry) -> int:
         """A class or value that the client does not hold is not among its counts."""
         if self.column is not None:
             if self.column not in holding.columns:
