@@ -235,18 +235,18 @@ class Cohort:
         # all is laid out by now, so what cannot be sent stops the round before anybody is asked
         self.listener.asking(ask.step, list(ask.sent))
         answers = self.channel.exchange(list(ask.requests.values()), self.reply_policy(ask.step).deadline)
-        replies = self._answers(answers, ask)
+        asked = {client.id: client for client in ask.clients}
+        # unlike a generator, map lets go of an answer before it asks for the next
+        replies: Iterator[Received] = map(lambda answer: _received(asked[answer.client], answer), answers)
         for passing in self.filters:
             replies = passing(replies, ask)
         return replies
 
-    def _answers(self, answers: Iterator[Answer], ask: Ask) -> Iterator[Received]:
-        asked = {client.id: client for client in ask.clients}
-        for answer in answers:
-            if answer.payload is None:
-                ask.drop(asked[answer.client], answer.error or "no answer", answer.details)
-            else:
-                yield Received(asked[answer.client], answer.payload, answer.details)
+
+def _received(client: ClientInfo, answer: Answer) -> Received:
+    if answer.payload is None:
+        return Received(client, Payload({}), answer.details, answer.error or "no answer")
+    return Received(client, answer.payload, answer.details)
 
 
 def _payload_for(client: ClientInfo, fields: Mapping[str, Any]) -> Payload:

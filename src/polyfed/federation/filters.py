@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,11 +40,13 @@ class Received:
         client: who sent it.
         payload: what it says; before it is decoded, as it crossed.
         details: what else its site tells, for whoever looks for a fault.
+        error: why there is none, or None.
     """
 
     client: ClientInfo
     payload: Payload
     details: str = ""
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,19 +106,9 @@ class Filter(Protocol):
     def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]: ...
 
 
-class OneByOne(ABC):
-    """A filter that looks at one reply at a time; the sender of one that it cannot pass is out of the round."""
+class Check(Protocol):
+    """A filter that looks at one reply at a time."""
 
-    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
-        for reply in replies:
-            try:
-                payload = self.passed(reply.payload, reply.client, ask)
-            except PayloadError as error:
-                ask.drop(reply.client, str(error), reply.details)
-            else:
-                yield reply if payload is reply.payload else replace(reply, payload=payload)
-
-    @abstractmethod
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
         """What passes of a client's reply.
 
@@ -126,14 +117,34 @@ class OneByOne(ABC):
         """
 
 
-class Decoded(OneByOne):
+@dataclass(frozen=True)
+class Checks:
+    """Filters that look at one reply at a time, in one loop; whose reply does not pass is out of the round."""
+
+    checks: Sequence[Check]
+
+    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
+        for reply in replies:
+            payload = reply.payload
+            try:
+                if reply.error is not None:
+                    raise PayloadError(reply.error)
+                for check in self.checks:
+                    payload = check.passed(payload, reply.client, ask)
+            except PayloadError as error:
+                ask.drop(reply.client, str(error), reply.details)
+            else:
+                yield replace(reply, payload=payload)
+
+
+class Decoded:
     """What a reply says, as its transport encodes it."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
         return ask.channel.decoded(ask.requests[client.id], payload, ask.received(client))
 
 
-class AsDeclared(OneByOne):
+class AsDeclared:
     """Refuses what the step does not declare to return."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
@@ -141,7 +152,7 @@ class AsDeclared(OneByOne):
         return payload
 
 
-class Sound(OneByOne):
+class Sound:
     """Refuses NaN, and norms beyond the limits."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
@@ -149,7 +160,7 @@ class Sound(OneByOne):
         return payload
 
 
-class Alike(OneByOne):
+class Alike:
     """Refuses weights of other shapes or types than what they started from, and counters that fell."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
@@ -175,7 +186,7 @@ def _require_alike(new: Weights, start: Mapping[str, Tensor]) -> None:
 
 
 @dataclass(frozen=True)
-class Counted(OneByOne):
+class Counted:
     """Refuses more ``num_examples`` than a client joined with, and lets none count for more than it is to.
 
     Attributes:
@@ -194,7 +205,7 @@ class Counted(OneByOne):
         return payload if examples <= most else Payload({**payload.fields, "num_examples": most})
 
 
-class Checked(OneByOne):
+class Checked:
     """Refuses what the method refuses."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
@@ -202,7 +213,7 @@ class Checked(OneByOne):
         return payload
 
 
-class Accepted(OneByOne):
+class Accepted:
     """Takes what is left: nothing that follows refuses a reply."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
@@ -210,16 +221,16 @@ class Accepted(OneByOne):
         return payload
 
 
-def checks(counted: Mapping[str, int]) -> tuple[Filter, ...]:
+def checks(counted: Mapping[str, int]) -> Checks:
     """What every reply passes, in that order: the method's check may compute with tensors that are sound.
 
     Args:
         counted: client -> samples that it counts for, where these are fewer than it has.
     """
-    return Decoded(), AsDeclared(), Sound(), Counted(counted), Checked(), Alike(), Accepted()
+    return Checks((Decoded(), AsDeclared(), Sound(), Counted(counted), Checked(), Alike(), Accepted()))
 
 
-CHECKS = checks({})
+CHECKS: tuple[Filter, ...] = (checks({}),)
 
 
 # ---- norm clipping

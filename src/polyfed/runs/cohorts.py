@@ -122,7 +122,7 @@ class Cohorts:
     def _filters(self) -> tuple[Filter, ...]:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
         return (
-            *checks(self.server.counted),
+            checks(self.server.counted),
             *(() if clip is None else (NormClip(clip, self.medians),)),
             *(() if rule is None else (RobustReplies(rule),)),
         )
