@@ -374,3 +374,11 @@ def test_kinds_of_clients_come_from_the_configuration(tmp_path):
         "odd": {"task": "retrieval"},
         "b-0": {"task": "classification"},
     }
+
+
+def test_without_figures_the_tables_stay_and_the_page_says_so(records, page):
+    plain = Page(html_report(records, figures=False))
+    assert plain.of("svg") == []
+    assert "since run.plots is false" in plain.text
+    assert "since run.plots is false" not in page.text
+    assert {"server", "partition", "clients"} <= set(plain.parts)

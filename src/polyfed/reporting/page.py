@@ -58,12 +58,13 @@ class PageSection:
         return bool(self.figures or self.tables or any(self.folded.values()) or self.text)
 
 
-def write_html_report(records: RunRecords, out: Path | None = None) -> Path:
+def write_html_report(records: RunRecords, out: Path | None = None, *, figures: bool = True) -> Path:
     """Write the report as one HTML file; equal records give equal bytes.
 
     Args:
         records: of a run, finished or not.
         out: the file, by default ``report.html`` in the run folder.
+        figures: whether to draw them, which takes a second.
 
     Returns:
         The file.
@@ -73,18 +74,18 @@ def write_html_report(records: RunRecords, out: Path | None = None) -> Path:
         OSError: the file cannot be written; nothing of it is left then.
     """
     path = records.folder / "report.html" if out is None else out
-    write_atomically(path, html_report(records).encode())
+    write_atomically(path, html_report(records, figures=figures).encode())
     return path
 
 
-def html_report(records: RunRecords) -> str:
+def html_report(records: RunRecords, *, figures: bool = True) -> str:
     """The whole page as text.
 
     Raises:
         RunError: environment or arrays of the run are damaged.
     """
-    head = page_head(records)
-    return rendered_page("page.html.j2", title=head["title"], head=head, sections=_sections(records))
+    head, sections = page_head(records), _sections(records, run_figures(records) if figures else {})
+    return rendered_page("page.html.j2", title=head["title"], head=head, sections=sections, figures=figures)
 
 
 @functools.cache
@@ -107,8 +108,8 @@ def rendered_page(template: str, *, form_action: str = "'none'", **content: Any)
     return page_templates().get_template(template).render(content)
 
 
-def _sections(records: RunRecords) -> list[PageSection]:
-    figures, events = run_figures(records), happenings(records)
+def _sections(records: RunRecords, figures: Mapping[str, FigureSheet]) -> list[PageSection]:
+    events = happenings(records)
     # reports are passed on, and where data lie on this machine is nobody's business
     shown = with_paths(records.config, lambda path: Path("...", path.name))
     config = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100) if records.config else ""

@@ -74,13 +74,14 @@ def _followed(callbacks: Iterable[Callback], quiet: bool) -> Iterator[list[Callb
 
 
 class Reports(Callback):
-    """Writes both reports when a run is complete, and its plots unless ``run.plots`` is false."""
+    """Writes both reports when a run is complete, and its figures unless ``run.plots`` is false."""
 
     def handle(self, event: Event) -> None:
         """Write them."""
         if isinstance(event, RunComplete):
             records = open_run(event.folder).records
-            if records.section("run").get("plots", True):
+            figures = bool(records.section("run").get("plots", True))
+            if figures:
                 draw_all(records)
             write_report(records)
-            write_html_report(records)
+            write_html_report(records, figures=figures)

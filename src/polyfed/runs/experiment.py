@@ -95,7 +95,7 @@ class RunSettings(Settings):
     threads: int = Field(default=2, ge=1, description="CPU threads; part of the configuration since sums depend on it")
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     transport: Transport = Field(default_factory=Transport)
-    plots: bool = Field(default=True, description="draw plots at the end")
+    plots: bool = Field(default=True, description="draw figures at the end: PNG files, and in the report")
     sinks: list[SerializeAsAny[Sink]] = Field(
         default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
     )
