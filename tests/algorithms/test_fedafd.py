@@ -20,7 +20,7 @@ from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.models.fused import Guidance
+from polyfed.models.fused import FusionGuidance
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
@@ -42,7 +42,7 @@ def parts(client: Client) -> dict[str, float]:
     return dict(squares)
 
 
-def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, Batch, Guidance]:
+def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, Batch, FusionGuidance]:
     algorithm, client, known = session.experiment.algorithm, woken(session, name), known_of(session)
     assert isinstance(algorithm, FedAFD)
     assert algorithm.fusion is not None

@@ -47,7 +47,9 @@ def test_costs_are_the_papers(
     config["run"]["transport"] = {"weights": dtype}
     session = prepared(config, tmp_path)
     server, ledger = session.server, Ledger()
-    server._model = model = large()
+    model = large()
+    server.load_model = lambda weights: model
+    server.load_weights({})
     known = Representations({name: torch.zeros(10_000, 256) for name in ("image", "text")}, order="whole")
     modalities = {info.id: info.modalities for info in server.clients}
 

@@ -14,7 +14,7 @@ from by_hand import as_left, outcome, play
 from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
-from polyfed.models.fused import Guidance, SampleFeatures
+from polyfed.models.fused import FusionGuidance, SampleFeatures
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -142,13 +142,13 @@ def test_private_data_are_encoded_once_a_broadcast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, times: int
 ) -> None:
     encoded: list[int] = []
-    encode = Guidance._encode
+    encode = FusionGuidance.encoded
 
-    def counted(guidance: Guidance, name: str, rows: Tensor) -> SampleFeatures:
+    def counted(guidance: FusionGuidance, name: str, rows: Tensor) -> SampleFeatures:
         encoded.append(len(rows))
         return encode(guidance, name, rows)
 
-    monkeypatch.setattr(Guidance, "_encode", counted)
+    monkeypatch.setattr(FusionGuidance, "encoded", counted)
     session = play(session_of(tmp_path, fusion={"broadcast_every": every}, local_epochs=2), 1, 2)
     distinct = 0
     for name in session.cohorts.accepted:

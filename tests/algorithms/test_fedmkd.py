@@ -95,7 +95,7 @@ def test_a_client_trains_on_its_own_task_alone(tiny: Config, tmp_path: Path) -> 
 def contrast_by_hand(
     student: Student, name: str, own: Tensor, teachers: Tensor, items: list[int], tau: float
 ) -> Tensor:
-    adapter = copy.deepcopy(student.attention.adapters[student.attention._place[name]]).double()
+    adapter = copy.deepcopy(student.attention.adapters[student.attention.places[name]]).double()
     own, teachers = F.normalize(own.double(), dim=1), teachers.double()
     targets = []
     for k in range(len(own)):
@@ -103,7 +103,7 @@ def contrast_by_hand(
         logits = torch.stack([query @ adapter(teacher[k]) for teacher in teachers]) / math.sqrt(10)
         target = sum(share * teacher[k] for share, teacher in zip(logits.softmax(0), teachers, strict=True))
         targets.append(target / target.norm())
-    queue, owners = student._queue[f"values.{name}"].double(), student._queue[f"items.{name}"].tolist()
+    queue, owners = student.queue[f"values.{name}"].double(), student.queue[f"items.{name}"].tolist()
     losses = []
     for k in range(len(own)):
         rest = [target for j, target in enumerate(targets) if items[j] != items[k]]
@@ -130,8 +130,8 @@ def test_the_contrast_and_its_queue(tiny: Config, tmp_path: Path, form: str) -> 
                 float(expected.detach()), rel=1e-5
             )
             seen[name] = (items + seen[name])[:6]
-            assert student._queue[f"items.{name}"].tolist() == seen[name]
-            rows = student._queue[f"values.{name}"]
+            assert student.queue[f"items.{name}"].tolist() == seen[name]
+            rows = student.queue[f"values.{name}"]
             assert torch.allclose(rows.norm(dim=1), torch.ones(len(seen[name])), atol=1e-5)
             assert not rows.requires_grad
 
@@ -225,10 +225,10 @@ def test_everything_that_learns_is_kept(tiny: Config, tmp_path: Path) -> None:
     kept = copy.deepcopy(server.state)
     server.begin(2)
     student, _ = student_of(method, server)
-    for name, module in student._modules().items():
+    for name, module in student.learnt_modules().items():
         assert all(torch.equal(value, kept[name][key]) for key, value in module.state_dict().items())
     assert any(":attention." in name for name in student.trainer.state())
-    assert torch.equal(student._queue["values.text"], kept["queue"]["values.text"])
+    assert torch.equal(student.queue["values.text"], kept["queue"]["values.text"])
 
 
 def test_a_channel_comes_later_than_the_first_round(tiny: Config, tmp_path: Path) -> None:

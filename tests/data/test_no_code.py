@@ -13,7 +13,7 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import NO_CODE, frozen_backbone, outline
-from polyfed.data.tokenizers import Pretrained
+from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext
 
 SOURCES = Path(polyfed.__file__).parent
@@ -41,7 +41,7 @@ def test_code_in_a_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         TextPreparation.of(folder, 8, pad_to_length=False)
     with pytest.raises(ConfigError):
-        Pretrained(path="evil").load("text", context)
+        PretrainedTokenizer(path="evil").load("text", context)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "asked").exists()
 

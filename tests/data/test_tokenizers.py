@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.tokenization import Tokenizer, words_of
-from polyfed.data.tokenizers import Glove, Hashing, Pretrained, Wordpiece, Words
+from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Wordpiece, Words
 from polyfed.data.view import DataContext
 
 CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]
@@ -146,7 +146,7 @@ def vocabulary(path: Path, *tokens: str) -> None:
 def test_pretrained_vocabulary(tmp_path: Path, path: str) -> None:
     tokens = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "dog", "##s", "run"]
     vocabulary(tmp_path / "bert" / "vocab.txt", *tokens)
-    found = Pretrained(path=path).ready("anything", context(tmp_path))
+    found = PretrainedTokenizer(path=path).ready("anything", context(tmp_path))
     assert found.tokens == tuple(tokens)
     assert (found.pad, found.unknown, found.fixed) == (3, 0, (1, 2, 3, 4))
     assert found.encode(["Dogs run", "", "cat"], 9) == [[1, 5, 6, 7, 2], [1, 2], [1, 0, 2]]
@@ -162,7 +162,7 @@ def test_pretrained_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
     message = r"tokenizer 'no/such' can be loaded neither from '.*no/such' nor the hub"
     with pytest.raises(ConfigError, match=message):
-        Pretrained(path="no/such").ready("anything", context(tmp_path))
+        PretrainedTokenizer(path="no/such").ready("anything", context(tmp_path))
 
 
 def test_pretrained_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_pretrained_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         "from_pretrained",
         lambda name, **_: transformers.BertTokenizer(vocab=ids) if name == "me/bert" else None,
     )
-    found = Pretrained(path="me/bert").ready("anything", context(tmp_path))
+    found = PretrainedTokenizer(path="me/bert").ready("anything", context(tmp_path))
     assert found.tokens == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "", "", "dog"), "gaps keep their ids"
 
 
@@ -183,16 +183,16 @@ def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pad_token_id = None
         unk_token_id = 0
 
-    monkeypatch.setattr(Pretrained, "opened", lambda *_: NoPadding())
+    monkeypatch.setattr(PretrainedTokenizer, "opened", lambda *_: NoPadding())
     with pytest.raises(ConfigError, match="tokenizer 'gpt' has no pad token"):
-        Pretrained(path="gpt").ready("anything", context(tmp_path))
+        PretrainedTokenizer(path="gpt").ready("anything", context(tmp_path))
 
 
 def test_real_vocabularies() -> None:
     if "POLYFED_WEIGHTS" not in os.environ:
         pytest.skip("POLYFED_WEIGHTS is not set: no real vocabularies")
     here = DataContext(cache=Path(), weights=Path(os.environ["POLYFED_WEIGHTS"]))
-    bert = Pretrained(path="bert-base-uncased-vocab").ready("text", here)
+    bert = PretrainedTokenizer(path="bert-base-uncased-vocab").ready("text", here)
     assert bert.encode(["hello world"], 8) == [[101, 7592, 2088, 102]]
     assert len(bert.tokens) == 30522
     glove = Glove(folders=("glove-6b-50d-10k", "glove-42b-300d-flickr8k")).ready("text", here)

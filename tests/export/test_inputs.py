@@ -15,7 +15,7 @@ from polyfed.data.cache import decode
 from polyfed.data.images import normalised
 from polyfed.data.source import Column
 from polyfed.data.tokenization import Tokenizer
-from polyfed.data.tokenizers import Glove, Hashing, Pretrained, Wordpiece, Words
+from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Wordpiece, Words
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
@@ -57,7 +57,7 @@ def context(tmp_path: Path) -> DataContext:
         Glove(folders=("vectors",)),
         Hashing(size=50),
         Wordpiece(size=100),
-        Pretrained(path="vocab.txt"),
+        PretrainedTokenizer(path="vocab.txt"),
     ],
     ids=lambda value: value.component_name(),
 )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.models.fused import Fused, Guidance, RowNumbers, SampleFeatures, features_of, of_batch, of_rows
+from polyfed.models.fused import Fused, FusionGuidance, RowNumbers, SampleFeatures, features_of, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion, match_positions
 from polyfed.models.model import Model
 from polyfed.tasks import evaluating
@@ -80,9 +80,9 @@ def parts() -> Parts:
     return own, others, mine, theirs
 
 
-def fused_of(parts: Parts, *, known: bool = True, **options: bool) -> tuple[Fused, Guidance]:
+def fused_of(parts: Parts, *, known: bool = True, **options: bool) -> tuple[Fused, FusionGuidance]:
     own, others, _, theirs = parts
-    guidance = Guidance(others, theirs, options.get("maps", False), 2, {})
+    guidance = FusionGuidance(others, theirs, options.get("maps", False), 2, {})
     if known:
         guidance.compute()
     partner = of_batch(guidance, torch.tensor([0, 3, 4]))
@@ -149,7 +149,7 @@ def test_modalities_that_the_others_lack_go_unfused(parts: Parts) -> None:
 def test_every_distinct_row_is_encoded_once_and_found_again(parts: Parts, maps: bool) -> None:
     _, others, _, theirs = parts
     names = ["b"] if maps else ["a", "b"]
-    guidance, fresh = (Guidance(others, theirs.only(names), maps, 2, {}) for _ in range(2))
+    guidance, fresh = (FusionGuidance(others, theirs.only(names), maps, 2, {}) for _ in range(2))
     others.encoders["a"].calls = 0
     guidance.compute()
     assert others.encoders["a"].calls == (0 if maps else 3)

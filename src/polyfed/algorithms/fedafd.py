@@ -40,7 +40,7 @@ from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.data.samples import Batch
 from polyfed.federation.public_outputs import Pair, PublicOutputs, of_part
 from polyfed.federation.trainer import step_together
-from polyfed.models.fused import Guidance
+from polyfed.models.fused import FusionGuidance
 from polyfed.models.model import Model
 
 
@@ -179,7 +179,7 @@ class FedAFD(Algorithm):
         private: Batch | None,
         public: Batch | None,
         server_outputs: Mapping[str, Tensor],
-        guidance: Guidance | None,
+        guidance: FusionGuidance | None,
     ) -> None:
         """One step of the discriminators, and one of encoders, classifier and fusion on the sum of all losses."""
         # one optimiser each for encoders with classifier, for the fusion and for the discriminators

@@ -208,13 +208,13 @@ class Student:
             self.predictors = nn.ModuleDict({name: Predictor(model.dim, byol.predictor_width) for name in names})
             self.predictors.to(device)
         self.views = SecondViews(samples, names, model, byol.momentum, server.generator("second-views"))
-        for name in self._modules().keys() & server.state.keys():
-            self._modules()[name].load_state_dict(server.state[name])
+        for name in self.learnt_modules().keys() & server.state.keys():
+            self.learnt_modules()[name].load_state_dict(server.state[name])
         trained = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
         self.trainer = server.trainer(_OPTIMIZER, passes.training, module=trained)
         empty = {f"values.{name}": torch.zeros(0, width) for name, width in widths.items()}
         empty |= {f"items.{name}": torch.zeros(0, dtype=torch.int64) for name in widths}
-        self._queue = {name: value.to(device) for name, value in (server.state.get(_QUEUE) or empty).items()}
+        self.queue = {name: value.to(device) for name, value in (server.state.get(_QUEUE) or empty).items()}
         self._losses: dict[str, list[Tensor]] = {"byol": [], "contrast": []}
 
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
@@ -244,23 +244,23 @@ class Student:
         own = F.normalize(own.float(), dim=1)
         # gradient reaches the attention through the target, not through the queue
         targets = F.normalize(self.attention(output, own, teachers)[0], dim=1)
-        values, items = self._queue[f"values.{output}"], self._queue[f"items.{output}"]
+        values, items = self.queue[f"values.{output}"], self.queue[f"items.{output}"]
         tau = self._method.public.tau(settings.temperature)
         loss = queue_contrast(own, targets, values, batch.items, items, tau)
         kept = slice(settings.queue)  # newest first, so that the oldest fall out
-        self._queue[f"values.{output}"] = torch.cat([targets.detach(), values])[kept]
-        self._queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
+        self.queue[f"values.{output}"] = torch.cat([targets.detach(), values])[kept]
+        self.queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
         return loss
 
     def keep(self) -> None:
         server = self._server
-        server.state |= {name: dict(module.state_dict()) for name, module in self._modules().items()}
-        server.state[_QUEUE] = self._queue
+        server.state |= {name: dict(module.state_dict()) for name, module in self.learnt_modules().items()}
+        server.state[_QUEUE] = self.queue
 
     def means(self) -> dict[str, float]:
         return {name: float(torch.stack(values).mean()) for name, values in self._losses.items() if values}
 
-    def _modules(self) -> dict[str, nn.Module]:
+    def learnt_modules(self) -> dict[str, nn.Module]:
         modules = {"attention": self.attention, "predictors": self.predictors, "target": self.views.target}
         return {name: module for name, module in modules.items() if module.state_dict()}
 
@@ -275,7 +275,7 @@ class TeacherAttention(nn.Module):
 
     def __init__(self, widths: Mapping[str, int], outputs: int = 10) -> None:
         super().__init__()
-        self._place = {output: place for place, output in enumerate(widths)}
+        self.places = {output: place for place, output in enumerate(widths)}
         self._scale = 1 / math.sqrt(outputs)
         self.adapters = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)) for width in widths.values()
@@ -288,6 +288,6 @@ class TeacherAttention(nn.Module):
 
         The student's rows are constants: it is not to learn to choose easy teachers.
         """
-        adapter = self.adapters[self._place[output]]
+        adapter = self.adapters[self.places[output]]
         weights = (self._scale * (adapter(student.detach()) * adapter(teachers)).sum(-1)).softmax(0)
         return torch.einsum("tb,tbw->bw", weights, teachers), weights

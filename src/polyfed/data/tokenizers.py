@@ -152,7 +152,7 @@ class Glove(Tokenizer):
         return vocabulary_of_words(tuple(dict.fromkeys((PAD, UNKNOWN, *filter(None, words)))))
 
 
-class Pretrained(Tokenizer):
+class PretrainedTokenizer(Tokenizer):
     """A Hugging Face tokenizer, from a local folder, a WordPiece ``vocab.txt``, or the hub.
 
     Its own marks of begin and end ([CLS], [SEP]) are put around each text and count towards the length.

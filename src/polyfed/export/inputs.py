@@ -10,7 +10,7 @@ from typing import Any
 
 from polyfed.data.images import MEAN_STD
 from polyfed.data.tokenization import Vocabulary
-from polyfed.data.tokenizers import Hashing, Pretrained
+from polyfed.data.tokenizers import Hashing, PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
@@ -126,7 +126,7 @@ def _of_tokens(
         setup = _BUCKET.format(buckets=view.tokenizer.size - 2)
         row = rf'[bucket(word) for word in re.findall(r"[^\W_]+", text.lower())[:{view.length}]]'
         imports = ("import hashlib", "import re")
-    elif isinstance(view.tokenizer, Pretrained):
+    elif isinstance(view.tokenizer, PretrainedTokenizer):
         path = f"tokenizer{suffix}"
         view.tokenizer.opened(context).save_pretrained(folder / path)
         setup = f'    tokenizer = AutoTokenizer.from_pretrained("{path}", trust_remote_code=False)\n'

@@ -51,7 +51,7 @@ def features_of(model: Model, modality: str, x: Tensor, *, maps: bool) -> Sample
 
 
 @dataclass
-class Guidance:
+class FusionGuidance:
     """Features of a client's samples by the server's frozen encoders, in the evaluation view, row by row of a modality.
 
     Attributes:
@@ -73,7 +73,7 @@ class Guidance:
     @torch.no_grad()
     def compute(self) -> None:
         for modality in self.samples.modalities:
-            parts = [self._encode(modality, rows) for rows in torch.split(self._distinct(modality), self.batch)]
+            parts = [self.encoded(modality, rows) for rows in torch.split(self._distinct(modality), self.batch)]
             masks = [part.mask for part in parts if part.mask is not None]
             values = torch.cat([part.values for part in parts])
             self.tables[modality] = SampleFeatures(values, torch.cat(masks) if masks else None)
@@ -82,7 +82,7 @@ class Guidance:
         """Features of the samples at ``index``; encoded now if they are not known."""
         table = self.tables.get(modality)
         if table is None:
-            return self._encode(modality, self.samples.rows[modality][index.cpu()])
+            return self.encoded(modality, self.samples.rows[modality][index.cpu()])
         if modality not in self._places:  # where the table is, so that a step need not wait for a GPU
             place = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
             self._places[modality] = place.to(table.values.device)
@@ -91,12 +91,12 @@ class Guidance:
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
         table = self.tables.get(modality)
         if table is None:
-            return self._encode(modality, rows)
+            return self.encoded(modality, rows)
         place = torch.searchsorted(self._distinct(modality), rows.cpu())
         return table.at(place.to(table.values.device))
 
     @torch.no_grad()
-    def _encode(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
+    def encoded(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
         # without a generator: the evaluation view
         x = self.samples.load(modality, rows).to(self.model.device, non_blocking=True)
         return features_of(self.model, modality, x, maps=self.maps)
@@ -163,7 +163,7 @@ class Fused(nn.Module):
         return F.normalize(embedding, dim=-1) if self._renormalise else embedding
 
 
-def of_batch(guidance: Guidance, index: Int64[Tensor, " b"]) -> Partner:
+def of_batch(guidance: FusionGuidance, index: Int64[Tensor, " b"]) -> Partner:
     """The partner of a batch of training samples, which are handed over themselves."""
 
     def partner(modality: str, x: Tensor) -> tuple[Tensor, SampleFeatures | None]:
@@ -186,7 +186,7 @@ class RowNumbers:
         return rows
 
 
-def of_rows(guidance: Guidance, samples: Samples) -> tuple[Partner, Samples]:
+def of_rows(guidance: FusionGuidance, samples: Samples) -> tuple[Partner, Samples]:
     """Samples that hand over row numbers, and the partner that turns these into the model's own inputs."""
     inputs, device = samples.inputs, guidance.model.device
     numbered: Mapping[str, RowNumbers] = {name: RowNumbers(len(values)) for name, values in inputs.items()}

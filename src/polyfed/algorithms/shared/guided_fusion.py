@@ -16,7 +16,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Guide
 from polyfed.federation.settings import TrainingSettings, require_no_batch_size
 from polyfed.federation.trainer import Trainer
-from polyfed.models.fused import Fused, Guidance, Partner, SampleFeatures, of_batch, of_rows
+from polyfed.models.fused import Fused, FusionGuidance, Partner, SampleFeatures, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
@@ -111,7 +111,7 @@ class GuidedFusion(Settings):
         with client.autocast():
             return client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)
 
-    def task_loss(self, client: Client, batch: Batch, guidance: Guidance | None) -> Tensor:
+    def task_loss(self, client: Client, batch: Batch, guidance: FusionGuidance | None) -> Tensor:
         """The task's loss of a batch, fused where there is guidance."""
         if guidance is None:
             return client.task_loss(batch)
@@ -130,7 +130,7 @@ class GuidedFusion(Settings):
         settings = self.training_several if len(client.model.modalities) > 1 else self.training
         return client.trainer(FUSION, settings, lambda name: name.startswith(f"extras.{FUSION}"))
 
-    def receive(self, client: Client, encoders: Weights, version: int) -> Guidance | None:
+    def receive(self, client: Client, encoders: Weights, version: int) -> FusionGuidance | None:
         """Keep the encoders that came; returns what the current ones make of the private data.
 
         Raises:
@@ -155,14 +155,14 @@ class GuidedFusion(Settings):
             raise RunError("this client was not told the architecture of the server's encoders, which it is to receive")
         return client.guide
 
-    def _guidance(self, client: Client, samples: Samples, kept: Mapping[str, Tensor]) -> Guidance:
+    def _guidance(self, client: Client, samples: Samples, kept: Mapping[str, Tensor]) -> FusionGuidance:
         model = self._guide(client).model({name: value for name, value in kept.items() if name != VERSION})
         own = samples.only(
             [name for name in samples.modalities if any(key.startswith(f"encoders.{name}.") for key in kept)]
         )
-        return Guidance(model, own, self.level == "maps", client.evaluation_batch, {})
+        return FusionGuidance(model, own, self.level == "maps", client.evaluation_batch, {})
 
-    def _remember(self, client: Client, guidance: Guidance, version: int) -> None:
+    def _remember(self, client: Client, guidance: FusionGuidance, version: int) -> None:
         """Encode private data once a broadcast; between broadcasts the features are kept."""
         kept = client.state.get("features", {})
         if kept and int(kept[VERSION]) == version:

@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.drawing import heat_map
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.retraining import SHOWN_FIGURES, gallery_notes, heat_maps
-from polyfed.lab.analysis.simulated import Figures, Simulated, mean_of
+from polyfed.lab.analysis.simulated import Figures, Simulated, mean_figure
 from polyfed.reporting.figures import styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER
@@ -42,7 +42,11 @@ class Judged:
 
     def summary(self, figure: str) -> dict[str, float]:
         values = self.values(figure)
-        return {"average": mean_of(self.figures, figure), "worst": min(values), "disparity": max(values) - min(values)}
+        return {
+            "average": mean_figure(self.figures, figure),
+            "worst": min(values),
+            "disparity": max(values) - min(values),
+        }
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class Across(AnalysisResult):
         for line, table in zip(grid, self.groups, strict=True):
             names = table.names[:SHOWN_FIGURES]
             for axes, name in zip(line, names, strict=False):
-                values = [[*model.values(name), mean_of(model.figures, name)] for model in table.models]
+                values = [[*model.values(name), mean_figure(model.figures, name)] for model in table.models]
                 heat_map(axes, values, [model.name for model in table.models], [*table.clients, "average"], digits=1)
                 axes.set_title(name)
             for axes in line[len(names) :]:  # a task with a single figure

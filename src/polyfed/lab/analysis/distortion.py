@@ -26,7 +26,7 @@ from polyfed.lab.analysis.retraining import (
     gallery_notes,
     heat_maps,
 )
-from polyfed.lab.analysis.simulated import Figures, Simulated, mean_of
+from polyfed.lab.analysis.simulated import Figures, Simulated, mean_figure
 from polyfed.reporting.figures import styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER
@@ -78,7 +78,7 @@ class Distortion(AnalysisResult):
             return {
                 _SIMILARITY: {client: at[_SIMILARITY] for client, at in figures.items()},
                 "figures": {client: {name: at[name] for name in self.names} for client, at in figures.items()},
-                "mean": {name: mean_of(figures, name) for name in self.names},
+                "mean": {name: mean_figure(figures, name) for name in self.names},
             }
 
         first = self.rows[0]

@@ -22,7 +22,7 @@ from polyfed.lab.analysis.encoders import drawn
 from polyfed.lab.analysis.projections import project, require_method
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.separation import Separation
-from polyfed.models.fused import Guidance, of_rows
+from polyfed.models.fused import FusionGuidance, of_rows
 from polyfed.reporting.figures import COLOURS, empty_figure, legend_below, styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.opened import Run
@@ -238,7 +238,7 @@ def _tables(run: Run, fusion: GuidedFusion, member: Member, most: int | None) ->
     return {kind: Tabled(by_modality) for kind, by_modality in tables.items()}, numbered
 
 
-def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
+def _judged(member: Member, test: Samples, guidance: FusionGuidance) -> Sequence[str]:
     """Modalities by which the client classifies, all of which the server must encode."""
     task = member.settings.task
     assert isinstance(task, Classification)
@@ -252,7 +252,9 @@ def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
     return names
 
 
-def _guidance(run: Run, fusion: GuidedFusion, member: Member, kept: Mapping[str, Mapping[str, Tensor]]) -> Guidance:
+def _guidance(
+    run: Run, fusion: GuidedFusion, member: Member, kept: Mapping[str, Mapping[str, Tensor]]
+) -> FusionGuidance:
     """The encoders that the client received last, and its test samples in their views."""
     weights = kept.get("encoders", {})
     assert run.experiment.server is not None
@@ -265,7 +267,7 @@ def _guidance(run: Run, fusion: GuidedFusion, member: Member, kept: Mapping[str,
     assert test is not None
     sent = [name for name in test.modalities if any(key.startswith(f"encoders.{name}.") for key in weights)]
     batch = run.experiment.run.evaluation_batch
-    return Guidance(model.to(run.place), test.only(sent), fusion.level == "maps", batch, {})
+    return FusionGuidance(model.to(run.place), test.only(sent), fusion.level == "maps", batch, {})
 
 
 def _draw_classes(axes: Axes, features: ComparedFeatures, points: Float[Tensor, "m 2"]) -> None:

@@ -19,7 +19,7 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.lab.analysis.depth import chosen_tensors
 from polyfed.lab.analysis.drawing import DIVERGING, heat_map
 from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.lab.analysis.simulated import Figures, Simulated, TrainedModel, mean_of, only
+from polyfed.lab.analysis.simulated import Figures, Simulated, TrainedModel, mean_figure, only
 from polyfed.optim.settings import Schedule
 from polyfed.reporting.figures import empty_figure, styled
 from polyfed.reporting.tables import TextTable, count, figure
@@ -117,7 +117,7 @@ class Retraining(AnalysisResult):
         rows = []
         for row in self.rows:
             sides = {"before": row.before, "after": row.after}
-            means = {side: {name: mean_of(at, name) for name in self.figures} for side, at in sides.items()}
+            means = {side: {name: mean_figure(at, name) for name in self.figures} for side, at in sides.items()}
             rows.append(vars(row) | {"mean": means})
         return {"run": self.run, **plan, "parameters": self.trained, "rows": rows}
 
@@ -275,7 +275,7 @@ def _judges(opened: Simulated, of: str, on: str) -> dict[str, Member]:
 
 
 def figure_cells(figures: Figures, name: str) -> tuple[str, ...]:
-    return (*(figure(at[name]) for at in figures.values()), figure(mean_of(figures, name)))
+    return (*(figure(at[name]) for at in figures.values()), figure(mean_figure(figures, name)))
 
 
 def gallery_notes(figures: Figures, name: str) -> tuple[str, ...]:
@@ -293,4 +293,7 @@ def heat_maps(rows: Sequence[int], panels: int, columns: int, title: str) -> tup
 
 
 def _changes(row: Retrained, name: str) -> list[float]:
-    return [*(row.change(client, name) for client in row.after), mean_of(row.after, name) - mean_of(row.before, name)]
+    return [
+        *(row.change(client, name) for client in row.after),
+        mean_figure(row.after, name) - mean_figure(row.before, name),
+    ]

@@ -247,7 +247,7 @@ def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
     return means or {primary: metrics[primary]}
 
 
-def mean_of(figures: Figures, figure: str) -> float:
+def mean_figure(figures: Figures, figure: str) -> float:
     return fmean(of_client[figure] for of_client in figures.values())
 
 

@@ -69,7 +69,7 @@ def sealed(key: bytes, text: bytes, about: bytes) -> bytes:
     return ChaCha20Poly1305(key).encrypt(_NONCE, text, about)
 
 
-def opened(key: bytes, text: bytes, about: bytes) -> bytes:
+def unsealed(key: bytes, text: bytes, about: bytes) -> bytes:
     """What was sealed.
 
     Raises:

@@ -118,7 +118,7 @@ class Party:
 
     def _opened(self, sender: str, text: bytes) -> bytes:
         try:
-            shares = keys.opened(self._key(sender, sender, self.name), text, self.context)
+            shares = keys.unsealed(self._key(sender, sender, self.name), text, self.context)
         except PayloadError as error:
             raise PayloadError(f"'{sender}': {error}") from error
         if len(shares) != 2 * shamir.SHARE_BYTES:
