@@ -18,16 +18,8 @@ import harness
 import torch
 from torch import Tensor, nn
 
-from polyfed.aggregation.averaging import Averaging, ByType, CollaborativeAveraging
-from polyfed.aggregation.mean import (
-    GlobalModel,
-    Rule,
-    Update,
-    WeightedMean,
-    exact_average,
-    interpolate,
-    sequential_average,
-)
+from polyfed.aggregation.averaging import Averaging, BySlot, ByType, CollaborativeAveraging
+from polyfed.aggregation.mean import GlobalModel, Rule, Update, WeightedMean, interpolate
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.model import Model
@@ -68,8 +60,9 @@ class Population:
         self.sizes = {kind: 4 * sum(map(math.prod, held.shapes.values())) for kind, held in self.kinds.items()}
 
     def rule(self, samples: Mapping[str, float]) -> Rule:
-        """Of the averaging, given samples by type."""
-        return self.averaging.rule(self.kinds, samples)
+        """Of the averaging, given samples by type; of one type alone it is the type's own mean."""
+        rule: BySlot = self.averaging if isinstance(self.averaging, BySlot) else BySlot()
+        return rule.rule(self.kinds, samples)
 
     def model(self, kind: str, value: float) -> Weights:
         """A model or update in memory of its own; what its numbers are changes no time."""
@@ -81,12 +74,12 @@ class Population:
 
     def exact(self, models: Models, updates: int) -> Models:
         """One round of so many updates."""
-        return exact_average(models, self.kinds, self.rule, self.updates(updates))
+        return self.averaging.average(models, self.kinds, self.updates(updates), {})
 
     def sequential(self, models: Models, updates: int) -> Models:
         """The released code's, likewise."""
-        samples = self.samples(updates)
-        return sequential_average(models, self.kinds, self.rule(samples), self.updates(updates), samples)
+        sequential = self.averaging.model_copy(update={"mean": "sequential"})
+        return sequential.average(models, self.kinds, self.updates(updates), self.samples(updates))
 
     def updates(self, number: int) -> Iterator[Update]:
         """So many updates of the types in turn, each made when it is asked for."""

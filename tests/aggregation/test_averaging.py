@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyfed.aggregation.averaging import Averaging, BySlot, ByType
-from polyfed.aggregation.mean import GlobalModel
+from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
 from polyfed.models.slots import Slot, TensorPlace
 
 ROLES = ("attention", "mlp")
@@ -39,10 +39,17 @@ def federation(seed: int = 0) -> tuple[dict[str, Model], list[tuple[str, Model, 
     return start, [(kind, model(kind, stream), 10 * k + 5) for k, kind in enumerate(kinds)]
 
 
+def rule_of(averaging: Averaging, sizes: dict[str, float]) -> Rule:
+    """Types alone take the mean of their own."""
+    if isinstance(averaging, BySlot):
+        return averaging.rule(MODELS, sizes)
+    return {(kind, slot): (Contribution(kind, slot, 1.0),) for kind, model in MODELS.items() for slot in model.keys}
+
+
 def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], averaging: Averaging) -> dict[str, Model]:
     """W + sum over clients of coefficient x n_k / n_type x (W_k - W), in float64, client by client."""
     sizes = {kind: float(sum(n for other, _, n in clients if other == kind)) for kind in start}
-    rule = averaging.rule(MODELS, sizes)
+    rule = rule_of(averaging, sizes)
     found = {kind: {name: value.double() for name, value in weights.items()} for kind, weights in start.items()}
     for kind, held in MODELS.items():
         for name, place in held.places.items():
@@ -77,7 +84,7 @@ def test_exact_equals_the_naive_sum_in_any_order(averaging: Averaging) -> None:
     before = {kind: {name: value.clone() for name, value in weights.items()} for kind, weights in start.items()}
     expected = naive(start, clients, averaging)
     for order in (clients, clients[::-1]):
-        found = averaging.average(start, MODELS, order, {}, {})
+        found = averaging.average(start, MODELS, order, {})
         for kind, weights in expected.items():
             for name, value in weights.items():
                 wanted = own_count(clients, kind) if name == "count" else value
@@ -89,7 +96,7 @@ def test_exact_equals_the_naive_sum_in_any_order(averaging: Averaging) -> None:
 def test_absent_types_stay_or_follow_the_others() -> None:
     start, clients = federation()
     paired = (client for client in clients if client[0] == "paired")
-    found = BySlot(layers="attention", compensation=True).average(start, MODELS, paired, {}, {})
+    found = BySlot(layers="attention", compensation=True).average(start, MODELS, paired, {})
     assert torch.equal(found["image"]["image.mlp"], start["image"]["image.mlp"])
     update = found["paired"]["image.attention"] - start["paired"]["image.attention"]
     assert torch.allclose(found["image"]["image.attention"] - start["image"]["image.attention"], update, atol=1e-6)
@@ -97,7 +104,7 @@ def test_absent_types_stay_or_follow_the_others() -> None:
 
 def test_nobody_at_all_leaves_everything() -> None:
     start, _ = federation()
-    found = BySlot(layers="attention", compensation=True).average(start, MODELS, (), {}, {})
+    found = BySlot(layers="attention", compensation=True).average(start, MODELS, (), {})
     assert all(torch.equal(found[kind][name], start[kind][name]) for kind in start for name in start[kind])
 
 
@@ -108,7 +115,7 @@ def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     for k in range(-1, 3):
         clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
         old = _only(start, 1.0 if k < 0 else 0.0)
-        found = ByType(mean="sequential").average(old, ONE, clients, {"image": 30.0}, {})
+        found = ByType(mean="sequential").average(old, ONE, clients, {"image": 30.0})
         shares.append(float(found["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
@@ -142,7 +149,7 @@ def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
         return running
 
     def streamed(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
-        return averaging.average(start, MODELS, order, sizes, {})
+        return averaging.average(start, MODELS, order, sizes)
 
     found, expected = streamed(clients), loop(clients)
     for kind, weights in found.items():

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from polyfed.aggregation.averaging import BySlot, ByType
+from polyfed.aggregation.averaging import BySlot
 from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
 from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Slot, TensorPlace
@@ -157,4 +157,3 @@ def test_layers_that_nobody_has_are_an_error() -> None:
     bare = {"image": GlobalModel(("image",), {"w": TensorPlace(Slot("image", "trunk"), "w")}, {"w": SHAPE}, ("a",))}
     with pytest.raises(ConfigError, match="no client's model has such layers; roles there are: trunk"):
         CA_ONLY.require(bare)
-    ByType().require(bare)

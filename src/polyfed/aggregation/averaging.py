@@ -14,11 +14,20 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.mean import Contribution, GlobalModel, Rule, Update, exact_average, sequential_average
+from polyfed.aggregation.mean import (
+    Contribution,
+    GlobalModel,
+    Rule,
+    Update,
+    WeightedMean,
+    exact_average,
+    sequential_average,
+    sequential_mean,
+)
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, Slot
-from polyfed.optim.servers import Models, Replace, ServerOptimizer, State
+from polyfed.optim.servers import Models, Replace, ServerOptimizer
 
 Layers = Literal["attention", "mlp", "mlp_norm", "blocks", "encoder"]
 
@@ -44,12 +53,20 @@ class Averaging(Settings):
     )
 
     @abstractmethod
-    def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
-        """What each global model takes from which type, slot by slot.
+    def average(
+        self,
+        weights: Models,
+        models: Mapping[str, GlobalModel],
+        updates: Iterable[Update],
+        asked: Mapping[str, float],
+    ) -> dict[str, dict[str, Tensor]]:
+        """The averages by type; a tensor that nobody has moved is the very one of before.
 
         Args:
-            models: type -> its global model.
-            sizes: type -> samples of its clients whose updates arrived; a type that is not there was absent.
+            weights: type -> its global model at the start of the round.
+            models: type -> what its global model consists of.
+            updates: one by one; none is kept.
+            asked: type -> samples of the clients that are asked.
         """
 
     def require(self, models: Mapping[str, GlobalModel]) -> None:
@@ -58,29 +75,6 @@ class Averaging(Settings):
         Raises:
             ConfigError: naming the clients and slots that cannot be averaged; or nobody has a slot of that kind.
         """
-
-    def average(
-        self,
-        weights: Models,
-        models: Mapping[str, GlobalModel],
-        updates: Iterable[Update],
-        asked: Mapping[str, float],
-        state: State,
-    ) -> dict[str, dict[str, Tensor]]:
-        """The new global models, after the server optimiser's step; they may share memory with the old ones.
-
-        Args:
-            weights: type -> its global model at the start of the round.
-            models: type -> what its global model consists of.
-            updates: one by one; none is kept.
-            asked: type -> samples of the clients that are asked.
-            state: of the server optimiser, whose momenta last in it.
-        """
-        if self.mean == "exact":
-            averages = exact_average(weights, models, lambda sizes: self.rule(models, sizes), updates)
-        else:
-            averages = sequential_average(weights, models, self.rule(models, asked), updates, asked)
-        return self.server_optimizer.step(weights, averages, state)
 
 
 class ByType(Averaging):
@@ -91,12 +85,26 @@ class ByType(Averaging):
 
     short_name: ClassVar[str] = "by_type"
 
-    def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
-        return {
-            (kind, slot): (Contribution(kind, slot, 1.0),) if sizes.get(kind, 0) > 0 else ()
-            for kind, model in models.items()
-            for slot in model.keys
-        }
+    def average(
+        self,
+        weights: Models,
+        models: Mapping[str, GlobalModel],
+        updates: Iterable[Update],
+        asked: Mapping[str, float],
+    ) -> dict[str, dict[str, Tensor]]:
+        if self.mean == "sequential":
+            return sequential_mean(weights, updates, asked)
+        means, sizes = {kind: WeightedMean() for kind in weights}, dict.fromkeys(weights, 0.0)
+        # never under no_grad: clients may train while their updates are iterated
+        for kind, tensors, samples in updates:
+            means[kind].add(tensors, samples)
+            sizes[kind] += samples
+            del tensors  # before the next come
+        averages = {}
+        for kind, old in weights.items():
+            mean = means[kind].take() if sizes[kind] > 0 else old
+            averages[kind] = {name: mean[name] for name in old}
+        return averages
 
 
 class BySlot(Averaging):
@@ -139,8 +147,26 @@ class BySlot(Averaging):
             return slot.role not in (HEAD, EXTRA)
         return slot.role in _ROLES[self.layers]
 
+    def average(
+        self,
+        weights: Models,
+        models: Mapping[str, GlobalModel],
+        updates: Iterable[Update],
+        asked: Mapping[str, float],
+    ) -> dict[str, dict[str, Tensor]]:
+        if self.mean == "sequential":
+            return sequential_average(weights, models, self.rule(models, asked), updates, asked)
+        return exact_average(weights, models, lambda sizes: self.rule(models, sizes), updates)
+
     def rule(self, models: Mapping[str, GlobalModel], sizes: Mapping[str, float]) -> Rule:
-        """FedCola's Omega_attn, Omega_others and Omega_comp (section 4.3), and FedIoT's factor."""
+        """What each global model takes from which type, slot by slot.
+
+        FedCola's Omega_attn, Omega_others and Omega_comp (section 4.3), and FedIoT's factor.
+
+        Args:
+            models: type -> its global model.
+            sizes: type -> samples of its clients whose updates arrived; a type that is not there was absent.
+        """
         weights = {
             kind: float(sizes.get(kind, 0)) * (self.factor if len(model.modalities) > 1 else 1.0)
             for kind, model in models.items()

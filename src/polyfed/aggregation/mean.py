@@ -209,6 +209,20 @@ def _moved(
     return total.to(old.dtype)
 
 
+def sequential_mean(
+    weights: Models, updates: Iterable[Update], asked: Mapping[str, float]
+) -> dict[str, dict[str, Tensor]]:
+    """W <- W + n_k / n (W_k - W) for one client after the other; see ``sequential_average``."""
+    running: dict[str, dict[str, Tensor]] = {}
+    for kind, tensors, samples in updates:
+        if asked.get(kind, 0) > 0:
+            running.setdefault(kind, {name: value.clone() for name, value in weights[kind].items()})
+            for name, value in running[kind].items():
+                _move(value, tensors[name], samples / asked[kind])
+        del tensors  # before the next come
+    return {kind: running.get(kind, dict(old)) for kind, old in weights.items()}
+
+
 def sequential_average(
     weights: Models,
     models: Mapping[str, GlobalModel],

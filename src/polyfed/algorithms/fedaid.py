@@ -24,12 +24,12 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps, noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
-    Guidance,
+    AnchorGuidance,
     ModelMean,
     RobustWeights,
     anchored_loss,
+    average_of,
     loss_reports,
-    mean_of,
     measured,
     only_type,
     parts_of,
@@ -168,7 +168,7 @@ class FedAID(Algorithm):
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = 50
     task_weight: float = Field(default=1.0, ge=0, description="alpha of Eq. 2, factor of the task's loss")
-    guidance: Guidance | None = Field(default=Guidance(), description="by the teacher; null: none")
+    guidance: AnchorGuidance | None = Field(default=AnchorGuidance(), description="by the teacher; null: none")
     teacher: RobustTeacher | None = Field(
         default=RobustTeacher(), description="the second stage; null: the mean of the aligners (ablation, Table 17)"
     )
@@ -227,7 +227,7 @@ class FedAID(Algorithm):
             weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=selected(now, parts.aligner if repeated else ()),
         )
-        return mean_of(noted(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
+        return average_of(noted(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
 
     def robust_aligner(
         self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor], teacher: RobustTeacher

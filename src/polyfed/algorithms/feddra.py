@@ -22,14 +22,14 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps, noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
-    Guidance,
+    AnchorGuidance,
     ModelMean,
     RobustWeights,
     anchored_loss,
+    average_of,
     local_loss,
     local_view,
     loss_reports,
-    mean_of,
     measured,
     only_type,
     parts_of,
@@ -48,8 +48,8 @@ from polyfed.models.model import Embedder
 Mode = Literal["training", "evaluation"]
 
 
-class StagedGuidance(Guidance):
-    """Guidance in one stage or both."""
+class StagedGuidance(AnchorGuidance):
+    """AnchorGuidance in one stage or both."""
 
     reduction: GuidanceReduction = Field(
         default="element", description="of squared distances: the released code's mean over elements, mean, or sum"
@@ -155,7 +155,7 @@ class FedDRA(Algorithm):
             aligner=Weights(robust),
             factor=factor,
         )
-        aggregated = mean_of(noted(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
+        aggregated = average_of(noted(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
         server.update_weights({only_type(server): aggregated})
         if self.measured_on == "aggregated":
             losses = loss_reports(cohort.ask(self.judge, weights=Weights(aggregated)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -118,21 +118,26 @@ class Adagrad(ServerOptimizer):
         second.add_(square)
 
 
+Decay = Annotated[float, Field(ge=0, lt=1, description="decay of the second moment")]
+
+
 class Adam(Adagrad):
     """FedAdam (Reddi et al., ICLR 2021, Algorithm 2): as FedAdagrad, with v <- b2 v + (1 - b2) D^2."""
 
     short_name: ClassVar[str] = "adam"
 
-    beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of the second moment")
+    beta2: Decay = 0.99
 
     def advance(self, second: Tensor, square: Tensor) -> None:
         second.lerp_(square, 1 - self.beta2)
 
 
-class Yogi(Adam):
+class Yogi(Adagrad):
     """FedYogi (Reddi et al., ICLR 2021, Algorithm 2): as FedAdagrad, with v <- v - (1 - b2) D^2 sign(v - D^2)."""
 
     short_name: ClassVar[str] = "yogi"
+
+    beta2: Decay = 0.99
 
     def advance(self, second: Tensor, square: Tensor) -> None:
         second.sub_((1 - self.beta2) * square * (second - square).sign())

@@ -49,7 +49,8 @@ def average(server: Server, cohort: Cohort, replies: Iterable[Reply], averaging:
 
     # unlike a loop, map lets go of a reply before it asks for the next
     updates = map(update, replies)
-    server.update_weights(averaging.average(server.weights, global_models(server), updates, asked, server.state))
+    averages = averaging.average(server.weights, global_models(server), updates, asked)
+    server.update_weights(averaging.server_optimizer.step(server.weights, averages, server.state))
 
 
 def weights_check(server: Server, part: Collection[str] | None = None) -> ReplyCheck:

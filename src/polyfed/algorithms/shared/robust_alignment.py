@@ -29,7 +29,7 @@ _W = "robust_weights"
 ModelMean = Literal["uniform", "samples"]
 
 
-class Guidance(Settings):
+class AnchorGuidance(Settings):
     """L_guide: the distance of representations to those of anchors, summed over modalities (Eq. 1)."""
 
     weight: float = Field(default=1.0, gt=0, description="factor of the guidance loss")
@@ -159,7 +159,7 @@ def server_parts(server: Server) -> Parts:
     return Parts(server.blueprints[server.types[only_type(server)].architecture].places)
 
 
-def mean_of(replies: Iterable[Reply], how: ModelMean) -> dict[str, Tensor]:
+def average_of(replies: Iterable[Reply], how: ModelMean) -> dict[str, Tensor]:
     """Mean of the replies' weights, as they come."""
     mean = WeightedMean()
     for reply in replies:
@@ -179,9 +179,9 @@ def selected(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
 
 
 def local_loss(
-    client: Client, task_weight: float, guidance: Guidance | None, local: Bound, anchors: Bound, batch: Batch
+    client: Client, task_weight: float, guidance: AnchorGuidance | None, local: Bound, anchors: Bound, batch: Batch
 ) -> Tensor:
-    """Guidance and task, each with its factor (Eq. 2)."""
+    """AnchorGuidance and task, each with its factor (Eq. 2)."""
     parts = []
     if task_weight:  # first: a task that looks at positions leaves embeddings for the other
         parts.append(task_weight * client.task.loss(local, client.head, batch))
@@ -191,7 +191,7 @@ def local_loss(
 
 
 def anchored_loss(
-    client: Client, task_weight: float, guidance: Guidance | None, anchors: Mapping[str, Aligner]
+    client: Client, task_weight: float, guidance: AnchorGuidance | None, anchors: Mapping[str, Aligner]
 ) -> Callable[[Embedder, Batch], Tensor]:
     """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
 
