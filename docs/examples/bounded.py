@@ -7,7 +7,6 @@ from pydantic import Field
 
 from polyfed.algorithms.algorithm import Cohort, Reply, Server, Weights, each
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import average, weights_check
 from polyfed.wire.payload import Payload
 
 
@@ -22,8 +21,8 @@ class Bounded(FedAvg):
     def round(self, server: Server, cohort: Cohort) -> None:
         """As FedAvg, of updates that are not too long."""
         cut: list[bool] = []
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
-        average(server, cohort, (self.bounded(server, reply, cut) for reply in replies), self.averaging)
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        server.average_weights((self.bounded(server, reply, cut) for reply in replies), cohort.clients, self.averaging)
         server.record(shortened=sum(cut) / max(len(cut), 1))
 
     def bounded(self, server: Server, reply: Reply, cut: list[bool]) -> Reply:

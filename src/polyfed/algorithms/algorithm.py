@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
+from polyfed.aggregation.averaging import Averaging
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort, Reply, each
+from polyfed.federation.cohort import Cohort, Reply, ReplyCheck, each, noted
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
@@ -25,15 +26,30 @@ __all__ = [
     "ClientInfo",
     "Cohort",
     "Lifetime",
+    "LocalEpochs",
+    "LocalSteps",
     "LocalTraining",
     "Logits",
     "Reply",
+    "ReplyCheck",
     "Representations",
     "Server",
+    "WeightAveraging",
     "Weights",
     "client_query",
     "client_step",
     "each",
+    "noted",
+]
+
+
+LocalEpochs = Annotated[int, Field(ge=1, description="E, passes over private data a round")]
+LocalSteps = Annotated[
+    int | None, Field(ge=1, description="so many batches a round instead of whole passes; None: local_epochs")
+]
+WeightAveraging = Annotated[
+    SerializeAsAny[Averaging],
+    Field(description="how trained weights become the global models: by_type, by_slot, fedcola, fediot"),
 ]
 
 
@@ -183,7 +199,7 @@ class Algorithm(Settings):
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
         """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
-        return Reply(weights=Weights(client.model.exchanged()), slots=encode_places(places(client.model)))
+        return Reply(weights=client.weights, slots=encode_places(places(client.model)))
 
     def require(self, *, has_public: bool, has_server: bool) -> None:
         """Check that the federation suits the method.

@@ -15,13 +15,15 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     Lifetime,
+    LocalEpochs,
+    LocalSteps,
     Reply,
     Server,
     Weights,
     client_step,
     each,
+    noted,
 )
-from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps, average, noted, weights_check
 from polyfed.core.errors import ConfigError
 
 _BUDGET = ("steps", "epochs", "samples")  # cost of training: optimiser steps, passes over the data, samples seen
@@ -68,8 +70,8 @@ class Centralised(Algorithm):
             budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
 
         budget = server.state.setdefault("budget", {})
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(initial))
-        average(server, cohort, noted(replies, account), ByType())
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(initial))
+        server.average_weights(noted(replies, account), cohort.clients, ByType())
         kinds = [kind for kind in server.types if kind in budget]  # a checkpoint has an order of its own
         server.record(**{f"{what}.{kind}": float(budget[kind][k]) for kind in kinds for k, what in enumerate(_BUDGET)})
 
@@ -82,7 +84,7 @@ class Centralised(Algorithm):
             client.load_weights(weights)
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         return Reply(
-            weights=Weights(client.model.exchanged()),
+            weights=client.weights,
             num_examples=client.num_examples,
             steps=steps,
             epochs=steps / max(client.steps_an_epoch, 1),

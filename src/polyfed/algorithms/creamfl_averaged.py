@@ -16,25 +16,20 @@ from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
     Cohort,
+    LocalEpochs,
+    LocalSteps,
     Reply,
+    ReplyCheck,
     Representations,
     Server,
+    WeightAveraging,
     Weights,
     client_step,
     each,
+    noted,
 )
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
-from polyfed.algorithms.shared.global_models import (
-    LocalEpochs,
-    LocalSteps,
-    ReplyCheck,
-    WeightAveraging,
-    average,
-    noted,
-    start_averaging,
-    weights_check,
-)
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
@@ -120,7 +115,7 @@ class CreamFLAveraged(Algorithm):
                 f"contrasts between modalities need two, but server.model encodes {list(modalities)}; give it the "
                 "model and task of clients with several modalities"
             )
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
@@ -135,7 +130,7 @@ class CreamFLAveraged(Algorithm):
             representations=each(lambda client: sent if _is_single(client) else nothing),
         )
         folded = noted(replies, lambda reply: ensembles.add(reply, reply.representations))
-        average(server, cohort, folded, self.averaging)
+        server.average_weights(folded, cohort.clients, self.averaging)
         targets = ensembles.targets()
         if self.distiller is not None:
             self.distiller.distil(server, _PUBLIC, targets, diagnostic_samples=self.teacher.diagnostic_samples)
@@ -145,7 +140,7 @@ class CreamFLAveraged(Algorithm):
 
     def reply_check(self, server: Server, own: PublicOutputs) -> ReplyCheck:
         """Raises PayloadError for a reply whose weights or representations are not what its sender was asked for."""
-        check_weights, check_rows = weights_check(server), _PUBLIC.check(server, own, "representations")
+        check_weights, check_rows = server.weights_check(), _PUBLIC.check(server, own, "representations")
 
         def check(reply: Reply) -> None:
             check_weights(reply)
@@ -166,7 +161,7 @@ class CreamFLAveraged(Algorithm):
         contrast = self.contrasting(client, received, self.contrast) if received and self.contrast is not None else None
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)
         return Reply(
-            weights=Weights(client.model.exchanged()),
+            weights=client.weights,
             representations=_PUBLIC.client_outputs(client, representations.order, representations),
             num_examples=client.num_examples,
         )

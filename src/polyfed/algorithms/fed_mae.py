@@ -10,15 +10,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.averaging import ByType
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import (
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
     LocalEpochs,
     LocalSteps,
+    Reply,
+    Server,
     WeightAveraging,
-    average,
+    Weights,
+    client_step,
+    each,
     noted,
-    start_averaging,
-    weights_check,
 )
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
@@ -97,7 +101,7 @@ class FedMAE(Algorithm):
                 f"algorithm 'fed_mae' rebuilds patches of pictures, and {', '.join(unable)} cannot: give them an "
                 f"encoder 'blocks' of pictures with at least two patches{advice}"
             )
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average; record the mean reconstruction loss over clients, by sample count."""
@@ -107,8 +111,8 @@ class FedMAE(Algorithm):
             if "reconstruction" in reply.payload.scalars:
                 losses.append((reply.reconstruction, reply.num_examples))
 
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
-        average(server, cohort, noted(replies, note), self.averaging)
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        server.average_weights(noted(replies, note), cohort.clients, self.averaging)
         total = sum(count for _, count in losses)
         if total:
             mean = sum(loss * count for loss, count in losses) / total
@@ -138,7 +142,7 @@ class FedMAE(Algorithm):
             regulariser=rebuild if able else None,
         )
         means = {"reconstruction": float(torch.stack(losses).mean())} if losses else {}
-        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples, **means)
+        return Reply(weights=client.weights, num_examples=client.num_examples, **means)
 
     def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor:
         losses = []

@@ -15,14 +15,16 @@ from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
     Lifetime,
+    LocalEpochs,
+    LocalSteps,
     LocalTraining,
     Reply,
     Server,
     Weights,
     client_step,
     each,
+    noted,
 )
-from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps, noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
     AnchorGuidance,
     ModelMean,
@@ -222,7 +224,7 @@ class FedAID(Algorithm):
         had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
         replies = cohort.ask(
             self.guide,
-            check=weights_check(server),
+            check=server.weights_check(),
             origins={"weights": Weights(now)},
             weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=selected(now, parts.aligner if repeated else ()),
@@ -238,7 +240,7 @@ class FedAID(Algorithm):
         sent = Weights(aggregated if teacher.measured_on == "local" else {})
         replies = cohort.ask(
             self.teach,
-            check=weights_check(server, names),
+            check=server.weights_check(names),
             origins={"weights": selected(server.weights[only_type(server)], names)},
             weights=sent,
             factor=each(teacher.weights.loss_factor(server)),

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from polyfed.aggregation.averaging import ByType
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import (
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
     LocalEpochs,
     LocalSteps,
+    Reply,
+    Server,
     WeightAveraging,
-    average,
-    start_averaging,
-    weights_check,
+    Weights,
+    client_step,
+    each,
 )
 
 
@@ -37,12 +41,12 @@ class FedAvg(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average: w <- sum_k n_k w_k / sum_k n_k."""
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
-        average(server, cohort, replies, self.averaging)
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        server.average_weights(replies, cohort.clients, self.averaging)
 
     # ---- client half
 
@@ -51,4 +55,4 @@ class FedAvg(Algorithm):
         """Train the received model on the client's own task."""
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)
+        return Reply(weights=client.weights, num_examples=client.num_examples)

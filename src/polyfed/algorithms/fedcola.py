@@ -12,15 +12,18 @@ from torch import Tensor
 
 from polyfed.aggregation.averaging import CollaborativeAveraging, require_equal
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import (
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
     LocalEpochs,
     LocalSteps,
+    Reply,
+    Server,
     WeightAveraging,
-    average,
-    global_models,
-    start_averaging,
-    weights_check,
+    Weights,
+    client_step,
+    each,
 )
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
@@ -58,7 +61,7 @@ class Complement(Settings):
         Raises:
             ConfigError: naming clients and layers.
         """
-        models = global_models(server)
+        models = server.global_models
         pairs = [(name, source) for name in server.types for source in self.sources(server, name)]
         for kind, source in pairs:
             (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
@@ -91,7 +94,7 @@ class Complement(Settings):
         tensors = server.weights[kind]
         return {
             key: tensors[name]
-            for slot, keys in global_models(server)[kind].keys.items()
+            for slot, keys in server.global_models[kind].keys.items()
             if slot.role in ROLES[self.layers]
             for key, name in keys.items()
             if self.send == "modules" or tensors[name].ndim == 2
@@ -137,7 +140,7 @@ class FedCola(Algorithm):
         Raises:
             ConfigError: types that are to exchange layers cannot.
         """
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
         if self.complement is not None:
             self.complement.require(server)
 
@@ -150,11 +153,11 @@ class FedCola(Algorithm):
 
         replies = cohort.ask(
             self.complemented_fit,
-            check=weights_check(server),
+            check=server.weights_check(),
             weights=each(server.weights_for),
             others=each(lambda client: out_weights(server.type_of(client))),
         )
-        average(server, cohort, replies, self.averaging)
+        server.average_weights(replies, cohort.clients, self.averaging)
 
     # ---- client half
 
@@ -165,4 +168,4 @@ class FedCola(Algorithm):
         # only clients of one modality are sent others' weights
         with self.complement.gates(client, others) if self.complement and others else nullcontext():
             client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)
+        return Reply(weights=client.weights, num_examples=client.num_examples)

@@ -13,14 +13,16 @@ from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
     Lifetime,
+    LocalEpochs,
+    LocalSteps,
     LocalTraining,
     Reply,
     Server,
     Weights,
     client_step,
     each,
+    noted,
 )
-from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps, noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
     AnchorGuidance,
     ModelMean,
@@ -150,7 +152,7 @@ class FedDRA(Algorithm):
         factor = each(self.weights.loss_factor(server)) if self.weighted_stages == "both" else 1.0
         replies = cohort.ask(
             self.bind,
-            check=weights_check(server),
+            check=server.weights_check(),
             origins={"weights": Weights(server.weights[only_type(server)] | robust)},
             aligner=Weights(robust),
             factor=factor,
@@ -166,7 +168,7 @@ class FedDRA(Algorithm):
         names = server_parts(server).without_encoder
         replies = cohort.ask(
             self.align,
-            check=weights_check(server, names),
+            check=server.weights_check(names),
             weights=server.weights_for(cohort.clients[0]),
             teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.weights.loss_factor(server)),
@@ -211,7 +213,7 @@ class FedDRA(Algorithm):
             task_weight=0,
             regulariser=lambda model, batch: factor * loss(model, batch),
         )
-        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples, **losses)
+        return Reply(weights=client.weights, num_examples=client.num_examples, **losses)
 
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:

@@ -15,20 +15,15 @@ from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
     Lifetime,
+    LocalEpochs,
+    LocalSteps,
     Reply,
     Server,
+    WeightAveraging,
     Weights,
     client_step,
     each,
-)
-from polyfed.algorithms.shared.global_models import (
-    LocalEpochs,
-    LocalSteps,
-    WeightAveraging,
-    average,
     noted,
-    start_averaging,
-    weights_check,
 )
 from polyfed.algorithms.shared.second_views import Byol, SecondViews, random_views
 from polyfed.core.errors import ConfigError
@@ -132,7 +127,7 @@ class FedEMA(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, blend and train, average; record what clients report of their training.
@@ -149,8 +144,8 @@ class FedEMA(Algorithm):
             if self.task_weight == 0 and not reply.random_views:
                 idle.append(reply.sender.id)
 
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
-        average(server, cohort, noted(replies, note), self.averaging)
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        server.average_weights(noted(replies, note), cohort.clients, self.averaging)
         if idle:
             raise ConfigError(
                 f"algorithm.task_weight is 0, and no training view of {', '.join(idle)} is random, so that there is "
@@ -178,7 +173,7 @@ class FedEMA(Algorithm):
             client.state["target"] = byol.views.target.state_dict()
             scalars |= {"byol": float(torch.stack(byol.losses).mean())} if byol.losses else {}
         views = len(byol.views.names) if byol else 0
-        trained = Weights(client.model.exchanged())
+        trained = client.weights
         return Reply(weights=trained, num_examples=client.num_examples, random_views=views, **scalars)
 
     def received(self, client: Client, weights: Weights) -> dict[str, float]:

@@ -22,8 +22,10 @@ from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
     Lifetime,
+    LocalEpochs,
     Logits,
     Reply,
+    ReplyCheck,
     Representations,
     Server,
     Weights,
@@ -40,7 +42,6 @@ from polyfed.algorithms.shared.distiller import (
     require_server,
     train_task,
 )
-from polyfed.algorithms.shared.global_models import LocalEpochs, ReplyCheck, weights_check
 from polyfed.algorithms.shared.public_exchange import EitherExchange
 from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.untrusted import read_json
@@ -204,7 +205,7 @@ class FedET(Algorithm):
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
         """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""
-        check_weights, check_outputs = weights_check(server), self.public.check(server, server_outputs, "knowledge")
+        check_weights, check_outputs = server.weights_check(), self.public.check(server, server_outputs, "knowledge")
 
         def check(reply: Reply) -> None:
             check_weights(reply)
@@ -283,7 +284,7 @@ class FedET(Algorithm):
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(
-            weights=Weights(client.model.exchanged()),
+            weights=client.weights,
             knowledge=self.public.client_outputs(client, order, read_json(channels)),
             num_examples=client.num_examples,
         )

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from polyfed.aggregation.averaging import BySlot, MultimodalAveraging
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import (
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
     LocalEpochs,
     LocalSteps,
+    Reply,
+    Server,
     WeightAveraging,
-    average,
-    global_models,
+    Weights,
+    client_step,
+    each,
     noted,
-    start_averaging,
-    weights_check,
 )
 
 
@@ -48,7 +51,7 @@ class FedIoT(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average with alpha; record what alpha amounts to."""
@@ -57,8 +60,8 @@ class FedIoT(Algorithm):
         def count(reply: Reply) -> None:
             sizes[server.type_of(reply.sender)] += reply.num_examples
 
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
-        average(server, cohort, noted(replies, count), self.averaging)
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        server.average_weights(noted(replies, count), cohort.clients, self.averaging)
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
@@ -68,7 +71,7 @@ class FedIoT(Algorithm):
         """
         if not isinstance(self.averaging, BySlot):
             return {}
-        models = global_models(server)
+        models = server.global_models
         shares: dict[str, float] = {}
         for (_, slot), contributions in self.averaging.rule(models, sizes).items():
             # all shared slots of a modality have the same shares: the first tells
@@ -84,4 +87,4 @@ class FedIoT(Algorithm):
         """Train the received model on the client's own task."""
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)
+        return Reply(weights=client.weights, num_examples=client.num_examples)

@@ -28,13 +28,14 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     Lifetime,
+    LocalEpochs,
+    LocalSteps,
     Reply,
     Server,
     client_query,
     client_step,
     each,
 )
-from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps
 from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.trainer import Regulariser

@@ -10,14 +10,18 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.averaging import ByType
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import (
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
     LocalEpochs,
     LocalSteps,
+    Reply,
+    Server,
     WeightAveraging,
-    average,
-    start_averaging,
-    weights_check,
+    Weights,
+    client_step,
+    each,
 )
 
 
@@ -46,12 +50,12 @@ class FedProx(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train near what was received, average."""
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
-        average(server, cohort, replies, self.averaging)
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        server.average_weights(replies, cohort.clients, self.averaging)
 
     # ---- client half
 
@@ -66,7 +70,7 @@ class FedProx(Algorithm):
                 gradient.add_(self.pull(weights[name].detach() - received[name]), alpha=self.mu)
 
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
-        return Reply(weights=Weights(client.model.exchanged()), num_examples=client.num_examples)
+        return Reply(weights=client.weights, num_examples=client.num_examples)
 
     def pull(self, drift: Tensor) -> Tensor:
         """Gradient of ||w - W||^2 / 2, or of ||w - W|| / 2, by w; 0 at w = W for both."""

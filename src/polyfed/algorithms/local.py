@@ -7,8 +7,17 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, client_step
-from polyfed.algorithms.shared.global_models import LocalEpochs, LocalSteps
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
+    LocalEpochs,
+    LocalSteps,
+    Reply,
+    Server,
+    client_step,
+)
 
 
 class LocalOnly(Algorithm):

@@ -11,14 +11,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.aggregation.averaging import ByType
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each
-from polyfed.algorithms.shared.global_models import (
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
     LocalEpochs,
     LocalSteps,
+    Reply,
+    Server,
     WeightAveraging,
-    average,
-    start_averaging,
-    weights_check,
+    Weights,
+    client_step,
+    each,
 )
 from polyfed.data.samples import Batch
 from polyfed.federation.trainer import Regulariser
@@ -63,12 +68,12 @@ class MOON(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train with the contrast, average."""
-        replies = cohort.ask(self.fit, check=weights_check(server), weights=each(server.weights_for))
-        average(server, cohort, replies, self.averaging)
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        server.average_weights(replies, cohort.clients, self.averaging)
 
     # ---- client half
 

@@ -18,21 +18,16 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     Lifetime,
+    LocalEpochs,
+    LocalSteps,
     Reply,
+    ReplyCheck,
     Server,
+    WeightAveraging,
     Weights,
     client_step,
     each,
-)
-from polyfed.algorithms.shared.global_models import (
-    LocalEpochs,
-    LocalSteps,
-    ReplyCheck,
-    WeightAveraging,
-    average,
     noted,
-    start_averaging,
-    weights_check,
 )
 from polyfed.core.errors import PayloadError
 from polyfed.federation.types import outline_of
@@ -75,7 +70,7 @@ class Scaffold(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        start_averaging(server, self.averaging)
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast W and c, train, average both."""
@@ -94,7 +89,7 @@ class Scaffold(Algorithm):
             weights=each(server.weights_for),
             controls=each(lambda client: self.control_for(server, client)),
         )
-        average(server, cohort, noted(replies, fold), self.averaging)
+        server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for kind, mean in means.items():
             part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)
@@ -123,7 +118,7 @@ class Scaffold(Algorithm):
         new = {name: total / max(steps, 1) for name, total in sums.items()} if full is None else full
         client.state["control"] = new
         return Reply(
-            weights=Weights(client.model.exchanged()),
+            weights=client.weights,
             controls=Weights({name: new[name] - own[name] for name in new}),
             num_examples=client.num_examples,
         )
@@ -146,7 +141,7 @@ class Scaffold(Algorithm):
 
 def controls_check(server: Server) -> ReplyCheck:
     """Raises PayloadError for a reply whose weights or controls are not those of its sender's model."""
-    check_weights = weights_check(server)
+    check_weights = server.weights_check()
 
     def check(reply: Reply) -> None:
         check_weights(reply)

@@ -125,6 +125,11 @@ class Client(Participant):
         return super().task_loss(batch, model)
 
     @property
+    def weights(self) -> Weights:
+        """What the model exchanges, as it is now."""
+        return Weights(self.model.exchanged())
+
+    @property
     def num_examples(self) -> int:
         """Number of private training samples."""
         return len(self.train)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -50,11 +50,22 @@ class Reply:
             raise AttributeError(f"the reply has no field '{name}'") from error
 
 
+ReplyCheck = Callable[[Reply], None]
+"""Raises PayloadError for a reply that must not be used."""
+
+
 @dataclass(frozen=True)
 class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
     """A field whose value differs from client to client."""
 
     of: Callable[[ClientInfo], _T]
+
+
+def noted(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
+    """The replies as they come, each shown to ``note`` just before it is used: none is held."""
+    for reply in replies:
+        note(reply)
+        yield reply
 
 
 class Engine(Protocol):

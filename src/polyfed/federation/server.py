@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.mean import GlobalModel, Update
+from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Reply, ReplyCheck
 from polyfed.federation.participant import Participant
 from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, differently_named, outline_of
 from polyfed.models.frozen import frozen_parts
@@ -118,12 +121,28 @@ class Server(Participant):
         """What the tensors of a type's model are like."""
         return outline_of(self.blueprints[self.types[kind].architecture].tensors)
 
-    def share_weights(self) -> None:
+    @property
+    def global_models(self) -> dict[str, GlobalModel]:
+        """Type -> its global model, as aggregation sees it."""
+        return {
+            name: GlobalModel(
+                kind.modalities,
+                self.blueprints[kind.architecture].places,
+                self.shapes(name),
+                tuple(client.id for client in kind.clients),
+            )
+            for name, kind in self.types.items()
+        }
+
+    def share_weights(self, averaging: Averaging | None = None) -> None:
         """Start the global models: tensors of one name and shape start equal, as the server's own where it has them.
 
         Raises:
-            ConfigError: the server has a model, and no type of clients trains such a model.
+            ConfigError: the server has a model, and no type of clients trains such a model; or types that are to
+                average layers with each other cannot.
         """
+        if averaging is not None:
+            averaging.require(self.global_models)
         common: dict[tuple[str, torch.Size], Tensor] = {}
         if self.has_model:
             common = {(name, value.shape): value for name, value in self.model.exchanged().items()}
@@ -176,6 +195,46 @@ class Server(Participant):
     def weights_for(self, client: ClientInfo) -> Weights:
         """The global model of a client's type."""
         return Weights(self.weights[self.type_of(client)])
+
+    def weights_check(self, part: Collection[str] | None = None) -> ReplyCheck:
+        """Raises PayloadError for a reply whose ``weights`` are not all (or the ``part``) of its sender's tensors.
+
+        Types of numbers must be the server's as well as shapes: a mean takes on that of the first tensor in it.
+        """
+
+        @cache  # of a type, while one ask lasts
+        def outline(kind: str) -> Outline:
+            return {name: shape for name, shape in self.outline(kind).items() if part is None or name in part}
+
+        def check(reply: Reply) -> None:
+            expected = outline(self.type_of(reply.sender))
+            # names too: a tensor too many would be averaged into the model
+            received = outline_of(reply.weights)
+            if received != expected:
+                first = min(name for name, _ in set(received.items()) ^ set(expected.items()))
+                fault = "do not match the architecture" if part is None else "are not the part that was asked for"
+                raise PayloadError(f"weights {fault}, first at '{first}'")
+
+        return check
+
+    def average_weights(self, replies: Iterable[Reply], asked: Sequence[ClientInfo], averaging: Averaging) -> None:
+        """Fold replies with ``weights`` and ``num_examples`` into the global models as they come.
+
+        Args:
+            replies: one by one; none is held.
+            asked: the clients that were asked; sequential means need their sizes before the first reply.
+            averaging: what types average with each other, and how the global models follow.
+        """
+        sizes: dict[str, float] = {}
+        for client in asked:
+            sizes[self.type_of(client)] = sizes.get(self.type_of(client), 0.0) + self.weight(client)
+
+        def update(reply: Reply) -> Update:
+            return self.type_of(reply.sender), reply.weights, reply.num_examples
+
+        # unlike a loop, map lets go of a reply before it asks for the next
+        averages = averaging.average(self.weights, self.global_models, map(update, replies), sizes)
+        self.update_weights(averaging.server_optimizer.step(self.weights, averages, self.state))
 
     def update_weights(self, new: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace global models by type, and show the server's own model that of its type."""
