@@ -16,6 +16,7 @@ from polyfed.federation.participant import Participant
 from polyfed.federation.state import ClientState
 from polyfed.models.model import Embedder, Model
 from polyfed.privacy.private_training import PrivateTraining
+from polyfed.wire.payload import Weights
 
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
 _LONGEST = 4096  # characters of an architecture's name, which lists what it is made of
