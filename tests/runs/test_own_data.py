@@ -192,6 +192,7 @@ def test_a_plain_module_is_a_clients_encoder(tiny: Config, tmp_path: Path) -> No
     assert not torch.equal(initial[0].layers[1].weight, module[0].layers[1].weight), "it was trained"
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_a_module_that_does_not_fit_says_so() -> None:
     spec, context = InputSpec((3, 16, 16)), DataContext(Path())
     register_module("net", Net)
