@@ -68,7 +68,9 @@ def test_wrong_values_are_not(validator: Any, key: str, value: Any) -> None:
     assert problems(validator, preset("scenes-demo") | {key: value})
 
 
-@pytest.mark.parametrize("value", ["creamfl", {"name": "mine.Method", "x": 1}, "mine.Method", {"distiller": {"weight": 2}}])
+@pytest.mark.parametrize(
+    "value", ["creamfl", {"name": "mine.Method", "x": 1}, "mine.Method", {"distiller": {"weight": 2}}]
+)
 def test_names_import_paths_and_settings_on_top_of_a_file_are_valid(validator: Any, value: Any) -> None:
     assert problems(validator, {"extends": "scenes-demo", "algorithm": value}) == []
 
