@@ -95,6 +95,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("change_distillation", "teacher.alignment.kind"): _ABSOLUTE | _PROCRUSTES,
     ("change_distillation", "teacher.alignment.penalty"): _ABSOLUTE | _RIDGE,
     ("change_distillation", "teacher.renormalise"): _ABSOLUTE,
+    ("creamfl_averaged", "distiller.optimizer"): {"distiller": {"training": None}},
     ("creamfl_averaged", "teacher.weights"): {"distiller": {"training": _FAST}},
     ("creamfl_averaged", "contrast.batch_size"): {"contrast": {"weight": 5.0}},
     ("creamfl_averaged", "contrast.tau_inter"): {"contrast": {"weight": 5.0}},
@@ -128,6 +129,7 @@ AVERAGINGS: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
 """(averaging, field) -> other settings of it, and a value that makes a difference; others are derived."""
 
 EQUAL: dict[tuple[str, str], str] = {
+    ("creamfl_averaged", "distiller.optimizer"): "the server trains nothing else",
     ("creamfl", "contrast.intra.previous"): "memory or time, unless the view or mode of training makes them differ",
     ("fedafd", "fusion.cache"): "memory or time",
 }
