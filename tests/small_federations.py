@@ -213,7 +213,8 @@ def sized(config: Config, train: int) -> Config:
 
 
 def plain_sgd(config: Config, batch_size: int = 12) -> Config:
-    """The same federation with plain SGD everywhere, which ``by_hand.plain_training`` does."""
+    """The same federation with plain SGD everywhere, which ``by_hand.plain_training`` does, and nothing clipped."""
+    config["aggregation"] = config.get("aggregation", {}) | {"clip": None}
     for clients in config["clients"].values():
         clients["training"] = plain(0.001, batch_size)
     return config

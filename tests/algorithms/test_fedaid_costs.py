@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,7 +99,7 @@ class OnPaper:
     parts: Parts
     ledger: Ledger
     number: int
-    transport: Transport = field(default_factory=Transport)
+    channel: Any = field(default_factory=lambda: SimpleNamespace(transport=Transport()))
 
     @property
     def clients(self) -> tuple[Any, ...]:

@@ -77,15 +77,11 @@ class Algorithm(Settings):
     @model_validator(mode="before")
     @classmethod
     def _completed_sections(cls, data: Any) -> Any:
-        """A section that is given in part keeps the rest of the method's default."""
+        """A section that is given in part keeps the rest of the method's default, as does a component without name."""
         if not isinstance(data, Mapping):
             return data
-        completed = dict(data)
-        for key, field in cls.model_fields.items():
-            default, given = field.get_default(call_default_factory=True), data.get(key)
-            if isinstance(default, Settings) and not default.home and isinstance(given, Mapping):
-                completed[key] = {**dict(default), **given}
-        return completed
+        fields = {key: field.get_default(call_default_factory=True) for key, field in cls.model_fields.items()}
+        return {**data, **_completed(fields, {key: value for key, value in data.items() if key in fields})}
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
     """What a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for
@@ -211,3 +207,19 @@ class Algorithm(Settings):
             raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")
         if self.needs_server and not has_server:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a server model; add a 'server' section")
+
+
+def _completed(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, each section of it with the rest of its default, and so a component in it without name."""
+    completed = dict(given)
+    for key, value in given.items():
+        default = defaults.get(key)
+        if not isinstance(default, Settings) or not isinstance(value, Mapping):
+            continue
+        own = dict(default)
+        if default.home and "name" not in value:
+            completed[key] = {"name": default.component_name(), **own, **value}
+        elif not default.home:
+            components = {name: one for name, one in own.items() if isinstance(one, Settings) and one.home}
+            completed[key] = {**own, **_completed(components, value)}
+    return completed
