@@ -161,7 +161,7 @@ class Ensembles:
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
         """Log weight of a client on each sample, or one for all; -inf if its group does not count."""
-        teacher, labels = self._teacher, self._labels
+        teacher = self._teacher
         if teacher.groups is not None and reply.sender.group not in teacher.groups:
             return -math.inf
         part = part_of(output)
@@ -170,8 +170,14 @@ class Ensembles:
             known = {modality_of(output): self._server_outputs[output]}
         if part and len(known) < 2 and teacher.weights.needs_partner:
             return 0.0  # without a partner nobody can be told from others
+        return teacher.weights.log_weights(self._evidence(reply, output, values, known))
+
+    def _evidence(
+        self, reply: Reply, output: str, values: Float[Tensor, "n w"], known: Mapping[str, Tensor]
+    ) -> Evidence:
+        part, labels = part_of(output), self._labels
         items = self._server.parts[output].items if part else self._samples.items
-        evidence = Evidence(
+        return Evidence(
             values=values,
             output=modality_of(output),
             server_outputs=self._public.kind.anchors(known),
@@ -182,7 +188,6 @@ class Ensembles:
             # an unpaired part has samples of its own for each modality
             places={name: rows for name, rows in of_part(self._places, part).items() if name in known},
         )
-        return teacher.weights.log_weights(evidence)
 
     def add_weighed(
         self, output: str, sender: str, values: Float[Tensor, "n w"], log_weights: Float[Tensor, " n"] | float

@@ -16,7 +16,7 @@ _SECRET_BYTES = 32
 _TRIES = 2000  # sets of shares that are tried if some are false
 
 
-class Check(Protocol):
+class SecretCheck(Protocol):
     """Whether a secret is the right one."""
 
     def __call__(self, secret: bytes) -> bool:
@@ -55,7 +55,7 @@ def interpolated(points: Mapping[int, int]) -> int:
     return value
 
 
-def recovered(shares: Mapping[int, bytes], threshold: int, is_right: Check) -> bytes:
+def recovered(shares: Mapping[int, bytes], threshold: int, is_right: SecretCheck) -> bytes:
     """The secret, of shares of which some may be false.
 
     Args:

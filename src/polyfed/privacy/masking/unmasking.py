@@ -56,7 +56,7 @@ class Unmasking:
             # the survivor added it if its name comes first
             keys.add_mask(words, seed, negative=name < absent)
 
-    def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: shamir.Check) -> bytes:
+    def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: shamir.SecretCheck) -> bytes:
         places = {name: place for place, name in enumerate(sorted(self.members), 1)}
         held = {places[name]: own[owner] for name, own in shares.items() if owner in own}
         try:
