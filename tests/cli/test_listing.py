@@ -84,3 +84,11 @@ def test_settings_are_listed_with_defaults_that_yaml_understands(cli: Cli) -> No
 def test_a_preset_is_shown_as_a_file_to_start_from(cli: Cli) -> None:
     name = next(iter(presets()))
     assert yaml.safe_load(cli("list", "presets", name)[1])["description"] == presets()[name]
+
+
+def test_settings_of_sections_stand_below_them(cli: Cli) -> None:
+    code, out, _ = cli("list", "methods", "creamfl")
+    lines = [line.partition("#")[0].rstrip() for line in out.splitlines()]
+    place = lines.index("contrast:")
+    assert code == 0
+    assert lines[place + 1 : place + 5] == ["  weight: 0.5", "  inter:", "    tau: 1.0", "    mask_siblings: false"]

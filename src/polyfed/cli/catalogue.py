@@ -69,7 +69,7 @@ _LISTS = (list, set, frozenset, Sequence, tuple)
 class Setting:
     """One setting of a component or a section."""
 
-    name: str  # key in a configuration
+    name: str  # key in a configuration, with a dot for each section above it
     default: str  # as YAML would have it, or ``required``
     description: str
     allowed: str  # which values it takes
@@ -102,19 +102,32 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     Raises:
         ConfigError: there is no such kind or name.
     """
-    from polyfed.core.effects import shown
-
     choices = _SECTIONS if kind == SETTINGS else _declared(kind)
     if name not in choices:
         raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, choices)}")
     module, attribute = _SECTIONS[name] if kind == SETTINGS else FAMILIES[kind][:2]
     family = getattr(importlib.import_module(module), attribute)
     owner: type[Settings] = family if kind == SETTINGS else family.named(name)
-    settings = []
+    return list(_settings_in(owner, sections=kind != SETTINGS))
+
+
+def _settings_in(
+    owner: type[Settings], *, sections: bool, path: str = "", given: Settings | None = None
+) -> Iterator[Setting]:
+    """Settings of a class with its defaults, or those of an instance; of ``sections``, each of theirs with its path."""
+    from polyfed.core.effects import shown
+    from polyfed.core.settings import Settings, is_component
+    from polyfed.federation.settings import TrainingSettings
+
     for field, info in owner.model_fields.items():
-        default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
-        settings.append(Setting(field, default, info.description or "", _allowed_values(info)))
-    return settings
+        required = given is None and info.is_required()
+        default = None if required else getattr(given, field) if given else info.get_default(call_default_factory=True)
+        text = "required" if required else shown(default)
+        yield Setting(path + field, text, info.description or "", _allowed_values(info))
+        if sections and isinstance(default, Settings) and not isinstance(default, TrainingSettings):
+            section: type[Settings] = type(default)
+            if not is_component(section):
+                yield from _settings_in(section, sections=True, path=f"{path}{field}.", given=default)
 
 
 def _declared(kind: str) -> dict[str, ClassDeclaration]:

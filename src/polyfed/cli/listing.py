@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -92,15 +92,24 @@ def _all_presets() -> Iterator[str]:
 
 def _settings(kind: str, name: str) -> Iterator[str]:
     """YAML with the defaults, and behind each its meaning and its values."""
-    rows = {} if kind == catalogue.SETTINGS else {f"name: {name}": "# defaults"}
-    for setting in catalogue.settings_of(kind, name):
+    rows = [] if kind == catalogue.SETTINGS else [(f"name: {name}", "# defaults")]
+    settings = catalogue.settings_of(kind, name)
+    sections = {setting.name.rpartition(".")[0] for setting in settings}
+    for setting in settings:
+        above, _, key = setting.name.rpartition(".")
+        indent = "  " * (above.count(".") + 1) if above else ""
+        value = "" if setting.name in sections else f" {setting.default}"
         meaning = f"{setting.description}: " if setting.description else ""
-        rows[f"{setting.name}: {setting.default}"] = f"# {meaning}{setting.allowed}"
-    return _columns(rows)
+        rows.append((f"{indent}{key}:{value}", f"# {meaning}{setting.allowed}"))
+    return _rows(rows)
 
 
 def _columns(rows: Mapping[str, str]) -> Iterator[str]:
+    return _rows(list(rows.items()))
+
+
+def _rows(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Two columns, one row a line whatever the width of the terminal, so that grep and less work."""
-    width = max((len(first) for first in rows if len(first) < 40), default=0)
-    for first, second in rows.items():
+    width = max((len(first) for first, _ in rows if len(first) < 40), default=0)
+    for first, second in rows:
         yield f"{first.ljust(width)}  {second}"
