@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from polyfed.core.declarations import ClassDeclaration, class_declarations, components
 from polyfed.core.errors import ConfigError, nearest
@@ -116,18 +116,21 @@ def _settings_in(
 ) -> Iterator[Setting]:
     """Settings of a class with its defaults, or those of an instance; of ``sections``, each of theirs with its path."""
     from polyfed.core.effects import shown
+
+    for field, info in owner.model_fields.items():
+        default = getattr(given, field) if given else info.get_default(call_default_factory=True)
+        text = "required" if given is None and info.is_required() else shown(default)
+        yield Setting(path + field, text, info.description or "", _allowed_values(info))
+        if sections and _is_section(default):
+            yield from _settings_in(type(default), sections=True, path=f"{path}{field}.", given=default)
+
+
+def _is_section(value: Any) -> TypeGuard[Settings]:
+    """Whether a value is a section whose settings belong to whoever holds it; training has a list of its own."""
     from polyfed.core.settings import Settings, is_component
     from polyfed.federation.settings import TrainingSettings
 
-    for field, info in owner.model_fields.items():
-        required = given is None and info.is_required()
-        default = None if required else getattr(given, field) if given else info.get_default(call_default_factory=True)
-        text = "required" if required else shown(default)
-        yield Setting(path + field, text, info.description or "", _allowed_values(info))
-        if sections and isinstance(default, Settings) and not isinstance(default, TrainingSettings):
-            section: type[Settings] = type(default)
-            if not is_component(section):
-                yield from _settings_in(section, sections=True, path=f"{path}{field}.", given=default)
+    return isinstance(value, Settings) and not is_component(type(value)) and not isinstance(value, TrainingSettings)
 
 
 def _declared(kind: str) -> dict[str, ClassDeclaration]:
