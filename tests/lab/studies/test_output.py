@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.lab.studies.drawings import Drawing
 from polyfed.lab.studies.export import FORMATS, export_study, figures_csv, latex_text, markdown_text
 from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.page import write_study_page
 from polyfed.lab.studies.planning import Chosen
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import Drawing, Study
+from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import cell_text, study_tables
 from run_folders import write_lines
 

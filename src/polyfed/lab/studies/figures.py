@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.drawings import AnyDrawing, Drawing, RegimeMap
+from polyfed.lab.studies.regime_maps import ClaimMap, draw_map
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import Drawing, Point, Study
+from polyfed.lab.studies.study import Point, Study
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled, whole_rounds
 from polyfed.runs.records import SERVER, RunRecords
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def drawings_of(study: Study) -> list[Drawing]:
+def drawings_of(study: Study) -> Sequence[AnyDrawing]:
     """Those that a study asks for; else its first column over its axis of numbers, or as bars."""
     if study.figures:
         return study.figures
@@ -28,15 +30,21 @@ def drawings_of(study: Study) -> list[Drawing]:
     return [Drawing(column=next(iter(study.columns)), over=axis)]
 
 
-@styled
-def draw_study(results: Results, drawing: Drawing, store: Path) -> Figure:
+def draw_study(results: Results, drawing: AnyDrawing, store: Path) -> Figure:
     """One figure, a panel for each combination of the other axes.
 
     Args:
         results: of the study.
-        drawing: which column over what, as it is or minus that of the reference.
+        drawing: a claim's map; or which column over what, as it is or minus that of the reference.
         store: folder of the cells, whose records curves are read from.
     """
+    if isinstance(drawing, RegimeMap):
+        return draw_map(ClaimMap(results, drawing))
+    return _draw_column(results, drawing, store)
+
+
+@styled
+def _draw_column(results: Results, drawing: Drawing, store: Path) -> Figure:
     study = results.study
     place = list(study.axes).index(drawing.over) if drawing.over in study.axes else None
     panels = dict.fromkeys(_without(point, place) for point in study.points)

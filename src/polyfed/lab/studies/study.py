@@ -16,6 +16,7 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
 from polyfed.lab.studies.study_files import merged_study, setting_label, study_content
 from polyfed.runs.tuning import Dimension, Grid
 from polyfed.runs.twins import TwinSettings
@@ -128,16 +129,6 @@ class Tuning(Settings):
         return Grid({name: _dimension(values) for name, values in self.grid.items()})
 
 
-class Drawing(Settings):
-    """A figure: a column over an axis, over rounds, over another column, or as bars by row."""
-
-    column: str
-    over: str = Field(default="rows", description="an axis, another column, round (the metric's curve), or rows (bars)")
-    minus: bool = Field(
-        default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"
-    )
-
-
 class Paper(Settings):
     """What a study is the counterpart of."""
 
@@ -163,7 +154,7 @@ class Study(Settings):
         default_factory=dict, description="what the paper prints: row -> column -> value, or label -> value"
     )
     claims: list[str] = Field(default_factory=list)
-    figures: list[Drawing] = Field(default_factory=list)
+    figures: list[AnyDrawing] = Field(default_factory=list)
     keep: Literal["records", "models"] = Field(default="records", description="what stays of a cell")
 
     @field_validator("seeds", mode="before")
@@ -192,7 +183,12 @@ class Study(Settings):
             self._check_claim(text)
         return self
 
-    def _check_drawing(self, where: str, drawing: Drawing) -> None:
+    def _check_drawing(self, where: str, drawing: AnyDrawing) -> None:
+        if isinstance(drawing, RegimeMap):
+            require_known(where, drawing.axes, self.axes)
+            require_known(f"{where}.map", [drawing.claim.left[0], drawing.claim.right[0]], self.rows)
+            require_known(f"{where}.map", [drawing.claim.column], self.columns)
+            return
         require_known(f"{where}.column", [drawing.column], self.columns)
         is_metric = isinstance(self.columns[drawing.column], Metric)
         others = [] if drawing.minus else [*(["round"] if is_metric else []), *self.columns]

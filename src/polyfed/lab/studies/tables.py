@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from polyfed.lab.studies.claims import Judgement
+from polyfed.lab.studies.regime_maps import claim_maps
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, point_label
 from polyfed.reporting.compare import Spread
@@ -22,6 +23,7 @@ def study_tables(results: Results) -> list[TextTable]:
     tables = [*figure_tables(results), *difference_tables(results)]
     tables += shapley_tables(results) if results.study.coalitions else []
     tables += [claims_table(results.judgements())] if results.study.claims else []
+    tables += [table for claims in claim_maps(results) for table in claims.tables()]
     tables += [tuning_table(results)] if results.chosen else []
     tables += [causes_table(results)] if results.causes else []
     return tables

@@ -1,0 +1,107 @@
+"""Where over two axes a claim holds: marks, sentence, table and figure, from differences made up by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.core.errors import ConfigError
+from polyfed.lab.studies.figures import draw_study
+from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.tables import study_tables
+
+Load = Callable[..., Study]
+AXES = {
+    "pairs": {"setting": "run.seed", "values": [250, 1000]},
+    "epochs": {"setting": "run.rounds", "values": [1, 5]},
+}
+MAP = {"map": "prox > tiny on r1", "x": "pairs", "y": "epochs"}
+# what prox is above tiny by on three seeds: held, open, contradicted, and one seed
+ABOVE = {("250", "1"): (1, 1.1, 1.2), ("250", "5"): (-1, 0, 1.5), ("1000", "1"): (-2, -2.1, -2.2), ("1000", "5"): (3,)}
+
+
+def own_map(study: Study, above: dict[Any, Any] = ABOVE) -> ClaimMap:
+    values = {}
+    for point, differences in above.items():
+        values["tiny", point, "r1"] = dict.fromkeys(range(3), 10.0)
+        values["prox", point, "r1"] = {seed: 10.0 + more for seed, more in enumerate(differences)}
+    (claims,) = claim_maps(Results(study, values))
+    return claims
+
+
+def test_marks_are_where_the_interval_lies(loaded: Load) -> None:
+    claims = own_map(loaded(seeds=3, axes=AXES, figures=[MAP]))
+    assert [cell.mark for cell in claims.cells.values()] == ["held", "open", "contradicted", "open"]
+    (table,) = claims.tables()
+    assert table.columns == ("epochs / pairs", "250", "1000")
+    assert table.rows == [["1", "+1.10 ✓", "-2.10 ✗"], ["5", "+0.17 ?", "+3.00 ?"]]
+    assert "no verdicts" in table.notes[1]
+    assert claims.sentence == (
+        "prox > tiny on r1: held at 1 of 4 points (epochs 1: pairs 250), "
+        "contradicted at 1 (epochs 1: pairs 1000), open at 2."
+    )
+
+
+def test_points_that_were_not_run_and_those_that_a_row_has_not(loaded: Load) -> None:
+    rows = {"tiny": {}, "prox": {"only": {"epochs": [1]}}}
+    study = loaded(seeds=3, axes=AXES, rows=rows, figures=[MAP])
+    claims = own_map(study, {("250", "1"): (1, 1.1, 1.2)})
+    assert claims.sentence == "prox > tiny on r1: held at 1 of 2 points (epochs 1: pairs 250), not run at 1."
+    assert [row[2] for row in claims.tables()[0].rows] == ["-", "-"]
+    assert ClaimMap(Results(study, {}), claims.drawing).sentence == "prox > tiny on r1: not run at 2 of 2 points."
+
+
+def test_a_claim_that_something_is_lower_holds_below_zero(loaded: Load) -> None:
+    claims = own_map(loaded(seeds=3, axes=AXES, figures=[MAP | {"map": "prox < tiny on r1 by 1"}]))
+    assert claims.cells["1000", "1"].mark == "held"  # lower by 2.1, more than the margin
+    assert claims.cells["1000", "1"].text == "-2.10 ✓"
+    assert claims.cells["250", "1"].mark == "contradicted"
+
+
+def test_other_axes_are_panels(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=3, axes=AXES, figures=[MAP | {"y": None}])
+    claims = own_map(study)
+    first, second = claims.tables()
+    assert first.title == "Where it holds: prox > tiny on r1: epochs 1"
+    assert (first.rows, second.rows) == ([["", "+1.10 ✓", "-2.10 ✗"]], [["", "+0.17 ?", "+3.00 ?"]])
+    assert (len(first.notes), len(second.notes)) == (0, 2)
+    assert [axes.get_title(loc="left") for axes in draw_study(claims.results, claims.drawing, tmp_path).axes] == [
+        "epochs 1",
+        "epochs 5",
+    ]
+
+
+def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load, tmp_path: Path) -> None:
+    claims = own_map(loaded(seeds=3, axes=AXES, figures=[MAP]))
+    (axes,) = draw_study(claims.results, claims.drawing, tmp_path).axes
+    (image,) = axes.images
+    assert list(image.get_array().flat) == pytest.approx([1.1, -2.1, 0.5 / 3, 3.0])  # type: ignore[union-attr]
+    assert image.get_clim() == (-3, 3)
+    assert [text.get_text() for text in axes.texts] == ["+1.10 ✓", "-2.10 ✗", "+0.17 ?", "+3.00 ?"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "5"]
+
+
+def test_maps_stand_in_the_tables_of_the_study(loaded: Load) -> None:
+    claims = own_map(loaded(seeds=3, axes=AXES, figures=[MAP]))
+    assert "Where it holds: prox > tiny on r1" in [table.title for table in study_tables(claims.results)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"x": "pears"}, r"figures.0: there is no 'pears'; did you mean 'pairs'"),
+        ({"y": "pairs"}, r"figures.0.*y: 'pairs' is x already"),
+        ({"map": "prox > tiny on r2"}, r"figures.0.map: there is no 'r2'"),
+        ({"map": "ours > tiny on r1"}, r"figures.0.map: there is no 'ours'"),
+        ({"map": "prox > tiny on r1 at 250, 1"}, r"names a point; a map shows a claim at all points"),
+        ({"over": "pairs"}, r"unknown key 'over'"),
+    ],
+)
+def test_a_wrong_map_is_named(loaded: Load, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded(seeds=3, axes=AXES, figures=[MAP | wrong])
