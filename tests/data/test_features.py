@@ -15,7 +15,6 @@ from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, R
 
 from item_tables import noise, struct_of, unread
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data import cache
 from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import quiet
 from polyfed.data.source import Column
@@ -85,24 +84,49 @@ def test_features_equal_the_backbone_by_hand(context, pool, shape):
 def test_features_are_computed_once_per_content_and_settings(context, loads):
     images = [png(seed) for seed in range(3)]
     view = Features(backbone="vit")
-    first = view.open(column(images), "image", context)
-    again = view.open(column(images), "image", context)
+
+    def of(view: Features, column: Column) -> torch.Tensor:
+        anew = replace(context, fitted={})  # of another run
+        return view.open(column, "image", anew)(torch.arange(3))
+
+    first = of(view, column(images))
+    assert torch.equal(first, of(view, column(images)))
+    of(Features(backbone="vit", batch_size=1), column(images))
+    of(Features(backbone=str(context.weights / "vit")), column(images))
+    of(view, column(images, "copied elsewhere"))
     assert len(loads) == 1
-    assert torch.equal(first(torch.arange(3)), again(torch.arange(3)))
-    Features(backbone="vit", batch_size=1).open(column(images), "image", context)
-    assert len(loads) == 1
-    Features(backbone=str(context.weights / "vit")).open(column(images), "image", context)
-    assert len(loads) == 1
-    view.open(column(images, "copied elsewhere"), "image", context)
-    assert len(loads) == 1
-    view.open(column([*images[:2], png(3)], "other"), "image", context)
-    Features(backbone="vit", size=24).open(column(images), "image", context)
-    Features(backbone="vit", pool="mean").open(column(images), "image", context)
+    of(view, column([*images[:2], png(3)], "other"))
+    of(Features(backbone="vit", size=24), column(images))
+    of(Features(backbone="vit", pool="mean"), column(images))
     assert len(loads) == 4
     preprocessor = context.weights / "vit" / "preprocessor_config.json"
     preprocessor.write_text(preprocessor.read_text() + " ")
-    view.open(column(images), "image", context)
+    of(view, column(images))
     assert len(loads) == 5
+
+
+def test_all_columns_of_a_run_share_one_backbone(context, loads):
+    for number in range(2):
+        Features(backbone="vit").open(column([png(number)], str(number)), "image", context)(torch.arange(1))
+    assert len(loads) == 1
+
+
+def test_only_batches_of_rows_that_are_asked_for_are_computed_with_the_bits_of_the_whole(context, monkeypatch):
+    images, view, seen = [png(seed) for seed in range(9)], Features(backbone="vit", batch_size=2), []
+    elsewhere = replace(context, cache=context.cache / "whole")
+    whole = view.open(column(images), "image", elsewhere)(torch.arange(9))
+    original = module.FeatureComputation.__call__
+
+    def noting(self: object, rows: list[int]) -> torch.Tensor:
+        seen.append(list(rows))
+        return original(self, rows)
+
+    monkeypatch.setattr(module.FeatureComputation, "__call__", noting)
+    opened = view.open(column(images), "image", context)
+    opened.prepare(torch.tensor([7, 2]))
+    assert torch.equal(opened(torch.tensor([2, 7])), whole[[2, 7]])
+    assert seen == [[2, 3, 6, 7]]
+    assert torch.equal(view.open(column(images), "image", context)(torch.arange(9)), whole)
 
 
 def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
@@ -117,61 +141,29 @@ def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
 
 def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context, monkeypatch):
     images = column([png(0), png(1)])
-    first = Features(backbone="vit").open(images, "image", context)
+    first = Features(backbone="vit").open(images, "image", context)(torch.arange(2))
     monkeypatch.setattr(module, "outline", None)
     again = Features(backbone="vit").open(
         unread(nested=False), "image", DataContext(context.cache, weights=context.weights)
     )
-    assert torch.equal(first(torch.arange(2)), again(torch.arange(2)))
+    assert torch.equal(first, again(torch.arange(2)))
 
 
-def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, monkeypatch):
-    images = [png(seed) for seed in range(6)]
-    view = Features(backbone="vit", batch_size=2)
-    elsewhere = replace(context, cache=context.cache / "reference")
-    whole = view.open(column(images), "image", elsewhere)(torch.arange(6))
-    original, calls = module.FeatureComputation.__call__, []
-
-    def killed(self: object, start: int, stop: int) -> torch.Tensor:
-        calls.append(start)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(self, start, stop)
-
-    monkeypatch.setattr(module, "stored", lambda *args: cache.stored(*args, chunk=2))
-    monkeypatch.setattr(module.FeatureComputation, "__call__", killed)
-    with pytest.raises(KeyboardInterrupt):
-        view.open(column(images), "image", context)
-    assert not list(context.cache.glob("*.npy"))
-    opened = view.open(column(images), "image", context)
-    assert calls == [0, 2, 4, 4]
-    torch.testing.assert_close(opened(torch.arange(6)), whole, atol=2e-3, rtol=2e-3)
-
-
-@pytest.mark.parametrize("when", ["reserving", "writing"])
-def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_told(context, monkeypatch, caplog, when):
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
+def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_told(context, monkeypatch, caplog, call):
     images, view, rows = [png(seed) for seed in range(6)], Features(backbone="vit"), torch.tensor([5, 0, 5])
-    kept = view.open(column(images), "image", replace(context, cache=context.cache / "roomy"))
+    kept = view.open(column(images), "image", replace(context, cache=context.cache / "roomy"))(rows)
 
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    if when == "reserving":
-        monkeypatch.setattr(os, "posix_fallocate", full)
-    else:
-        written = cache.write_atomically
-        monkeypatch.setattr(
-            cache, "write_atomically", lambda path, blob: full() if path.suffix == ".done" else written(path, blob)
-        )
+    monkeypatch.setattr(os, call, full)
     opened = view.open(column(images), "image", context)
+    torch.testing.assert_close(opened(rows), kept, atol=2e-3, rtol=2e-3)
     assert "computed anew for every batch" in caplog.text
     assert "No space left on device" in caplog.text
     assert len(opened) == 6
-    torch.testing.assert_close(opened(rows), kept(rows), atol=2e-3, rtol=2e-3)
     assert torch.equal(opened(rows), opened(rows, torch.Generator()))
-    # what was computed before is taken up again once there is room
-    left = {path.suffix for path in context.cache.iterdir() if path.is_file()} - {".json", ".lock"}
-    assert left == ({".part"} if when == "writing" else set())
 
 
 def test_nested_columns_are_flattened(context):
@@ -192,9 +184,9 @@ def test_an_empty_column_has_no_rows(context):
 def test_a_bad_value_is_named(context):
     images = [png(0), png(1), png(2), {"bytes": b"no picture", "path": "x.png"}]
     with pytest.raises(DataError, match=r"here, row 3 \(path 'x\.png'\): backbone 'vit' cannot read it"):
-        Features(backbone="vit").open(column(images), "image", context)
+        Features(backbone="vit").open(column(images), "image", context)(torch.tensor([3]))
     with pytest.raises(DataError, match=r"row 0: .*neither bytes nor a path but str"):
-        Features(backbone="vit").open(column(["a text"]), "text", context)
+        Features(backbone="vit").open(column(["a text"], "texts"), "text", context)(torch.tensor([0]))
     assert not list(context.cache.glob("*.npy"))
 
 
@@ -202,7 +194,7 @@ def test_global_generator_is_left_alone_whether_cached_or_not(context):
     state = torch.random.get_rng_state()
     for _ in range(2):
         Features(backbone="vit").spec("image", context)
-        Features(backbone="vit").open(column([png(0)]), "image", context)
+        Features(backbone="vit").open(column([png(0)]), "image", context)(torch.tensor([0]))
         assert torch.equal(state, torch.random.get_rng_state())
 
 

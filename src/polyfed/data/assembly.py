@@ -137,7 +137,7 @@ def matched_items(
 
 
 def of_items(samples: Samples, items: Int64[Tensor, " k"]) -> Samples:
-    return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1))
+    return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1)).prepared()
 
 
 def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:

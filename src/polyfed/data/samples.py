@@ -21,6 +21,7 @@ class Inputs(Protocol):
     Inputs whose second dimension differs between batches, such as texts, say with an attribute ``pad`` what shorter
     ones are filled up with (0 without) where they are joined with others. Those that go with another modality, as a
     mask with its picture, say with an attribute ``of`` which: their training view draws what that modality's draws.
+    Those that take long to compute have a method ``prepare``, which computes those of rows ahead.
     """
 
     def __len__(self) -> int:
@@ -235,6 +236,13 @@ class Samples:
         """The samples at ``index``, in that order; item numbers keep their meaning."""
         columns = {name: getattr(self, name) for name in ("rows", "items", "targets", "matches")}
         return replace(self, **_each(columns, lambda column: column[index]))
+
+    def prepared(self) -> Samples:
+        """The same samples; what takes long to compute of their inputs is there now."""
+        for name, inputs in self.inputs.items():
+            if (prepare := getattr(inputs, "prepare", None)) is not None:
+                prepare(self.rows[name][self.rows[name] >= 0])
+        return self
 
     def having(self, *modalities: str) -> Samples:
         """The samples that lack none of ``modalities``, in their order."""

@@ -153,7 +153,7 @@ class Population:
     def server_samples(self, split: str) -> Samples:
         assert self.server is not None
         opened = self.data.split(self.server.source, split)
-        return self.data.samples(opened, _views(self.server.model), lazy=self.server.task.target_views)
+        return self.data.samples(opened, _views(self.server.model), lazy=self.server.task.target_views).prepared()
 
     def _held_in(self, dealt: Assignment, member: Member, model: ModelSettings | None) -> Samples:
         """What clients hold items of: a split, or the public set, which may have fewer samples an item."""

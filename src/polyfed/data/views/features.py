@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import torch
@@ -31,11 +31,12 @@ from polyfed.data.backbones import (
     outline,
     reads_images,
 )
-from polyfed.data.cache import CacheFullError, FeatureRows, remembered, stored, unreadable
+from polyfed.data.cache import CacheFullError, remembered, unreadable
 from polyfed.data.digests import content_digest
 from polyfed.data.pictures import ImageFit
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
+from polyfed.data.stored_rows import StoredRows
 from polyfed.data.view import DataContext, InputSpec, View
 
 _log = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ class Features(View):
     """What a frozen ``transformers`` network says of an image or a text: float32 [f], or [l, f] by position.
 
     An image backbone (its folder has ``preprocessor_config.json``) needs a column of images, a text backbone
-    (with a tokenizer) one of strings. The features of a whole column are computed once, on the GPU if there
-    is one, and kept as float16 in the cache, under the content of the backbone and of the column; where its disk has no
+    (with a tokenizer) one of strings. The features of rows that are needed are computed once, on the GPU if there is
+    one, and kept as float16 in the cache, under the content of the backbone and of the column; where its disk has no
     room for them, they are computed anew for every batch, which a warning tells. There is no training view: frozen
     features have no augmentation.
     """
@@ -86,18 +87,14 @@ class Features(View):
         """
         folder = self._folder(context)
         compute = FeatureComputation(self, folder, column, context)
-        path = context.cache / f"{self._stem(folder, content_digest(column, context))}.npy"
-        try:
-            return FeatureInputs(
-                stored(path, lambda: (len(compute.values), *self.spec(modality, context).shape), compute)
-            )
-        except CacheFullError as error:
-            _log.warning("%s: features are computed anew for every batch: %s", column.where, error)
-            key = f"live backbone {self._stem(folder, '')}"
-            if key not in context.fitted:  # one for all columns
-                context.fitted[key] = compute.backbone
-            compute.backbone = context.fitted[key]  # type: ignore[assignment]
-            return LiveFeatures(compute)
+        rows = StoredRows(
+            context.cache / f"{self._stem(folder, content_digest(column, context))}.npy",
+            lambda: (len(compute.values), *self.spec(modality, context).shape),
+            compute,
+            compute.block,
+            what=f"{self.backbone} features of {column.where}",
+        )
+        return FeatureInputs(rows, compute)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         folder = self._folder(context)
@@ -151,36 +148,39 @@ class Features(View):
 
 
 class FeatureInputs:
-    """Opened features: row numbers in, float32 features out."""
+    """Opened features: row numbers in, float32 features out.
 
-    def __init__(self, rows: FeatureRows) -> None:
-        self._rows = rows
+    Where the disk of the cache is full they are computed anew whenever they are asked for, rounded to float16 as those
+    in the cache are.
+    """
+
+    def __init__(self, stored: StoredRows, compute: FeatureComputation) -> None:
+        self._stored, self._compute, self._is_live = stored, compute, False
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._compute.values) if self._is_live else len(self._stored)
 
     def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
         """Features of ``rows``; the same with and without a generator."""
-        return torch.from_numpy(self._rows[rows.numpy()]).float()
-
-
-class LiveFeatures:
-    """Features that are computed whenever they are asked for, rounded to float16 as those in the cache are."""
-
-    def __init__(self, compute: FeatureComputation) -> None:
-        self._compute = compute
-
-    def __len__(self) -> int:
-        return len(self._compute.values)
-
-    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
-        """Features of ``rows``; the same with and without a generator."""
+        self.prepare(rows)
+        if not self._is_live:
+            return torch.from_numpy(self._stored(rows.numpy())).float()
         distinct, places = torch.unique(rows, return_inverse=True)
-        return self._compute.of(distinct.tolist()).half().float()[places]
+        return self._compute(distinct.tolist()).half().float()[places]
+
+    def prepare(self, rows: Int64[Tensor, " n"]) -> None:
+        """Compute and keep the features of ``rows``, so that none of them is waited for later."""
+        if self._is_live:
+            return
+        try:
+            self._stored.require(rows.numpy())
+        except CacheFullError as error:
+            _log.warning("%s: features are computed anew for every batch: %s", self._compute.column.where, error)
+            self._is_live = True
 
 
 class FeatureComputation:
-    """Features of rows ``start`` to ``stop``; the column and the backbone are loaded when they are needed."""
+    """Features of any rows of a column, which is read when it is needed, as the backbone is."""
 
     def __init__(self, view: Features, folder: Path, column: Column, context: DataContext) -> None:
         self.view = view
@@ -197,29 +197,37 @@ class FeatureComputation:
     def prepare(self) -> Preparation:
         return self.view.prepare(self.folder)
 
+    @property
+    def block(self) -> int:
+        """Rows that the backbone takes at a time."""
+        return self.view.batch_size or _BATCH[self.device.type]
+
     @functools.cached_property
     def backbone(self) -> nn.Module:
-        backbone = frozen_backbone(self.folder, self.view.pool, self.view.tower)
-        return channels_last(backbone).to(self.device)
+        fitted, view = self.context.fitted, self.view
+        key = f"backbone {digest(self.folder)} {view.pool} {view.tower}"
+        if key not in fitted:  # one for all columns
+            fitted[key] = channels_last(frozen_backbone(self.folder, view.pool, view.tower)).to(self.device)
+        backbone = fitted[key]
+        assert isinstance(backbone, nn.Module)
+        return backbone
 
-    def __call__(self, start: int, stop: int) -> Tensor:
-        return self.of(range(start, stop))
-
-    def of(self, rows: Sequence[int]) -> Tensor:
+    def __call__(self, rows: Sequence[int]) -> Tensor:
         """Features of ``rows``."""
-        step = self.view.batch_size or _BATCH[self.device.type]
-        return torch.cat([self._batch(rows[first : first + step]) for first in range(0, len(rows), step)])
+        values = self.values.take(pa.array(rows))  # at once: it looks at the whole column
+        batches = [slice(first, first + self.block) for first in range(0, len(rows), self.block)]
+        return torch.cat([self._batch(values[batch].to_pylist(), rows[batch]) for batch in batches])
 
-    def _batch(self, rows: Sequence[int]) -> Tensor:
-        x, mask = (None if part is None else part.to(self.device) for part in self._prepared(rows))
+    def _batch(self, values: list[Any], rows: Sequence[int]) -> Tensor:
+        x, mask = (None if part is None else part.to(self.device) for part in self._prepared(values, rows))
         # weights stay in float32; only the arithmetic is coarser
         bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.view.precision == "bf16")
         with torch.inference_mode(), bf16:
             features: Tensor = self.backbone(x, mask)
         return features.float().cpu()
 
-    def _prepared(self, rows: Sequence[int]) -> Prepared:
-        values, folder, pixels = self.values.take(pa.array(rows)).to_pylist(), self.column.folder, self.context.pixels
+    def _prepared(self, values: list[Any], rows: Sequence[int]) -> Prepared:
+        folder, pixels = self.column.folder, self.context.pixels
         try:
             return self.prepare(values, folder, pixels)
         except Exception:
