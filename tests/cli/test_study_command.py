@@ -18,7 +18,7 @@ def test_a_study_from_file_to_page(
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
     rows = {"tiny": {}, "wrong": {"set": {"data.sources.scenes.train": 8}, "main": False}}
-    Path("mine.yaml").write_text(yaml.safe_dump(tiny_study(rows=rows, claims=["tiny > wrong on r1"])))
+    Path("mine.yaml").write_text(yaml.safe_dump(tiny_study(rows=rows, claims={"primary": ["tiny > wrong on r1"]})))
     assert main(["study", "run", "mine.yaml", "--seeds", "1", "--jobs", "1"]) == 1
     printed = capsys.readouterr()
     assert "study: runs/studies/mine-small" in printed.out

@@ -41,7 +41,7 @@ def test_a_record_becomes_a_page_an_entry_and_a_line_of_the_ledger(tmp_path: Pat
     assert "| fedcola | 5 | +8.10 |" in page
     assert "| fedcola > fedavg on r1_sum | held | 5 | +8.10 |" in page
     assert (
-        "](results/papers-fedcola-t4-small.md) | FedCola, Table 4: every type's global model | 5 | 1 held, 8 not run |"
+        "](results/papers-fedcola-t4-small.md) | FedCola, Table 4: every type's global model | 5 | 1 held, 2 not run |"
         in made["results.md"]
     )
     assert "20.10 ± " in made["reproduction.md"]

@@ -109,7 +109,7 @@ def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) ->
     assert table.rows == [("cream-5: server r1_sum, final", "1", "+2.00", "-", "-", "+2.00")]
     assert table.notes[1:] == (
         "One common seed has no spread and no interval: at least two are needed.",
-        "Differences over fewer than 3 seeds are no claim.",
+        "Differences over fewer than 5 seeds are no claim.",
     )
     assert item.to_json() == {
         "figure": "server r1_sum, final",
@@ -124,7 +124,7 @@ def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) ->
     (item,) = differences = paired_differences(comparisons)
     low, high = item.interval
     assert low < 2.0 < high  # equal differences are no reason for nan, and no proof
-    assert paired_table(differences, comparisons).notes[1:] == ("Differences over fewer than 3 seeds are no claim.",)
+    assert paired_table(differences, comparisons).notes[1:] == ("Differences over fewer than 5 seeds are no claim.",)
 
 
 def test_what_has_nothing_in_common_is_named_and_without_pairs_there_is_no_table(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_has_nothing_in_common_is_named_and_without_pairs_there_is_no_table
     table = paired_table(paired_differences(comparisons), comparisons)
     assert len(table.rows) == 1
     assert table.rows[0][1:4:2] == ("4", "2.78")
-    assert table.notes[1:] == ("No seed, or no figure, in common with the reference: other.",)
+    assert table.notes[1] == "No seed, or no figure, in common with the reference: other."
     for few in ([], [other], [runs[0], other], [run_of(tmp_path / str(k), None, [1.0], k=k) for k in range(2)]):
         assert paired_table(paired_differences(compare(few)), compare(few)).rows == []
 

@@ -1,4 +1,4 @@
-"""Paired samples over seeds: mean, spread, intervals, and tests."""
+"""Paired samples over seeds: means, spreads, intervals, and tests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, pstdev, stdev
 from typing import TypeVar
 
 CONFIDENCE = 0.95
-FEWEST_SEEDS = 3
+FEWEST_SEEDS = 5
 """Below these a difference is no claim."""
 
 MOST_DRAWN = 1e100
@@ -59,6 +59,19 @@ class PairedSample:
     def values(self) -> list[float]:
         return list(self.by_seed.values())
 
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.by_seed)
+
+    def of(self, seeds: Iterable[int]) -> PairedSample:
+        """The same of some of its seeds."""
+        return PairedSample({seed: self.by_seed[seed] for seed in seeds})
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the first configuration is above the second."""
+        return self.mean > 0
+
     @cached_property
     def mean(self) -> float:
         return finite_mean(self.values)
@@ -76,10 +89,7 @@ class PairedSample:
         A figure that is rounded to a step h has a variance of h^2 / 12 (Sheppard 1898), a difference of two of them
         h^2 / 6, which the variance is at least. The step is the smallest gap among the differences and 0.
         """
-        values = sorted({0.0, *self.values})
-        noise = _NOISE * max(map(abs, values))
-        step = min((high - low for low, high in pairwise(values) if high - low > noise), default=0.0)
-        return max(self.std, step / math.sqrt(6)) if len(self.values) > 1 else math.nan
+        return max(self.std, _step([0.0, *self.values]) / math.sqrt(6)) if len(self.values) > 1 else math.nan
 
     @property
     def smallest(self) -> float:
@@ -108,6 +118,93 @@ class PairedSample:
         if math.isnan(self.spread) or self.mean == 0:
             return math.nan if math.isnan(self.spread) else 1.0
         return float(2 * stdtr(seeds - 1, -abs(self.mean) / (self.spread / math.sqrt(seeds))))
+
+
+@dataclass(frozen=True)
+class PairedSpreads:
+    """Two configurations' figures by seed, of which the standard deviations over seeds are compared.
+
+    Sum and difference of two figures are uncorrelated where their variances are equal (Pitman 1939, Morgan 1939). As
+    figures move in steps, each variance has that of rounding on top.
+
+    Attributes:
+        left, right: seed -> finite figure, of the same seeds.
+    """
+
+    left: Mapping[int, float]
+    right: Mapping[int, float]
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.left)
+
+    def of(self, seeds: Iterable[int]) -> PairedSpreads:
+        """The same of some of its seeds."""
+        chosen = list(seeds)
+        return PairedSpreads({seed: self.left[seed] for seed in chosen}, {seed: self.right[seed] for seed in chosen})
+
+    @cached_property
+    def variances(self) -> tuple[float, float]:
+        figures = list(self.left.values()), list(self.right.values())
+        of_rounding = _step(chain(*figures)) ** 2 / 12
+        left, right = (spread_of(values) ** 2 + of_rounding for values in figures)
+        return left, right
+
+    @cached_property
+    def correlation(self) -> float:
+        """Of the two figures."""
+        left, right = self.variances
+        own, other = fmean(self.left.values()), fmean(self.right.values())
+        products = sum((self.left[seed] - own) * (self.right[seed] - other) for seed in self.left)
+        return products / (len(self.left) - 1) / math.sqrt(left * right) if left * right > 0 else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Left standard deviation over right one; NaN of a single seed, or where the right one is 0."""
+        left, right = self.variances
+        return math.sqrt(left / right) if right > 0 else math.nan
+
+    @property
+    def is_above(self) -> bool:
+        left, right = self.variances
+        return left > right
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the ratio (Morgan 1939); NaN of fewer than three seeds."""
+        from scipy.stats import t
+
+        degrees = len(self.left) - 2
+        if degrees < 1 or math.isnan(self.ratio):
+            return math.nan, math.nan
+        reach = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) ** 2
+        middle = 1 + 2 * (1 - self.correlation**2) * reach / degrees
+        low, high = (middle + sign * math.sqrt(middle**2 - 1) for sign in (-1, 1))
+        return self.ratio * math.sqrt(low), self.ratio * math.sqrt(high)
+
+    def p_with(self, seeds: int) -> float:
+        """What the p of the two-sided test would be with so many seeds, at these spreads; NaN of fewer than three."""
+        from scipy.special import stdtr
+
+        if len(self.left) < 3:
+            return math.nan
+        left, right = self.variances
+        shared = 2 * self.correlation * math.sqrt(left * right)
+        difference, total = left + right - shared, left + right + shared
+        if left == right:
+            return 1.0
+        correlation = (left - right) / math.sqrt(difference * total)
+        return float(2 * stdtr(seeds - 2, -abs(correlation) * math.sqrt((seeds - 2) / (1 - correlation**2))))
+
+
+Sample = PairedSample | PairedSpreads
+
+
+def _step(values: Iterable[float]) -> float:
+    """The smallest gap between values, beyond rounding; 0 if there is none."""
+    ordered = sorted({*values})
+    noise = _NOISE * max(map(abs, ordered))
+    return min((high - low for low, high in pairwise(ordered) if high - low > noise), default=0.0)
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -18,15 +18,25 @@ MIMIC = ("facebook/deit-base-patch16-224", "google-bert/bert-base-cased")
 
 @pytest.fixture
 def two_papers(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Two studies of papers, of which the first was run on three seeds; the folder of runs."""
+    """Two studies of papers, of which the first was run on five seeds; the folder of runs."""
     from lab.studies.conftest import tiny_study
 
-    path = study_file(tiny_study(seeds=3, claims=["prox > tiny on r1"], source={"paper": "Tiny", "item": "Table 1"}))
+    path = study_file(
+        tiny_study(
+            seeds=5,
+            more_seeds=0,
+            claims={"primary": ["prox > tiny on r1"]},
+            source={"paper": "Tiny", "item": "Table 1"},
+        )
+    )
     study = Study.load(path)
     monkeypatch.setattr(module, "study_files", lambda: dict.fromkeys(["demo", "papers/one", "papers/two"]))
     monkeypatch.setattr(Study, "load", classmethod(lambda cls, name, scale="small": study))
-    values = {("tiny", (), "r1"): {0: 1.0, 1: 2.0, 2: 3.0}, ("prox", (), "r1"): {0: 11.0, 1: 12.5, 2: 13.0}}
-    cells = {f"{row}, seed {seed}": f"{row}{seed}" for row in ("tiny", "prox") for seed in range(3)}
+    values = {
+        ("tiny", (), "r1"): {0: 1.0, 1: 2.0, 2: 3.0, 3: 2.0, 4: 2.0},
+        ("prox", (), "r1"): {0: 11.0, 1: 12.5, 2: 13.0, 3: 12.0, 4: 12.5},
+    }
+    cells = {f"{row}, seed {seed}": f"{row}{seed}" for row in ("tiny", "prox") for seed in range(5)}
     folder = tmp_path / "runs" / "papers-one-small"
     folder.mkdir(parents=True)
     Results(study, values, cells=cells, code=("0.1.0 abc",)).save(folder)
@@ -39,19 +49,19 @@ def test_items_that_were_run_and_not(two_papers: Path) -> None:
     assert (one.state, one.small.is_complete, one.small.code) == ("small: 1 held", True, "0.1.0 abc")
     assert (two.state, two.small.digest, two.attempts) == ("not run", "", [])
     assert len(one.small.digest) == 12
-    assert one.small.effort.runs == 6
+    assert one.small.effort.runs == 10
 
 
 def test_text_has_what_it_takes_figures_and_verdicts(two_papers: Path) -> None:
     text = ledger_text(ledger(two_papers))
     assert "| [Tiny](#tiny) | 2 | 1 | 1 | 0 | 0 |" in text
-    assert "| [Table 1](#tiny-table-1) | tiny | `papers/one` | 6 | 6 | small: 1 held |" in text
-    assert "| Table 1 | tiny | `papers/two` | 6 | 6 |  |" in text
+    assert "| [Table 1](#tiny-table-1) | tiny | `papers/one` | 10 | 10 | small: 1 held |" in text
+    assert "| Table 1 | tiny | `papers/two` | 10 | 10 |  |" in text
     assert "| command | `polyfed study run papers/one` | `polyfed study run papers/one --scale paper` |" in text
-    assert "| seeds | 0, 1, 2 | 0, 1, 2 |" in text
+    assert "| seeds | 0, 1, 2, 3, 4 | 0, 1, 2, 3, 4 |" in text
     assert "| code | 0.1.0 abc | - |" in text
-    assert "12.17 ± 1.04" in text
-    assert "| prox > tiny on r1 | held | 3 |" in text
+    assert "12.20 ± 0.76" in text
+    assert "| prox > tiny on r1 | held | 5 |" in text
     assert text == ledger_text(ledger(two_papers))
     brief = ledger_text(ledger(two_papers), is_brief=True)
     assert "| [Tiny](#tiny) | 2 | 1 | 1 | 0 | 0 |" in brief

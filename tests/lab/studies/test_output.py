@@ -19,7 +19,8 @@ from polyfed.lab.studies.page import write_study_page
 from polyfed.lab.studies.planning import Chosen
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.tables import cell_text, study_tables
+from polyfed.lab.studies.tables import cell_text, claims_tables, study_tables
+from polyfed.reporting.statistics import PairedSample, PairedSpreads
 from run_folders import write_lines
 
 Load = Callable[..., Study]
@@ -47,17 +48,17 @@ def test_cells_show_mean_spread_missing_seeds_and_what_the_paper_prints(loaded: 
 
 
 def test_tables_by_hand(loaded: Load) -> None:
-    study = loaded(seeds=3, claims=["prox > tiny on r1", "prox < tiny on r1 by 5"])
+    claims = {"primary": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1 by 5"]}
+    study = loaded(seeds=3, claims=claims)
     chosen = {("prox", ()): Chosen({"rate": 0.1}, True, {"rate=0.1": 3.0, "rate=0.2": 1.0})}
-    main, differences, claims, tuning, causes = study_tables(results(study, chosen=chosen, causes={"x, seed 1": "why"}))
+    own = results(study, chosen=chosen, causes={"x, seed 1": "why"})
+    main, differences, primary, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
     assert differences.title == "r1: minus tiny"  # of costs there is none
-    assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48", "+1.00", "0.074"]]
-    assert [row[:3] for row in claims.rows] == [
-        ["prox > tiny on r1", "undecided", "3"],
-        ["prox < tiny on r1 by 5", "contradicted", "3"],
-    ]
-    assert "about 4 seeds would decide" in claims.notes[1]
+    assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48", "+1.00"]]
+    assert primary.rows[0] == ["prox > tiny on r1", "open", "3", "+2.00", "-0.48 to +4.48", "-"]
+    assert "prox > tiny on r1: open; at this mean and spread about 5 seeds would decide." in primary.notes
+    assert secondary.rows == [["prox < tiny on r1 by 5", "3", "+2.00", "-0.48 to +4.48"]]
     assert tuning.rows == [["prox", "rate=0.1", "rate=0.1: 3.00; rate=0.2: 1.00"]]
     assert tuning.notes[1] == "At the end of the grid, so that better ones may lie beyond: prox rate=0.1."
     assert causes.rows == [["x, seed 1", "why"]]
@@ -69,22 +70,29 @@ def test_by_point_where_points_outnumber_columns(loaded: Load) -> None:
     assert second.title == "tiny: MiB, by alpha"
 
 
-def test_claims_without_a_label_are_judged_at_every_point(loaded: Load) -> None:
-    claims = ["prox > tiny on r1", "tiny at 5 > tiny at 1 on r1", "prox > tiny on r1 at 5"]
-    own = results(loaded(seeds=3, axes=AXES, claims=claims))
-    judged = own.judgements()
-    assert [(item.claim.left, item.claim.right) for item in judged] == [
-        (("prox", "1"), ("tiny", "1")),
-        (("prox", "5"), ("tiny", "5")),
-        (("tiny", "5"), ("tiny", "1")),
-        (("prox", "5"), ("tiny", "5")),
+def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
+    primary = ["prox > tiny on r1 at all", "std of prox > std of tiny on r1 at 5"]
+    secondary = [
+        "prox > tiny on r1",
+        "prox at 5 - tiny at 5 > prox at 1 - tiny at 1 on r1",
+        "tiny on r1 at 5 > tiny on MiB at 1",
     ]
-    assert [item.verdict for item in judged] == ["undecided"] * 4  # equal differences of three seeds are no proof
+    own = results(loaded(seeds=3, axes=AXES, claims={"primary": primary, "secondary": secondary}))
+    mean, spread = (item.sample for item in own.judgements())
+    assert isinstance(mean, PairedSample)
+    assert mean.by_seed == {0: 1, 1: 2, 2: 3}
+    assert isinstance(spread, PairedSpreads)
+    assert (spread.left, spread.right) == ({0: 21, 1: 23, 2: 25}, {0: 20, 1: 21, 2: 22})
+    read = [sample.values for _, sample in own.readings() if isinstance(sample, PairedSample)]
+    assert read == [[1, 2, 3], [1, 2, 3], [0, 0, 0], [16, 17, 18]]
+    first, second = claims_tables(own)
+    assert first.rows[1][2:5] == ["3", "x 1.94", "0.24 to 15.51"]
+    assert [row[0] for row in second.rows[:2]] == ["prox > tiny on r1 (1)", "prox > tiny on r1 (5)"]
 
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     chosen = {("prox", ()): Chosen({"rate": 0.1}, False, {"rate=0.1": 3.0, "rate=0.2": float("nan")})}
-    own = results(loaded(seeds=3, claims=["prox > tiny on r1"]), chosen=chosen)
+    own = results(loaded(seeds=3, claims={"primary": ["prox > tiny on r1"]}), chosen=chosen)
     own.save(tmp_path)
     again = Results.load(tmp_path)
     assert again.to_json() == own.to_json()
@@ -175,7 +183,7 @@ def test_curves_are_read_from_the_cells(loaded: Load, tmp_path: Path) -> None:
 
 
 def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
-    own = results(loaded(seeds=3, title="<b>tiny</b>", claims=["prox > tiny on r1"]))
+    own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"primary": ["prox > tiny on r1"]}))
     paths = export_study(own, tmp_path / "export", tmp_path, FORMATS)
     assert {path.name for path in paths} == {"tables.md", "tables.tex", "figures.csv", "figure-1.png", "figure-1.svg"}
     assert all(path.stat().st_size for path in paths)
@@ -185,7 +193,7 @@ def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
     assert "&lt;b&gt;tiny&lt;/b&gt;" in page
     assert "<b>tiny" not in page
     assert "<svg " in page
-    assert "undecided" in page
+    assert "Claims" in page
 
 
 def test_results_are_plain_json(loaded: Load) -> None:

@@ -1,4 +1,4 @@
-"""Paired samples, Holm's adjustment and verdicts, against scipy and naive loops."""
+"""Paired samples, paired spreads and Holm's adjustment, against scipy and naive loops."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from polyfed.lab.studies.claims import Claim, judge
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, holm
+from polyfed.reporting.statistics import PairedSample, PairedSpreads, holm
 
 
 def sample(*values: float) -> PairedSample:
     return PairedSample(dict(enumerate(values)))
+
+
+def spreads(left: list[float], right: list[float]) -> PairedSpreads:
+    return PairedSpreads(dict(enumerate(left)), dict(enumerate(right)))
 
 
 def test_interval_and_p_are_those_of_a_paired_t_test() -> None:
@@ -42,45 +45,44 @@ def test_equal_differences_have_the_spread_of_the_steps_that_figures_move_in() -
     assert sample(10.0, 10.0, 11.0).spread == sample(10.0, 10.0, 11.0).std  # more than the step of 1 has
 
 
-def test_seeds_to_decide_is_where_the_adjusted_test_first_decides() -> None:
-    values = (1.0, 0.4, 1.6, 0.9, 1.3)
-    claims = [Claim.parse("a > b on c")] * 20
+def test_spreads_are_compared_by_the_correlation_of_sums_and_differences() -> None:
     draw = np.random.default_rng(0)
-    judged = judge(claims, [sample(*values), *(sample(*draw.normal(0, 1, 5)) for _ in claims[1:])])[0]
-    assert judged.verdict == "undecided"
-    needed = judged.seeds_to_decide
-    assert needed is not None
-    own = sample(*values)
-
-    def p(count: int) -> float:
-        return 20 * float(2 * stats.t.sf(own.mean / (own.std / math.sqrt(count)), count - 1))
-
-    assert p(needed) < 0.05 <= p(needed - 1)
-    assert needed > 5
-
-
-@pytest.mark.parametrize(
-    ("values", "needed"),
-    [
-        ((1.0, -1.0, 0.0), None),
-        ((1.0,), None),
-        ((5.0, 5.1), FEWEST_SEEDS),
-        ((2.0, 2.0, 2.0), 4),
-        ((5.0, 5.1, 5.0), None),
-    ],
-    ids=["mean of 0", "one seed", "two close ones", "equal ones", "decided"],
-)
-def test_seeds_to_decide_at_the_edges(values: tuple[float, ...], needed: int | None) -> None:
-    assert judge([Claim.parse("a > b on c")], [sample(*values)])[0].seeds_to_decide == needed
+    for count in (4, 8):
+        left, right = draw.normal(0, 2, count), draw.normal(0, 1, count)
+        own = spreads(list(left), list(right))
+        assert own.ratio == pytest.approx(np.std(left, ddof=1) / np.std(right, ddof=1), rel=0.05)
+        expected = stats.pearsonr(left + right, left - right).pvalue
+        assert own.p_with(count) == pytest.approx(expected, rel=0.1)  # steps add to both variances
+        assert own.of([0, 1, 2]).seeds == [0, 1, 2]
+        low, high = own.interval
+        assert low < own.ratio < high
+        assert own.is_above == (own.ratio > 1)
 
 
-def test_claims_that_were_not_run_stay_in_the_family() -> None:
-    """Else a part of the rows would decide what all of them do not."""
-    claims, own = [Claim.parse("a > b on c")] * 4, sample(1.0, 0.6, 1.4)
-    alone = judge(claims[:1], [own])[0]
-    among = judge(claims, [own, None, None, None])[0]
-    assert (alone.verdict, among.verdict) == ("held", "undecided")
-    assert among.p == pytest.approx(4 * alone.p)
+def test_an_interval_of_a_ratio_ends_where_its_test_no_longer_rejects() -> None:
+    draw = np.random.default_rng(3)
+    left, right = draw.normal(0, 3, 400), draw.normal(0, 1, 400)  # so many that steps are nothing
+    low, high = spreads(list(left), list(right)).interval
+    for end in (low, high):
+        assert spreads(list(left / end), list(right)).p_with(400) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_spreads_at_the_edges() -> None:
+    assert math.isnan(spreads([1.0, 2.0], [1.0, 3.0]).p_with(2))
+    same = spreads([2.0, 2.0, 2.0], [2.0, 2.0, 2.0])
+    assert same.p_with(3) == 1
+    assert math.isnan(same.ratio)
+    assert math.isnan(same.interval[0])
+    constant = spreads([2.0] * 5, [2.0, 4.0, 3.0, 1.0, 2.0])
+    assert 0 < constant.p_with(5) < 0.05  # figures that move in steps are not known exactly
+
+
+def test_equal_spreads_are_told_apart_at_the_level() -> None:
+    draw, wrong, studies = np.random.default_rng(5), 0, 1000
+    for _ in range(studies):
+        common = draw.normal(0, 1, 5)
+        wrong += spreads(*(list(common + draw.normal(0, 1, 5)) for _ in range(2))).p_with(5) < 0.05
+    assert wrong / studies < 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
 def test_holm_against_its_definition() -> None:
@@ -94,66 +96,3 @@ def test_holm_against_its_definition() -> None:
     assert holm(values)[:4] == pytest.approx([naive(number) for number in range(4)])
     assert math.isnan(holm(values)[4])
     assert holm([]) == []
-
-
-def test_noise_holds_nothing() -> None:
-    """Of studies without any effect and ten claims each, about one in twenty holds or contradicts anything."""
-    draw, wrong, studies = np.random.default_rng(1), 0, 400
-    claims = [Claim.parse("a > b on c")] * 10
-    for _ in range(studies):
-        judged = judge(claims, [sample(*draw.normal(0, 1, 5)) for _ in claims])
-        wrong += any(item.verdict in ("held", "contradicted") for item in judged)
-    assert wrong / studies < 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
-
-
-@pytest.mark.parametrize(("claims", "studies"), [(1, 400), (20, 40)])
-def test_few_test_items_hold_nothing_by_chance(claims: int, studies: int) -> None:
-    """Accuracies of 20 items over three seeds without a true difference, in steps of 5 points."""
-    draw, wrong = np.random.default_rng(2), 0
-    for _ in range(studies):
-        left, right = draw.binomial(20, 0.5, (2, claims, 3)) * 5.0
-        judged = judge([Claim.parse("a > b on c")] * claims, [sample(*row) for row in left - right])
-        wrong += any(item.verdict in ("held", "contradicted") for item in judged)
-    assert wrong / studies <= 0.05
-
-
-@pytest.mark.parametrize(
-    ("text", "values", "verdict"),
-    [
-        ("a > b on c", (2.0, 2.1, 1.9), "held"),
-        ("a < b on c", (2.0, 2.1, 1.9), "contradicted"),
-        ("a > b on c by 3", (2.0, 2.1, 1.9), "contradicted"),
-        ("a > b on c by 1", (2.0, 2.1, 1.9), "held"),
-        ("a >= b on c by 1", (-0.2, 0.1, -0.1), "held"),
-        ("a <= b on c by 1", (-0.2, 0.1, -0.1), "held"),
-        ("a >= b on c by 1", (-2.0, -2.1, -1.9), "contradicted"),
-        ("a > b on c", (2.0, -2.0, 1.0), "undecided"),
-        ("a > b on c", (2.0, 2.0001), "undecided"),
-        ("a > b on c", (2.0, 2.0, 2.0), "undecided"),
-        ("a > b on c", (2.0, 2.0, 2.0, 2.0), "held"),
-        ("a > b on c", (), "not run"),
-    ],
-)
-def test_verdicts(text: str, values: tuple[float, ...], verdict: str) -> None:
-    (item,) = judge([Claim.parse(text)], [sample(*values) if values else None])
-    assert item.verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("text", "left", "right", "column", "margin"),
-    [
-        ("fedcola > fedavg on r1_sum", ("fedcola", ""), ("fedavg", ""), "r1_sum", 0),
-        ("a b >= c on x at 0.1 by 2", ("a b", "0.1"), ("c", "0.1"), "x", 2),
-        ("a at 1.0 < a at 0.1 on x y", ("a", "1.0"), ("a", "0.1"), "x y", 0),
-        ("a at 3, 5 < b on x by .5", ("a", "3, 5"), ("b", ""), "x", 0.5),
-    ],
-)
-def test_forms(text: str, left: tuple[str, str], right: tuple[str, str], column: str, margin: float) -> None:
-    claim = Claim.parse(text)
-    assert (claim.left, claim.right, claim.column, claim.margin) == (left, right, column, margin)
-
-
-@pytest.mark.parametrize("text", ["a > b", "a = b on c", "> b on c", ""])
-def test_other_forms_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="has not the form"):
-        Claim.parse(text)

@@ -25,7 +25,7 @@ ROWS: dict[str, Any] = {
 
 
 def test_they_share_a_cell_and_have_columns_of_their_own(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(seeds=1, rows=ROWS, claims=["clients >= worst client on r1"])
+    study = loaded(seeds=1, rows=ROWS, claims={"primary": ["clients >= worst client on r1"]})
     results = run_study(study, tmp_path / "out", jobs=1).results
     (cell,) = set(results.cells.values())
     records = open_run(tmp_path / "cells" / cell).records

@@ -37,7 +37,9 @@ def files(folder: Path) -> set[str]:
 
 
 def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims=["prox >= tiny on r1 by 100"])
+    study = loaded(
+        columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims={"primary": ["prox >= tiny on r1 by 100"]}
+    )
     first = run(study, tmp_path / "out")
     assert first.ended.failures == {}
     assert first.ended.missing == ()
@@ -156,7 +158,7 @@ def test_two_invocations_do_not_work_on_one_study(loaded: Load, tmp_path: Path) 
 @pytest.mark.slow
 def test_twelve_cells_killed_five_times_give_the_same_bytes(study_file: Callable[..., Path], tmp_path: Path) -> None:
     axes = {"rounds": {"setting": "run.rounds", "values": [2, 3]}}
-    path = study_file(tiny_study(seeds=3, axes=axes, claims=["prox > tiny on r1"]))
+    path = study_file(tiny_study(seeds=3, axes=axes, claims={"primary": ["prox > tiny on r1 at all"]}))
     draw = random.Random(0)
 
     def command(out: Path) -> list[str]:

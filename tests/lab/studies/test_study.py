@@ -44,10 +44,6 @@ TUNING = {
         ({"against": "b"}, "against: there is no 'b'"),
         ({"printed": {"tiny": {"r2": 1}}}, "printed.tiny: there is no 'r2'; valid: MiB, r1"),
         ({"printed": {"tiny": {"r1": {"0.3": 1}}}, "axes": ALPHA}, "printed.tiny.r1: there is no '0.3'"),
-        ({"claims": ["tiny beats prox"]}, "'tiny beats prox' has not the form"),
-        ({"claims": ["tiny > proxy on r1"]}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
-        ({"claims": ["tiny > prox on r2"]}, "there is no 'r2'"),
-        ({"claims": ["tiny > prox on r1 at 3"], "axes": ALPHA}, "there is no '3'"),
         ({"figures": [{"column": "r9"}]}, "figures.0.column: there is no 'r9'"),
         ({"figures": [{"column": "r1", "over": "beta"}]}, "figures.0.over: there is no 'beta'"),
         ({"figures": [{"column": "r1", "over": "round", "minus": True}]}, "figures.0.over: .*'round'; valid: rows"),
@@ -74,7 +70,9 @@ def test_scales_are_merged_over_the_file(study_file: Callable[..., Path]) -> Non
 
 def test_smoke_is_one_seed_one_round_and_the_first_labels(study_file: Callable[..., Path]) -> None:
     rows = {"tiny": {}, "late": {"only": {"alpha": [5]}}, "early": {"only": {"alpha": [0.1]}}}
-    content = tiny_study(rows=rows, axes=ALPHA, tuning=TUNING, seeds=4, claims=["tiny > early on r1 at 0.1"])
+    content = tiny_study(
+        rows=rows, axes=ALPHA, tuning=TUNING, seeds=4, claims={"primary": ["tiny > early on r1 at 0.1"]}
+    )
     smoke = Study.load(study_file(content | {"scales": {"smoke": {"set": {"public.items": 4}}}}), "smoke")
     assert (smoke.seeds, list(smoke.rows), smoke.points, smoke.tuning) == ([0], ["tiny", "early"], (("0.1",),), None)
     assert smoke.set == {"run.rounds": 1, "public.items": 4}

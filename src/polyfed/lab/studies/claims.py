@@ -1,47 +1,67 @@
-"""Claims: statements on the cells of a study, judged by paired differences over seeds."""
+"""Claims: statements on the cells of a study, as its file writes them."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, holm
+from pydantic import Field, model_validator
 
-Operand = tuple[str, str]
-"""A row, and the label of a point of the axes; an empty label is that of the claim."""
+from polyfed.core.settings import Settings
+from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
 
-Verdict = Literal["held", "contradicted", "undecided", "not run"]
+ALL = "all"
+"""Label of the mean over all points of the axes at which every row of a claim is run."""
 
-_FORM = re.compile(
-    r"(?P<left>.+?) (?P<sign>>=|<=|>|<) (?P<right>.+?) on (?P<column>.+?)(?: at (?P<at>.+?))?(?: by (?P<by>\d*\.?\d+))?"
+_CLAIM = re.compile(r"(?P<left>.+?) (?P<sign>>=|<=|>|<) (?P<right>.+?)(?: by (?P<by>\d*\.?\d+))?")
+_OPERAND = re.compile(r"(?P<row>.+?)(?: at (?P<at>.+?))?(?: on (?P<column>.+?)(?: at (?P<at_end>.+?))?)?")
+_STD, _MINUS = "std of ", " - "
+_GRAMMAR = (
+    "'SIDE > SIDE on COLUMN [at LABEL] [by MARGIN]'; a SIDE is ROW [at LABEL] [on COLUMN], the difference of two such, "
+    "or 'std of ROW'"
 )
-_LEVEL = 0.05
-_MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A cell over all its seeds.
+
+    Attributes:
+        row, column: its row, and which figure.
+        label: of its point; ``ALL``: the mean over points; empty where the claim names none.
+    """
+
+    row: str
+    column: str
+    label: str = ""
+
+
+Side = tuple[Operand, ...]
+"""One operand, or two: the first minus the second."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """``ROW [at LABEL] > ROW [at LABEL] on COLUMN [at LABEL] [by MARGIN]``.
+    """``SIDE > SIDE on COLUMN [at LABEL] [by MARGIN]``; column and label at the end are those of every row without.
 
     ``A > B by m`` says that A is above B by more than m; ``A >= B by m`` that A is not below B by more than m.
 
     Attributes:
         text: as it is written.
-        left, right: what is compared; where only the claim has a label, it is that of both.
+        left, right: what is compared.
         sign: one of > < >= <=.
-        column: figure.
         margin: m, 0 unless it is given.
+        is_of_spreads: whether standard deviations over seeds are compared, in place of means.
     """
 
     text: str
-    left: Operand
-    right: Operand
+    left: Side
+    right: Side
     sign: str
-    column: str
     margin: float = 0.0
+    is_of_spreads: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Claim:
@@ -50,87 +70,97 @@ class Claim:
         Raises:
             ValueError: it has another form.
         """
-        matched = _FORM.fullmatch(text.strip())
+        matched = _CLAIM.fullmatch(text.strip())
         if matched is None:
-            raise ValueError(f"claims: '{text}' has not the form 'ROW > ROW on COLUMN [at LABEL] [by MARGIN]'")
-        at = matched["at"] or ""
-        left, right = (_operand(matched[side], at) for side in ("left", "right"))
-        return cls(text, left, right, matched["sign"], matched["column"], float(matched["by"] or 0))
+            raise ValueError(f"'{text}' has not the form {_GRAMMAR}")
+        sides = [matched["left"], matched["right"]]
+        of_spreads = [side.startswith(_STD) for side in sides]
+        left, right = _operands([side.removeprefix(_STD).split(_MINUS) for side in sides], text)
+        claim = cls(text, left, right, matched["sign"], float(matched["by"] or 0), any(of_spreads))
+        if any(of_spreads) and (not all(of_spreads) or len(claim.operands) > 2 or claim.margin):
+            raise ValueError(f"'{text}': compare 'std of ROW' with 'std of ROW', without 'by'")
+        if ALL in claim.labels and len(claim.labels) > 1:
+            raise ValueError(f"'{text}': 'at {ALL}' is for every row of a claim or for none")
+        return claim
+
+    @property
+    def operands(self) -> Side:
+        return self.left + self.right
+
+    @property
+    def labels(self) -> set[str]:
+        """Of the points that it names; an empty one stands for rows without."""
+        return {operand.label for operand in self.operands}
 
     def at(self, label: str) -> Claim:
         """The claim at a point, where it does not say at which."""
-        left, right = ((row, own or label) for row, own in (self.left, self.right))
-        return Claim(self.text, left, right, self.sign, self.column, self.margin)
+        left, right = (
+            tuple(replace(operand, label=operand.label or label) for operand in side)
+            for side in (self.left, self.right)
+        )
+        return replace(self, left=left, right=right)
 
-    def excess(self, difference: float) -> float:
-        """What must be above 0 for the claim, of left minus right: by how much more than the margin."""
+    def towards(self, sample: Sample) -> Sample:
+        """What must be above for the claim to hold, of left and right: beyond the margin, in its direction."""
+        if isinstance(sample, PairedSpreads):
+            return sample if self.sign.startswith(">") else PairedSpreads(sample.right, sample.left)
+        return PairedSample({seed: self._excess(value) for seed, value in sample.by_seed.items()})
+
+    def _excess(self, difference: float) -> float:
         ahead = difference if self.sign.startswith(">") else -difference
         return ahead + self.margin if self.sign.endswith("=") else ahead - self.margin
 
 
-def _operand(text: str, at: str) -> Operand:
-    row, sign, label = text.partition(" at ")
-    return row, label if sign else at
+def _operands(sides: Sequence[Sequence[str]], text: str) -> list[Side]:
+    """Those of both sides; what the last one says behind its column is for all that do not say it themselves."""
+    matches = [[_OPERAND.fullmatch(part) for part in side] for side in sides]
+    last = matches[-1][-1]
+    made: list[Side] = []
+    for side in matches:
+        known = [match for match in side if match is not None]
+        if (
+            last is None
+            or len(known) < len(side)
+            or len(side) > 2
+            or not all(m["column"] or last["column"] for m in known)
+        ):
+            raise ValueError(f"'{text}' has not the form {_GRAMMAR}")
+        made.append(
+            tuple(
+                Operand(m["row"], m["column"] or last["column"], m["at"] or m["at_end"] or last["at_end"] or "")
+                for m in known
+            )
+        )
+    return made
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """A claim with what the seeds say of it.
+class Claims(Settings):
+    """What a study is to prove, and what it says besides."""
 
-    Attributes:
-        claim: at one point.
-        sample: left minus right by seed, or None where no seed has both.
-        excess: the same beyond the margin, towards the claim.
-        p: of the two-sided paired t-test that ``excess`` is 0, adjusted for all claims (Holm); NaN below two seeds.
-        seeds_to_decide: with how many seeds of all claims, at their means and spreads, the adjusted test would decide;
-            None where it has decided, or a thousand would not.
-    """
+    primary: list[str] = Field(
+        default_factory=list, max_length=3, description="one to three statements that are judged (Holm over these)"
+    )
+    secondary: list[str] = Field(
+        default_factory=list, description="statements that are shown as differences with intervals, without verdict"
+    )
 
-    claim: Claim
-    sample: PairedSample | None
-    excess: PairedSample | None
-    p: float
-    seeds_to_decide: int | None = None
+    @model_validator(mode="before")
+    @classmethod
+    def _by_rank(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            raise ValueError("is a list; write {primary: [one to three claims, judged], secondary: [the others]}")
+        return value
+
+    @model_validator(mode="after")
+    def _with_a_primary_one(self) -> Self:
+        if self.secondary and not self.primary:
+            raise ValueError("primary: there is none; name the statement for which the study is run")
+        return self
 
     @property
-    def verdict(self) -> Verdict:
-        """Held or contradicted where the adjusted test rejects chance, and never on fewer than three seeds."""
-        if self.excess is None:
-            return "not run"
-        if len(self.excess.values) < FEWEST_SEEDS or not self.p < _LEVEL:
-            return "undecided"
-        return "held" if self.excess.mean > 0 else "contradicted"
+    def to_judge(self) -> list[Claim]:
+        return list(map(Claim.parse, self.primary))
 
-
-def judge(claims: Sequence[Claim], samples: Sequence[PairedSample | None]) -> list[Judgement]:
-    """Judge the claims of a study, each by its left minus right over seeds.
-
-    P-values are adjusted over all claims (Holm 1979), also those that were not run: which rows are run does not change
-    the family.
-    """
-    excesses = [
-        None if sample is None else PairedSample({seed: claim.excess(value) for seed, value in sample.by_seed.items()})
-        for claim, sample in zip(claims, samples, strict=True)
-    ]
-    adjusted = holm([_p_with(excess, 0) for excess in excesses])
-    enough = [_enough(excesses, number) for number in range(len(claims))]
-    return [Judgement(*parts) for parts in zip(claims, samples, excesses, adjusted, enough, strict=True)]
-
-
-def _p_with(excess: PairedSample | None, seeds: int) -> float:
-    """With so many seeds, or those that there are where they are more; NaN where no seed was run."""
-    return float("nan") if excess is None else excess.p_with(max(seeds, len(excess.values)))
-
-
-def _enough(excesses: Sequence[PairedSample | None], number: int) -> int | None:
-    """Fewest seeds with which the adjusted test of a claim would decide."""
-    excess = excesses[number]
-
-    def is_decided(seeds: int) -> bool:
-        return holm([_p_with(other, seeds) for other in excesses])[number] < _LEVEL
-
-    if excess is None or (len(excess.values) >= FEWEST_SEEDS and is_decided(0)):
-        return None
-    counts = range(max(FEWEST_SEEDS, len(excess.values) + 1), _MOST_SEEDS + 1)
-    place = bisect(counts, False, key=is_decided)  # the more seeds, the smaller every p
-    return counts[place] if place < len(counts) else None
+    @property
+    def to_show(self) -> list[Claim]:
+        return list(map(Claim.parse, self.secondary))

@@ -61,3 +61,10 @@ class ColumnSettings(Settings):
         shown = {key: value for key, value in content.items() if key not in ("lower", "digits")}
         shown |= own_code(self)
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def named_column(value: Any) -> Any:
+    """A column's settings: a bare mapping is a metric, a bare text the name of one."""
+    if isinstance(value, str):
+        return {"name": "metric", "metric": value}
+    return {"name": "metric", **value} if isinstance(value, Mapping) and "name" not in value else value

@@ -30,8 +30,10 @@ class RegimeMap(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if any(label for _, label in (self.claim.left, self.claim.right)):
+        if self.claim.labels != {""}:
             raise ValueError(f"map: '{self.map}' names a point; a map shows a claim at all points, so leave it out")
+        if self.claim.is_of_spreads:
+            raise ValueError(f"map: '{self.map}' compares spreads; a map shows means")
         if self.x == self.y:
             raise ValueError(f"y: '{self.y}' is x already; give another axis, or null")
         return self

@@ -10,17 +10,17 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from polyfed.lab.studies.claims import Judgement, Verdict
 from polyfed.lab.studies.effort import Effort
+from polyfed.lab.studies.judgement import Judgement, Verdict
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Study
 from polyfed.lab.studies.study_files import folder_name, study_files
-from polyfed.lab.studies.tables import claim_evidence, claims_table, figure_tables, study_tables
+from polyfed.lab.studies.tables import claim_evidence, claims_tables, figure_tables, study_tables
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.tables import TextTable
 
 PAPER = "paper"
-_VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "undecided", "not run")
+_VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open", "not run")
 _DECIDED = ("held", "contradicted")
 
 
@@ -72,7 +72,7 @@ class StudyRecord:
 
     @cached_property
     def judgements(self) -> list[Judgement]:
-        """Its claims, judged; of a study that was not run none."""
+        """Its primary claims, judged; of a study that was not run none."""
         return self.results.judgements() if self.results else []
 
     @property
@@ -125,8 +125,7 @@ class StudyRecord:
         """Figures beside the paper's, and claims, as Markdown of a section."""
         if self.results is None:
             return []
-        judged = [claims_table(self.judgements)] if self.judgements else []
-        return _markdown([*figure_tables(self.results), *judged], 4)
+        return _markdown([*figure_tables(self.results), *claims_tables(self.results)], 4)
 
     @property
     def page(self) -> str:
@@ -160,7 +159,7 @@ def index_text(recorded: Sequence[StudyRecord], folder: str) -> str:
         folder: of their pages, as links have it.
     """
     claims = [row for record in recorded for row in _decided(record)]
-    heads = ("claim", "study", "verdict", "seeds", "mean difference", "95 % interval", "adjusted p")
+    heads = ("claim", "study", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
     decided = _markdown([TextTable("What they decide", heads, claims)], 3)
     return _rendered("results.md.j2", records=recorded, folder=folder, decided=decided if claims else [])
 

@@ -9,10 +9,9 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.drawings import RegimeMap
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import Point
+from polyfed.lab.studies.study import Point, point_label
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled
 from polyfed.reporting.statistics import CONFIDENCE, PairedSample
 from polyfed.reporting.tables import TextTable
@@ -72,21 +71,19 @@ class ClaimMap:
 
     @property
     def points(self) -> list[Point]:
-        """Those that both rows have."""
-        study, claim = self.results.study, self.drawing.claim
-        return [point for point in study.points_of(claim.left[0]) if point in study.points_of(claim.right[0])]
+        """Those that all rows have."""
+        return self.results.study.shared_points(self.drawing.claim.operands)
 
     @cached_property
     def cells(self) -> dict[Point, MapCell]:
-        study, claim = self.results.study, self.drawing.claim
-        digits = study.columns[claim.column].digits
-        samples = {point: self._sample(point) for point in self.points}
-        return {point: MapCell(sample, _beyond(claim, sample), digits) for point, sample in samples.items() if sample}
-
-    def _sample(self, point: Point) -> PairedSample | None:
         claim = self.drawing.claim
-        left, right = ((row, point, claim.column) for row, _ in (claim.left, claim.right))
-        return self.results.difference(left, right)
+        digits = self.results.study.columns[claim.left[0].column].digits
+        samples = {point: self.results.sample(claim.at(point_label(point))) for point in self.points}
+        return {
+            point: MapCell(sample, excess, digits)
+            for point, sample in samples.items()
+            if isinstance(sample, PairedSample) and isinstance(excess := claim.towards(sample), PairedSample)
+        }
 
     @property
     def panels(self) -> list[dict[str, str]]:
@@ -153,10 +150,6 @@ class ClaimMap:
         """The largest difference, where colours end."""
         means = (abs(cell.excess.mean) for cell in self.cells.values())
         return max((mean for mean in means if math.isfinite(mean)), default=0.0) or 1.0
-
-
-def _beyond(claim: Claim, sample: PairedSample) -> PairedSample:
-    return PairedSample({seed: claim.excess(value) for seed, value in sample.by_seed.items()})
 
 
 def claim_maps(results: Results) -> list[ClaimMap]:

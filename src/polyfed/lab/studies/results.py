@@ -16,12 +16,13 @@ from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import CellFigures
-from polyfed.lab.studies.claims import Claim, Judgement, judge
+from polyfed.lab.studies.claims import ALL, Claim, Side
+from polyfed.lab.studies.judgement import Judgement, judge
 from polyfed.lab.studies.planning import Chosen, StudyPlan
 from polyfed.lab.studies.shapley import shapley_values
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import PairedSample
+from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample, finite_mean
 
 STUDY, RESULTS = "study.yaml", "results.json"
 SeedFigures = Mapping[int, float]
@@ -104,22 +105,45 @@ class Results:
         return values
 
     def judgements(self) -> list[Judgement]:
-        """Every claim, at every point where it does not name one."""
-        by_label = {point_label(point): point for point in self.study.points}
-        claims = [claim for text in self.study.claims for claim in self._at_points(Claim.parse(text))]
-        samples = [
-            self.difference(*((row, by_label[label], claim.column) for row, label in (claim.left, claim.right)))
-            for claim in claims
-        ]
-        return judge(claims, samples)
+        """Every primary claim."""
+        return self.judged(self.study.claims.to_judge)
 
-    def _at_points(self, claim: Claim) -> list[Claim]:
-        if claim.left[1] and claim.right[1]:
+    def judged(self, claims: Sequence[Claim]) -> list[Judgement]:
+        """Claims as one family, each at the point that it names, or over all."""
+        return judge(claims, list(map(self.sample, claims)), self.study.looks)
+
+    def readings(self) -> list[tuple[Claim, Sample | None]]:
+        """Every secondary claim with left against right by seed, at every point where it does not name one."""
+        claims = [claim for given in self.study.claims.to_show for claim in self.at_points(given)]
+        return [(claim, self.sample(claim)) for claim in claims]
+
+    def at_points(self, claim: Claim) -> list[Claim]:
+        """The claim at every point that its rows share, where it does not name one."""
+        if "" not in claim.labels:
             return [claim]
-        shared = [
-            point for point in self.study.points_of(claim.left[0]) if point in self.study.points_of(claim.right[0])
+        return [claim.at(point_label(point)) for point in self.study.shared_points(claim.operands)]
+
+    def sample(self, claim: Claim) -> Sample | None:
+        """Left against right by seed; None where no seed has all of it."""
+        points = self.study.shared_points(claim.operands) if ALL in claim.labels else []
+        left, right = self._side(claim.left, points), self._side(claim.right, points)
+        seeds = [seed for seed in left if seed in right]
+        if not seeds:
+            return None
+        if claim.is_of_spreads:
+            return PairedSpreads({seed: left[seed] for seed in seeds}, {seed: right[seed] for seed in seeds})
+        return PairedSample({seed: left[seed] - right[seed] for seed in seeds})
+
+    def _side(self, side: Side, points: Sequence[Point]) -> dict[int, float]:
+        """Seed -> figure: of a cell or a difference of two; their means where there are ``points``."""
+        by_label = {point_label(point): point for point in self.study.points}
+        parts = [
+            [self.at(operand.row, point, operand.column) for point in points or [by_label[operand.label]]]
+            for operand in side
         ]
-        return [claim.at(point_label(point)) for point in shared]
+        seeds = [seed for seed in parts[0][0] if all(seed in by_seed for part in parts for by_seed in part)]
+        means = [{seed: finite_mean(by_seed[seed] for by_seed in part) for seed in seeds} for part in parts]
+        return {seed: means[0][seed] - sum(other[seed] for other in means[1:]) for seed in seeds}
 
     # ---- files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import product
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,11 +13,12 @@ from pydantic import Field, JsonValue, SerializeAsAny, field_validator, model_va
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
-from polyfed.lab.studies.claims import Claim
-from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.studies.claims import ALL, Claim, Claims, Operand
+from polyfed.lab.studies.column import ColumnSettings, named_column
 from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
-from polyfed.lab.studies.study_files import merged_study, setting_label, study_content
+from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
+from polyfed.reporting.statistics import FEWEST_SEEDS
 from polyfed.runs.tuning import Dimension, Grid
 from polyfed.runs.twins import TwinSettings
 
@@ -145,6 +146,11 @@ class Study(Settings):
     base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
     set: Overrides = Field(default_factory=dict, description="overrides of all cells")
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
+    more_seeds: int | None = Field(
+        default=None,
+        ge=0,
+        description="further ones where a primary claim is open; null: as many again, if five or more",
+    )
     rows: dict[str, Row] = Field(min_length=1)
     columns: dict[str, SerializeAsAny[ColumnSettings]] = Field(min_length=1)
     axes: dict[str, Axis] = Field(default_factory=dict)
@@ -153,7 +159,7 @@ class Study(Settings):
     printed: dict[str, dict[str, float | dict[str, float]]] = Field(
         default_factory=dict, description="what the paper prints: row -> column -> value, or label -> value"
     )
-    claims: list[str] = Field(default_factory=list)
+    claims: Claims = Field(default_factory=Claims)
     figures: list[AnyDrawing] = Field(default_factory=list)
     keep: Literal["records", "models"] = Field(default="records", description="what stays of a cell")
 
@@ -179,15 +185,18 @@ class Study(Settings):
         self._check_printed()
         for number, drawing in enumerate(self.figures):
             self._check_drawing(f"figures.{number}", drawing)
-        for text in self.claims:
-            self._check_claim(text)
+        for claim in self.claims.to_judge:
+            self._check_claim("claims.primary", claim)
+            if self.axes and "" in claim.labels:
+                raise ValueError(f"claims.primary: '{claim.text}' names no point; add 'at LABEL', or 'at {ALL}'")
+        for claim in self.claims.to_show:
+            self._check_claim("claims.secondary", claim)
         return self
 
     def _check_drawing(self, where: str, drawing: AnyDrawing) -> None:
         if isinstance(drawing, RegimeMap):
             require_known(where, drawing.axes, self.axes)
-            require_known(f"{where}.map", [drawing.claim.left[0], drawing.claim.right[0]], self.rows)
-            require_known(f"{where}.map", [drawing.claim.column], self.columns)
+            self._check_claim(f"{where}.map", drawing.claim)
             return
         require_known(f"{where}.column", [drawing.column], self.columns)
         is_metric = isinstance(self.columns[drawing.column], Metric)
@@ -215,13 +224,15 @@ class Study(Settings):
                 if isinstance(value, dict):
                     require_known(f"printed.{row}.{column}", value, labels)
 
-    def _check_claim(self, text: str) -> None:
-        claim = Claim.parse(text)
-        require_known(f"claims: '{text}'", [claim.column], self.columns)
-        for row, label in (claim.left, claim.right):
-            require_known(f"claims: '{text}'", [row], self.rows)
-            if label:
-                require_known(f"claims: '{text}'", [label], map(point_label, self.points_of(row)))
+    def _check_claim(self, key: str, claim: Claim) -> None:
+        where = f"{key}: '{claim.text}'"
+        for operand in claim.operands:
+            require_known(where, [operand.row], self.rows)
+            require_known(where, [operand.column], self.columns)
+            if operand.label not in ("", ALL):
+                require_known(where, [operand.label], map(point_label, self.points_of(operand.row)))
+        if not self.shared_points(claim.operands):
+            raise ValueError(f"{where}: its rows have no point in common")
 
     # ---- what there is
 
@@ -244,6 +255,27 @@ class Study(Settings):
             for point in self.points
             if all(label in allowed.get(name, {label}) for name, label in zip(names, point, strict=True))
         )
+
+    def shared_points(self, operands: Iterable[Operand]) -> list[Point]:
+        """Those at which the rows of a claim are run that name no point of their own."""
+        free = [operand.row for operand in operands if operand.label in ("", ALL)]
+        return [point for point in self.points if all(point in self.points_of(row) for row in free)]
+
+    @property
+    def further_seeds(self) -> list[int]:
+        """With which the rows of a primary claim go on that is open after ``seeds``."""
+        if not self.claims.primary:
+            return []
+        default = len(self.seeds) if len(self.seeds) >= FEWEST_SEEDS else 0
+        taken = self.tuning.seeds if self.tuning else []
+        free = (seed for seed in count(max(self.seeds) + 1) if seed not in taken)
+        return list(islice(free, default if self.more_seeds is None else self.more_seeds))
+
+    @property
+    def looks(self) -> list[list[int]]:
+        """Seeds at which claims are judged: ``seeds``, then further ones with them; fewer than five are no look."""
+        looks = [self.seeds, *([[*self.seeds, *more]] if (more := self.further_seeds) else [])]
+        return [look for look in looks if len(look) >= FEWEST_SEEDS]
 
     def resolved(self, name: str) -> Row:
         """A row with what it is like beneath it."""
@@ -307,12 +339,12 @@ class Study(Settings):
         return study.smaller((scales.get(SMOKE) or {}).get("set", {})) if scale == SMOKE else study
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
-        """The same with other seeds.
+        """The same with exactly these seeds.
 
         Raises:
             ConfigError: one of them is a seed of the tuning.
         """
-        return parse_settings(Study, self.content() | {"seeds": list(seeds)})
+        return parse_settings(Study, self.content() | {"seeds": list(seeds), "more_seeds": 0})
 
     def content(self) -> dict[str, Any]:
         """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""
@@ -324,7 +356,7 @@ class Study(Settings):
         axes = {name: _first_point(axis) for name, axis in self.axes.items()}
         first = {name: list(axis.overrides) for name, axis in axes.items()}
         rows = {name: _smaller(row) for name, row in self.rows.items() if _is_at(row, first)}
-        content = self.content() | {"printed": {}, "claims": [], "figures": [], "tuning": None}
+        content = self.content() | {"printed": {}, "claims": {}, "figures": [], "tuning": None}
         content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
         content |= {"axes": {name: axis.model_dump(mode="json") for name, axis in axes.items()}}
         content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}
@@ -360,18 +392,3 @@ def _smaller(row: Row) -> Row:
 
 def _is_at(row: Row, labels: Mapping[str, list[str]]) -> bool:
     return all(set(map(setting_label, own)) & {*labels[axis]} for axis, own in row.only.items())
-
-
-def named_column(value: Any) -> Any:
-    """A column's settings: a bare mapping is a metric, a bare text the name of one."""
-    if isinstance(value, str):
-        return {"name": "metric", "metric": value}
-    return {"name": "metric", **value} if isinstance(value, Mapping) and "name" not in value else value
-
-
-def require_known(key: str, names: Any, valid: Any) -> None:
-    """Raise ValueError if one of the names is not valid."""
-    known = list(valid)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{key}: there is no '{name}'; {nearest(str(name), known)}")

@@ -89,3 +89,11 @@ def study_files() -> dict[str, Traversable]:
 
 def folder_name(name: str, scale: str) -> str:
     return f"{name.replace('/', '-')}-{scale}"
+
+
+def require_known(key: str, names: Any, valid: Any) -> None:
+    """Raise ValueError if one of the names is not valid."""
+    known = list(valid)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{key}: there is no '{name}'; {nearest(str(name), known)}")

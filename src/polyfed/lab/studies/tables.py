@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from polyfed.lab.studies.claims import Judgement
+from polyfed.lab.studies.claims import Claim
+from polyfed.lab.studies.judgement import Judgement
 from polyfed.lab.studies.regime_maps import claim_maps
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample
+from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
 from polyfed.reporting.tables import TextTable, figure
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): fewer seeds than the study has."
+_SIDES = "Difference: left minus right; of standard deviations: left over right."
 _PRINTED = "[...]: what the paper prints."
 
 
@@ -22,7 +24,7 @@ def study_tables(results: Results) -> list[TextTable]:
     """All of them, in the order in which they are read."""
     tables = [*figure_tables(results), *difference_tables(results)]
     tables += shapley_tables(results) if results.study.coalitions else []
-    tables += [claims_table(results.judgements())] if results.study.claims else []
+    tables += claims_tables(results)
     tables += [table for claims in claim_maps(results) for table in claims.tables()]
     tables += [tuning_table(results)] if results.chosen else []
     tables += [causes_table(results)] if results.causes else []
@@ -112,23 +114,26 @@ def difference_tables(results: Results) -> list[TextTable]:
             and (sample := results.difference((row, point, column), (results.reference, point, column)))
         ]
         if body:
-            heads = ("", "seeds", "mean", "95 % interval", "smallest", "p")
+            heads = ("", "seeds", "mean", "95 % interval", "smallest")
             tables.append(TextTable(f"{column}: minus {results.reference}", heads, body, _difference_notes(results)))
     return tables
 
 
 def _difference_notes(results: Results) -> tuple[str, ...]:
-    note = "Paired by seed; interval and p: Student's t over these differences, p not adjusted."
+    note = "Paired by seed; interval: Student's t over these differences."
     few = len(results.study.seeds) < FEWEST_SEEDS
     return (note, f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim.") if few else (note,)
 
 
 def difference_texts(sample: PairedSample, digits: int) -> list[str]:
-    """Seeds, mean, interval, smallest and p."""
-    low, high = sample.interval
-    interval = "-" if math.isnan(low) else f"{low:+.{digits}f} to {high:+.{digits}f}"
-    mean, smallest = f"{sample.mean:+.{digits}f}", f"{sample.smallest:+.{digits}f}"
-    return [str(len(sample.values)), mean, interval, smallest, _p_text(sample.p)]
+    """Seeds, mean, interval and smallest."""
+    mean, interval = f"{sample.mean:+.{digits}f}", _interval_text(sample.interval, f"+.{digits}f")
+    return [str(len(sample.values)), mean, interval, f"{sample.smallest:+.{digits}f}"]
+
+
+def _interval_text(interval: tuple[float, float], form: str) -> str:
+    low, high = interval
+    return "-" if math.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
 def shapley_tables(results: Results) -> list[TextTable]:
@@ -151,45 +156,59 @@ def _p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else figure(p, 3)
 
 
-def claims_table(judgements: Sequence[Judgement]) -> TextTable:
-    """Every claim with its verdict."""
-    body = [claim_evidence(item) for item in judgements]
-    heads = ("claim", "verdict", "seeds", "mean difference", "95 % interval", "adjusted p")
+def claims_tables(results: Results) -> list[TextTable]:
+    """Primary claims with their verdicts, then secondary ones as differences."""
+    judged, read = results.judgements(), results.readings()
+    return [*([_judged(judged, len(results.study.looks))] if judged else []), *([_read(read)] if read else [])]
+
+
+def _judged(judgements: Sequence[Judgement], looks: int) -> TextTable:
+    heads = ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
+    half = ", half of it at each of two looks" if looks > 1 else ""
     notes = (
-        "Verdicts: paired t-test over seeds, p adjusted for all claims of the study (Holm), run or not, level 0.05, "
-        f"never on fewer than {FEWEST_SEEDS} seeds. Difference: left minus right.",
-        *_undecided(judgements),
+        f"Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05{half}; "
+        f"never on fewer than {FEWEST_SEEDS} seeds. {_SIDES}",
+        *_still_open(judgements),
     )
-    return TextTable("Claims", heads, body, notes)
+    return TextTable("Claims", heads, [claim_evidence(item) for item in judgements], notes)
+
+
+def _read(readings: Sequence[tuple[Claim, Sample | None]]) -> TextTable:
+    body = [[_claim_text(claim), *_evidence(sample)] for claim, sample in readings]
+    notes = (f"Not judged: intervals are each claim's own. {_SIDES}",)
+    return TextTable("Secondary claims", ("claim", "seeds", "difference", "95 % interval"), body, notes)
 
 
 def claim_evidence(item: Judgement) -> list[str]:
-    return [_claim_text(item), item.verdict, *_evidence(item)]
+    """Claim, verdict, seeds, difference, interval and p."""
+    return [_claim_text(item.claim), item.verdict, *_evidence(item.sample), _p_text(item.p)]
 
 
-def _claim_text(item: Judgement) -> str:
-    label = item.claim.left[1]
-    return item.claim.text if not label or " at " in item.claim.text else f"{item.claim.text} ({label})"
+def _claim_text(claim: Claim) -> str:
+    label = claim.left[0].label
+    return claim.text if not label or " at " in claim.text else f"{claim.text} ({label})"
 
 
-def _evidence(item: Judgement) -> list[str]:
-    if item.sample is None:
-        return ["0", "-", "-", "-"]
-    seeds, mean, interval, *_ = difference_texts(item.sample, 2)
-    return [seeds, mean, interval, _p_text(item.p)]
+def _evidence(sample: Sample | None) -> list[str]:
+    if sample is None:
+        return ["0", "-", "-"]
+    if isinstance(sample, PairedSpreads):
+        return [str(len(sample.seeds)), f"x {figure(sample.ratio)}", _interval_text(sample.interval, ".2f")]
+    return difference_texts(sample, 2)[:3]
 
 
-def _undecided(judgements: Sequence[Judgement]) -> Iterator[str]:
+def _still_open(judgements: Sequence[Judgement]) -> Iterator[str]:
     for item in judgements:
-        if item.verdict == "undecided":
-            yield f"{_claim_text(item)}: undecided; {_enough(item)}."
+        if item.verdict == "open":
+            yield f"{_claim_text(item.claim)}: open; {_enough(item)}."
 
 
 def _enough(item: Judgement) -> str:
-    if item.excess is not None and math.isnan(item.excess.spread):
+    if item.sample is not None and len(item.sample.seeds) < 2:
         return "one seed has no spread, so nobody knows how many would decide"
-    enough = "more than a thousand" if item.seeds_to_decide is None else f"about {item.seeds_to_decide}"
-    return f"at this mean and spread {enough} seeds would decide"
+    if item.seeds_to_decide is None:
+        return "at this mean and spread a thousand seeds would not decide"
+    return f"at this mean and spread about {item.seeds_to_decide} seeds would decide"
 
 
 # ---- tuning, and what is missing

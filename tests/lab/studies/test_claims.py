@@ -1,0 +1,110 @@
+"""How claims are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polyfed.core.errors import ConfigError
+from polyfed.lab.studies.claims import Claim, Operand
+from polyfed.lab.studies.study import Study
+
+AXES = {"alpha": {"setting": "run.seed", "values": [0.1, 5]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "left", "right", "margin"),
+    [
+        ("fedcola > fedavg on r1_sum", [("fedcola", "r1_sum")], [("fedavg", "r1_sum")], 0),
+        ("a b >= c on x at 0.1 by 2", [("a b", "x", "0.1")], [("c", "x", "0.1")], 2),
+        ("a at 1.0 < a at 0.1 on x y", [("a", "x y", "1.0")], [("a", "x y", "0.1")], 0),
+        ("a at 3, 5 < b on x by .5", [("a", "x", "3, 5")], [("b", "x")], 0.5),
+        ("a > b on x at all", [("a", "x", "all")], [("b", "x", "all")], 0),
+        ("a on same kind < a on other kind", [("a", "same kind")], [("a", "other kind")], 0),
+        ("a on x at 1 < b on y at 2", [("a", "x", "1")], [("b", "y", "2")], 0),
+        (
+            "a at n 3 - a at n 2 > a at d 5 - a at d 6 on x",
+            [("a", "x", "n 3"), ("a", "x", "n 2")],
+            [("a", "x", "d 5"), ("a", "x", "d 6")],
+            0,
+        ),
+        ("a on x - b on y <= c on z by 1", [("a", "x"), ("b", "y")], [("c", "z")], 1),
+        ("std of a < std of b on x", [("a", "x")], [("b", "x")], 0),
+    ],
+)
+def test_forms(text: str, left: list[tuple[str, ...]], right: list[tuple[str, ...]], margin: float) -> None:
+    claim = Claim.parse(text)
+    assert [[*claim.left], [*claim.right]] == [[Operand(*parts) for parts in side] for side in (left, right)]
+    assert (claim.margin, claim.is_of_spreads) == (margin, text.startswith("std"))
+
+
+@pytest.mark.parametrize("text", ["a > b", "a = b on c", "> b on c", "", "a on x > b", "a - b - c > d on x"])
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="has not the form"):
+        Claim.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("std of a < b on x", "compare 'std of ROW' with 'std of ROW'"),
+        ("std of a < std of b on x by 1", "without 'by'"),
+        ("a at 1 > b on x at all", "'at all' is for every row of a claim or for none"),
+    ],
+)
+def test_forms_that_mean_nothing_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Claim.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("claims", "more", "message"),
+    [
+        (["tiny > prox on r1"], {}, r"claims: is a list; write \{primary: \[one to three claims"),
+        ({"secondary": ["tiny > prox on r1"]}, {}, "claims: primary: there is none"),
+        ({"primary": ["tiny > prox on r1"] * 4}, {}, "claims.primary: .*at most 3"),
+        ({"primary": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),
+        ({"primary": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
+        ({"primary": ["tiny on r1 > prox on r2"]}, {}, "there is no 'r2'"),
+        ({"primary": ["tiny > prox on r1 at 3"]}, {"axes": AXES}, "there is no '3'"),
+        ({"primary": ["tiny > prox on r1"]}, {"axes": AXES}, "names no point; add 'at LABEL', or 'at all'"),
+        (
+            {"primary": ["a > b on r1 at all"]},
+            {"axes": AXES, "rows": {"a": {"only": {"alpha": [5]}}, "b": {"only": {"alpha": [0.1]}}}},
+            "its rows have no point in common",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(loaded: Callable[..., Study], claims: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(claims=claims, **more)
+
+
+@pytest.mark.parametrize(
+    ("change", "looks"),
+    [
+        ({"seeds": 5}, [5, 10]),
+        ({"seeds": 6, "more_seeds": 2}, [6, 8]),
+        ({"seeds": 5, "more_seeds": 0}, [5]),
+        ({"seeds": 3}, []),
+        ({"seeds": 3, "more_seeds": 4}, [7]),
+        ({"seeds": 5, "claims": {}}, [5]),
+    ],
+)
+def test_looks(loaded: Callable[..., Study], change: dict[str, Any], looks: list[int]) -> None:
+    study = loaded(**({"claims": {"primary": ["tiny > prox on r1"]}} | change))
+    assert list(map(len, study.looks)) == looks
+    assert study.with_seeds(range(6)).looks == [[*range(6)]]
+
+
+def test_further_seeds_are_no_seeds_of_the_tuning(loaded: Callable[..., Study]) -> None:
+    tuning = {"grid": {"rate": [0.1]}, "paths": {"rate": ["run.rounds"]}, "seeds": [8]}
+    study = loaded(
+        seeds=[1, 2, 3, 4, 7],
+        more_seeds=2,
+        claims={"primary": ["tiny > prox on r1"]},
+        tuning=tuning | {"column": {"metric": "r1", "kind": "validation"}},
+    )
+    assert study.further_seeds == [9, 10]
