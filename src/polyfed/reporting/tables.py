@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from polyfed.core.untrusted import markdown, plain
+from polyfed.core.untrusted import markdown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,20 +32,10 @@ class TextTable:
     notes: Sequence[str] = field(default=())
 
     def rich(self) -> RenderableType:
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
+        """For a terminal, whose width it fits."""
+        from polyfed.reporting.fitted_tables import FittedTable
 
-        title = Text(plain(self.title), style="bold")
-        # names of clients, classes and metrics are others' words: never markup, never more than one line
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(Text(plain(column)), justify="right" if number else "left", overflow="fold")
-        for row in self.rows:
-            table.add_row(*(Text(plain(cell)) for cell in row))
-        notes = [Text(plain(note), style="dim") for note in self.notes]
-        return Group(*([table] if self.rows else [title]), *notes, Text())
+        return FittedTable(self)
 
     def markdown(self, level: int = 2) -> str:
         """For a file; ``level`` is that of the heading."""
