@@ -1,10 +1,11 @@
-"""Pages of results from records of studies: docs/results/, the block in docs/results.md, and docs/reproduction.md.
+"""Pages of results from records of studies: docs/results/, blocks of other pages, and docs/reproduction.md.
 
     python scripts/pages.py                        # from the records in docs/results
     python scripts/pages.py --from runs/studies    # take over what was run of polyfed's own studies before
 
 A record is ``study.yaml`` and ``results.json`` of a study's folder. Equal records give equal bytes, and a test compares
-pages with records, so that no page is edited by hand.
+pages with records, so that no page is edited by hand. Blocks stand in docs/results.md (what was run), the README and
+the papers' pages (what holds and where), and mkdocs.yml (the menu).
 """
 
 from __future__ import annotations
@@ -12,41 +13,90 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from polyfed.core.files import write_atomically
+from polyfed.lab.studies.evidence import Evidence, evidence_table
 from polyfed.lab.studies.ledger import ledger, ledger_text
-from polyfed.lab.studies.records import StudyRecord, index_text, record_text, records
+from polyfed.lab.studies.records import StudyRecord, index_text, record_pictures, record_text, records
 from polyfed.lab.studies.results import RESULTS, STUDY
 from polyfed.lab.studies.study_files import folder_name
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-HOME = "results"
-BEGIN, END = "<!-- made by: make pages -->\n", "<!-- end of what make pages makes -->\n"
+ROOT = Path(__file__).resolve().parents[1]
+HOME = Path("docs/results")
+BEGIN, END = "made by: make pages", "end of what make pages makes"
+_MARKS: Mapping[str, tuple[str, str]] = {".md": ("<!-- ", " -->\n"), ".yml": ("      # ", "\n")}
+
+# page, as links from docs/ have it, and what the paper claims
+PAPERS = {
+    "CreamFL": (
+        "explanation/creamfl.md",
+        "A server learns more from clients' representations of public pairs, weighed by a contrastive score, than from "
+        "averaged weights or other ensembles; contrasts at the clients close the modality gap and curb drift.",
+    ),
+    "FedCola": (
+        "explanation/fedcola.md",
+        "Transformer blocks that modalities share, complemented and compensated, serve paired clients better than "
+        "averages within a modality (FedAvg).",
+    ),
+    "FedAFD": (
+        "explanation/fedafd.md",
+        "Adversarial alignment and gated fusion lift every client, distillation guided by similarity lifts the server.",
+    ),
+    "FedAID": (
+        "explanation/fedaid.md",
+        "Weighing hospitals by their losses on each other's models pre-trains better and fairer than FedAvg.",
+    ),
+}
 
 
-def take_over(found: Iterable[StudyRecord], home: Path, docs: Path = DOCS) -> None:
+def take_over(found: Iterable[StudyRecord], home: Path, root: Path = ROOT) -> None:
     """Copy the records of studies that were run."""
     for record in found:
-        folder = docs / HOME / folder_name(record.name, record.scale)
+        folder = root / HOME / folder_name(record.name, record.scale)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (STUDY, RESULTS):
             shutil.copy(home / folder.name / name, folder / name)
 
 
-def pages(docs: Path = DOCS) -> dict[Path, str]:
-    """Path of each page -> its text."""
-    home = docs / HOME
-    found = records(home)
-    head, _, rest = (docs / "results.md").read_text(encoding="utf-8").partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not end:
-        raise SystemExit(f"docs/results.md: no block between {BEGIN.strip()!r} and {END.strip()!r}")
+def with_block(path: Path, block: str) -> str:
+    """The text of a file with another block between its marks."""
+    before, after = _MARKS[path.suffix]
+    begin, end = f"{before}{BEGIN}{after}", f"{before}{END}{after}"
+    head, _, others = path.read_text(encoding="utf-8").partition(begin)
+    _, found, tail = others.partition(end)
+    if not found:
+        raise SystemExit(f"{path.name}: no block between {begin.strip()!r} and {end.strip()!r}")
+    return f"{head}{begin}{block}{end}{tail}"
+
+
+def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
+    """File -> what stands between its marks."""
+    papers = [Evidence.of(name, claim, page, recorded) for name, (page, claim) in PAPERS.items()]
+    menu = "".join(f"      - results/{record.page}\n" for record in recorded)
     return {
-        **{home / record.page: record_text(record) for record in found},
-        docs / "results.md": f"{head}{BEGIN}\n{index_text(found, HOME)}\n{END}{tail}",
-        docs / "reproduction.md": ledger_text(ledger(home), is_brief=True),
+        "docs/results.md": f"\n{index_text(recorded, HOME.name)}\n",
+        "README.md": f"\n{evidence_table(papers, 'docs/')}\n",
+        **{f"docs/{paper.page}": f"\n{paper.section(f'../{HOME.name}')}\n" for paper in papers},
+        "mkdocs.yml": menu,
+    }
+
+
+def pages(root: Path = ROOT) -> dict[Path, str]:
+    """Path of each page -> its text."""
+    recorded = records(root / HOME)
+    return {
+        **{root / HOME / record.page: record_text(record) for record in recorded},
+        **{root / name: with_block(root / name, block) for name, block in blocks(recorded).items()},
+        root / "docs/reproduction.md": ledger_text(ledger(root / HOME), is_brief=True),
+    }
+
+
+def pictures(root: Path = ROOT) -> dict[Path, str]:
+    """Path of each map -> SVG; another version of matplotlib may place texts otherwise."""
+    return {
+        root / HOME / name: text for record in records(root / HOME) for name, text in record_pictures(record).items()
     }
 
 
@@ -60,9 +110,9 @@ def main() -> int:
         if not found:
             raise SystemExit(f"--from {options.home}: no study of polyfed's own was run there")
         take_over(found, options.home)
-    for path, text in pages().items():
+    for path, text in {**pages(), **pictures()}.items():
         write_atomically(path, text.encode())
-        print(f"written: {path.relative_to(DOCS.parent)}")
+        print(f"written: {path.relative_to(ROOT)}")
     return 0
 
 

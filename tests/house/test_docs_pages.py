@@ -11,45 +11,75 @@ import pages
 from polyfed.lab.studies.records import records
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.study_files import folder_name
 
 
 def test_the_pages_are_those_of_the_records() -> None:
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "make pages"
-    of_records = {record.page for record in records(pages.DOCS / pages.HOME)}
-    assert {path.name for path in (pages.DOCS / pages.HOME).glob("*.md")} == of_records
+    home = pages.ROOT / pages.HOME
+    assert {path.name for path in home.glob("*.md")} == {record.page for record in records(home)}
+    assert {*home.glob("*.svg")} == {*pages.pictures()}
 
 
-def test_a_record_becomes_a_page_an_entry_and_a_line_of_the_ledger(tmp_path: Path) -> None:
-    study = Study.load("papers/fedcola-t4")
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with the files that have blocks, and without records."""
+    root = tmp_path / "repository"
+    (root / pages.HOME).mkdir(parents=True)
+    for name in pages.blocks([]):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(pages.ROOT / name, root / name)
+    return root
+
+
+def run_study(home: Path, name: str, study: Study) -> None:
+    """What a complete run leaves: each row is above the one before by 2, at the first seed by half a point more."""
     values = {
-        (row, (), "r1_sum"): {seed: 10.0 + seed + 2 * place for seed in study.seeds}
+        (row, point, column): {
+            seed: 10.0 + seed + 2 * place + (0.5 if place and not seed else 0) for seed in study.seeds
+        }
         for place, row in enumerate(study.rows)
+        for point in study.points_of(row)
+        for column in study.columns
     }
-    values["fedcola", (), "r1_sum"][0] += 0.5
-    cells = {f"{row}, seed {seed}": f"{row}{seed}" for row in study.rows for seed in study.seeds}
-    Results(study, values, cells=cells, code=("0.1.0 abc",)).save(tmp_path / "runs" / "papers-fedcola-t4-small")
-    docs = tmp_path / "docs"
-    (docs / pages.HOME).mkdir(parents=True)
-    shutil.copy(pages.DOCS / "results.md", docs / "results.md")
-    pages.take_over(records(tmp_path / "runs"), tmp_path / "runs", docs)
-    made = {path.relative_to(docs).as_posix(): text for path, text in pages.pages(docs).items()}
-    page = made["results/papers-fedcola-t4-small.md"]
+    cells = {
+        ", ".join((row, *point, f"seed {seed}")): f"{row}{point}{seed}"
+        for row in study.rows
+        for point in study.points_of(row)
+        for seed in study.seeds
+    }
+    Results(study, values, cells=cells, code=("0.1.0 abc",)).save(home / folder_name(name, "small"))
+
+
+def made(root: Path) -> dict[str, str]:
+    return {path.relative_to(root).as_posix(): text for path, text in pages.pages(root).items()}
+
+
+def test_a_record_becomes_a_page_entries_and_a_line_of_the_ledger(tmp_path: Path, root: Path) -> None:
+    run_study(tmp_path / "runs", "papers/fedcola-t4", Study.load("papers/fedcola-t4"))
+    pages.take_over(records(tmp_path / "runs"), tmp_path / "runs", root)
+    texts = made(root)
+    page = texts["docs/results/papers-fedcola-t4-small.md"]
     assert "    polyfed study run papers/fedcola-t4 --data-dir DATA --weights-dir WEIGHTS\n" in page
-    assert "| runs | 25 of 25 |" in page
     assert "| code | 0.1.0 abc |" in page
-    assert "| fedcola | 5 | +8.10 |" in page
-    assert "| fedcola > fedavg on r1_sum | held | 5 | +8.10 |" in page
     assert (
-        "](results/papers-fedcola-t4-small.md) | FedCola, Table 4: every type's global model | 5 | 1 held, 2 not run |"
-        in made["results.md"]
+        "](results/papers-fedcola-t4-small.md) | FedCola, Table 4: every type's global model | 5 |"
+        in texts["docs/results.md"]
     )
-    assert "20.10 ± " in made["reproduction.md"]
-    assert "| [FedCola](#fedcola) | 15 | 1 | 1 | 0 | 0 |" in made["reproduction.md"]
-    assert {path.relative_to(docs).as_posix(): text for path, text in pages.pages(docs).items()} == made
+    assert "      - results/papers-fedcola-t4-small.md\n" in texts["mkdocs.yml"]
+    assert "| [FedCola](#fedcola) | 15 | 1 |" in texts["docs/reproduction.md"]
+    assert "fedcola > fedavg on r1_sum | Table 4 | held | 5 |" in texts["docs/explanation/fedcola.md"]
+    assert "(../results/papers-fedcola-t4-small.md)" in texts["docs/explanation/fedcola.md"]
+    assert "No study of the paper was run yet." in texts["docs/explanation/creamfl.md"]
+    assert "](docs/explanation/fedcola.md) |" in texts["README.md"]
+    assert "(Table 4)" in texts["README.md"]
+    for name, text in texts.items():
+        (root / name).write_text(text)
+    assert made(root) == texts
 
 
-def test_a_page_without_the_block_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "results.md").write_text("# Results\n")
-    with pytest.raises(SystemExit, match="no block between"):
-        pages.pages(tmp_path)
+def test_a_page_without_the_block_is_refused(root: Path) -> None:
+    (root / "docs/results.md").write_text("# Results\n")
+    with pytest.raises(SystemExit, match=r"results.md: no block between"):
+        pages.pages(root)

@@ -39,13 +39,7 @@ class LedgerItem:
     @property
     def item(self) -> str:
         """Such as ``Table 1``."""
-        return self.small.study.source.item if self.small.study.source else self.small.name
-
-    @property
-    def place(self) -> tuple[bool, bool, int]:
-        kind, _, number = self.item.rpartition(" ")
-        is_numbered = kind in ("Table", "Figure")
-        return not is_numbered, kind != "Table", int(number) if is_numbered else 0
+        return self.small.item_name
 
     @property
     def shows(self) -> str:
@@ -63,6 +57,10 @@ class LedgerItem:
         return [record for record in (self.small, self.paper) if record.results]
 
     @property
+    def is_contradicted(self) -> bool:
+        return any(record.verdicts["contradicted"] for record in self.attempts)
+
+    @property
     def state(self) -> str:
         states = [f"{record.scale}: {record.state}" for record in self.attempts]
         return "; ".join(states) or "not run"
@@ -71,7 +69,7 @@ class LedgerItem:
 def ledger(home: Path) -> list[LedgerItem]:
     """All items of the papers, with the results that lie in ``home`` as ``polyfed study run`` leaves them."""
     items = [LedgerItem.of(name, home) for name in study_files() if name.startswith(_PAPERS)]
-    return sorted(items, key=lambda item: (item.source, *item.place))
+    return sorted(items, key=lambda item: (item.source, *item.small.place))
 
 
 def ledger_text(items: Sequence[LedgerItem], *, is_brief: bool = False) -> str:

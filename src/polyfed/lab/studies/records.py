@@ -12,10 +12,12 @@ from typing import Any
 
 from polyfed.lab.studies.effort import Effort
 from polyfed.lab.studies.judgement import Judgement, Verdict
+from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps, draw_map
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Study
 from polyfed.lab.studies.study_files import folder_name, study_files
 from polyfed.lab.studies.tables import claim_evidence, claims_tables, figure_tables, study_tables
+from polyfed.reporting.figures import svg_text
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.tables import TextTable
 
@@ -53,6 +55,18 @@ class StudyRecord:
         return cls(name, scale, results.study if results else Study.load(name, scale), results)
 
     @property
+    def item_name(self) -> str:
+        """What of the paper it is the counterpart of, such as ``Table 1``."""
+        return self.study.source.item if self.study.source else self.name
+
+    @property
+    def place(self) -> tuple[bool, bool, int]:
+        """By which a paper's items are in order: tables, figures, all else."""
+        kind, _, number = self.item_name.rpartition(" ")
+        is_numbered = kind in ("Table", "Figure")
+        return not is_numbered, kind != "Table", int(number) if is_numbered else 0
+
+    @property
     def command(self) -> str:
         scale = "" if self.scale == SMALL else f" --scale {self.scale}"
         return f"polyfed study run {self.name}{scale}"
@@ -85,6 +99,13 @@ class StudyRecord:
             return False
         expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
         return len(self.results.cells) == expected and not self.results.causes
+
+    @property
+    def progress(self) -> str:
+        """How many of its runs were made, and how many searched before them."""
+        done = 0 if self.results is None else len(self.results.cells)
+        part = ": in part" if self.results and not self.is_complete else ""
+        return f"{done} of {self.effort.in_words}{part}"
 
     @property
     def state(self) -> str:
@@ -120,6 +141,15 @@ class StudyRecord:
     def tables(self) -> list[Any]:
         return _markdown(study_tables(self.results), 2) if self.results else []
 
+    @cached_property
+    def maps(self) -> list[ClaimMap]:
+        """Where its claims hold; of a study that was not run none."""
+        return claim_maps(self.results) if self.results else []
+
+    def map_file(self, number: int) -> str:
+        """Name of a map's picture beside its page."""
+        return f"{folder_name(self.name, self.scale)}-map-{number}.svg"
+
     @property
     def findings(self) -> list[Any]:
         """Figures beside the paper's, and claims, as Markdown of a section."""
@@ -149,6 +179,14 @@ def _is_at(name: str, scale: str) -> bool:
 
 def record_text(record: StudyRecord) -> str:
     return _rendered("study.md.j2", record=record)
+
+
+def record_pictures(record: StudyRecord) -> dict[str, str]:
+    """Name of a file beside its page -> SVG."""
+    return {
+        record.map_file(number): svg_text(draw_map(claims), claims.drawing.map)
+        for number, claims in enumerate(record.maps, 1)
+    }
 
 
 def index_text(recorded: Sequence[StudyRecord], folder: str) -> str:
