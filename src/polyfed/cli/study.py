@@ -34,7 +34,9 @@ def study_run(
     scale: Annotated[
         str, typer.Option(help="small, paper, smoke (does all of it work), or one of the file's own")
     ] = "small",
-    seeds: Annotated[int | None, typer.Option(min=1, help="so many from 0 on; by default as the study says")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="exactly so many from 0 on; by default as the study says")
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="cells at once", show_default="one a GPU, else one a core")
     ] = None,

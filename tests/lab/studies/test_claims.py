@@ -49,7 +49,7 @@ def test_other_forms_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("std of a < b on x", "compare 'std of ROW' with 'std of ROW'"),
+        ("std of a - b < std of b on x", "compare 'std of ROW' with 'std of ROW'"),
         ("std of a < std of b on x by 1", "without 'by'"),
         ("a at 1 > b on x at all", "'at all' is for every row of a claim or for none"),
     ],
@@ -67,6 +67,7 @@ def test_forms_that_mean_nothing_are_refused(text: str, message: str) -> None:
         ({"primary": ["tiny > prox on r1"] * 4}, {}, "claims.primary: .*at most 3"),
         ({"primary": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),
         ({"primary": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
+        ({"primary": ["std of tiny > prox on r1"]}, {}, "there is no 'std of tiny'"),
         ({"primary": ["tiny on r1 > prox on r2"]}, {}, "there is no 'r2'"),
         ({"primary": ["tiny > prox on r1 at 3"]}, {"axes": AXES}, "there is no '3'"),
         ({"primary": ["tiny > prox on r1"]}, {"axes": AXES}, "names no point; add 'at LABEL', or 'at all'"),

@@ -90,6 +90,20 @@ def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
     assert [row[0] for row in second.rows[:2]] == ["prox > tiny on r1 (1)", "prox > tiny on r1 (5)"]
 
 
+def test_who_goes_on(loaded: Load) -> None:
+    claims = ["prox > tiny on r1 at 1", "prox at 5 > tiny at 1 on r1", "prox > tiny on MiB at all"]
+    study = loaded(seeds=5, axes=AXES, claims={"primary": claims})
+    clear, open_, half = ({seed: base + seed % 2 for seed in range(5)} for base in (9.0, 1.0, 2.0))
+    values = {("tiny", ("1",), "r1"): dict.fromkeys(range(5), 2.0), ("prox", ("1",), "r1"): clear}
+    values |= {("prox", ("5",), "r1"): open_, ("tiny", ("1",), "MiB"): half}
+    assert Results(study, values).going_on() == [("prox", ("5",)), ("tiny", ("1",))]
+    values["prox", ("5",), "r1"] = {**open_, **dict.fromkeys(range(5, 10), 90.0)}
+    assert Results(study, values).going_on() == [("prox", ("5",)), ("tiny", ("1",))]  # what the first look said
+    del values["prox", ("5",), "r1"][4]
+    assert Results(study, values).going_on() == []  # the first look is not complete
+    assert Results(study.with_seeds(range(5)), values).going_on() == []
+
+
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     chosen = {("prox", ()): Chosen({"rate": 0.1}, False, {"rate=0.1": 3.0, "rate=0.2": float("nan")})}
     own = results(loaded(seeds=3, claims={"primary": ["prox > tiny on r1"]}), chosen=chosen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -16,7 +15,7 @@ ALL = "all"
 """Label of the mean over all points of the axes at which every row of a claim is run."""
 
 _CLAIM = re.compile(r"(?P<left>.+?) (?P<sign>>=|<=|>|<) (?P<right>.+?)(?: by (?P<by>\d*\.?\d+))?")
-_OPERAND = re.compile(r"(?P<row>.+?)(?: at (?P<at>.+?))?(?: on (?P<column>.+?)(?: at (?P<at_end>.+?))?)?")
+_OPERAND = re.compile(r"(?P<row>.*?)(?: at (?P<at>.+?))?(?: on (?P<column>.+?)(?: at (?P<at_end>.+?))?)?")
 _STD, _MINUS = "std of ", " - "
 _GRAMMAR = (
     "'SIDE > SIDE on COLUMN [at LABEL] [by MARGIN]'; a SIDE is ROW [at LABEL] [on COLUMN], the difference of two such, "
@@ -71,17 +70,29 @@ class Claim:
             ValueError: it has another form.
         """
         matched = _CLAIM.fullmatch(text.strip())
-        if matched is None:
+        end = None if matched is None else _OPERAND.fullmatch(matched["right"].split(_MINUS)[-1])
+        if matched is None or end is None:
             raise ValueError(f"'{text}' has not the form {_GRAMMAR}")
         sides = [matched["left"], matched["right"]]
-        of_spreads = [side.startswith(_STD) for side in sides]
-        left, right = _operands([side.removeprefix(_STD).split(_MINUS) for side in sides], text)
-        claim = cls(text, left, right, matched["sign"], float(matched["by"] or 0), any(of_spreads))
-        if any(of_spreads) and (not all(of_spreads) or len(claim.operands) > 2 or claim.margin):
-            raise ValueError(f"'{text}': compare 'std of ROW' with 'std of ROW', without 'by'")
-        if ALL in claim.labels and len(claim.labels) > 1:
-            raise ValueError(f"'{text}': 'at {ALL}' is for every row of a claim or for none")
+        is_of_spreads = all(side.startswith(_STD) for side in sides)
+        if is_of_spreads:
+            sides = [side.removeprefix(_STD) for side in sides]
+        left, right = (_operands(side, end["column"] or "", end["at_end"] or "") for side in sides)
+        claim = cls(text, left, right, matched["sign"], float(matched["by"] or 0), is_of_spreads)
+        claim._check()
         return claim
+
+    def _check(self) -> None:
+        if not all(operand.row and operand.column for operand in self.operands) or max(map(len, self.sides)) > 2:
+            raise ValueError(f"'{self.text}' has not the form {_GRAMMAR}")
+        if self.is_of_spreads and (len(self.operands) > 2 or self.margin):
+            raise ValueError(f"'{self.text}': compare 'std of ROW' with 'std of ROW', without 'by'")
+        if ALL in self.labels and len(self.labels) > 1:
+            raise ValueError(f"'{self.text}': 'at {ALL}' is for every row of a claim or for none")
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.left, self.right
 
     @property
     def operands(self) -> Side:
@@ -94,10 +105,7 @@ class Claim:
 
     def at(self, label: str) -> Claim:
         """The claim at a point, where it does not say at which."""
-        left, right = (
-            tuple(replace(operand, label=operand.label or label) for operand in side)
-            for side in (self.left, self.right)
-        )
+        left, right = (tuple(replace(operand, label=operand.label or label) for operand in side) for side in self.sides)
         return replace(self, left=left, right=right)
 
     def towards(self, sample: Sample) -> Sample:
@@ -111,27 +119,10 @@ class Claim:
         return ahead + self.margin if self.sign.endswith("=") else ahead - self.margin
 
 
-def _operands(sides: Sequence[Sequence[str]], text: str) -> list[Side]:
-    """Those of both sides; what the last one says behind its column is for all that do not say it themselves."""
-    matches = [[_OPERAND.fullmatch(part) for part in side] for side in sides]
-    last = matches[-1][-1]
-    made: list[Side] = []
-    for side in matches:
-        known = [match for match in side if match is not None]
-        if (
-            last is None
-            or len(known) < len(side)
-            or len(side) > 2
-            or not all(m["column"] or last["column"] for m in known)
-        ):
-            raise ValueError(f"'{text}' has not the form {_GRAMMAR}")
-        made.append(
-            tuple(
-                Operand(m["row"], m["column"] or last["column"], m["at"] or m["at_end"] or last["at_end"] or "")
-                for m in known
-            )
-        )
-    return made
+def _operands(side: str, column: str, label: str) -> Side:
+    """Those of a side, with the column and the label of the claim's end where they say none themselves."""
+    matches = filter(None, map(_OPERAND.fullmatch, side.split(_MINUS)))
+    return tuple(Operand(m["row"], m["column"] or column, m["at"] or m["at_end"] or label) for m in matches)
 
 
 class Claims(Settings):

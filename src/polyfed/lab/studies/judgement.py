@@ -16,7 +16,7 @@ Verdict = Literal["held", "contradicted", "open", "not run"]
 Looks = Sequence[Sequence[int]]
 """The seeds at which a claim is judged: of the first look, then all of the second one; each with enough seeds."""
 
-LEVEL = 0.05
+_LEVEL = 0.05
 _MOST_SEEDS = 1000
 
 
@@ -77,7 +77,7 @@ class _Case:
     def verdict(self, adjusted: float) -> Verdict:
         if self.shown is None:
             return "not run"
-        if self.best is None or not adjusted < LEVEL:
+        if self.best is None or not adjusted < _LEVEL:
             return "open"
         return "held" if self.best.is_above else "contradicted"
 
@@ -105,7 +105,7 @@ def _enough(cases: Sequence[_Case], number: int) -> int | None:
     counts = range(max(FEWEST_SEEDS, len(shown.seeds) + 1), _MOST_SEEDS + 1)
 
     def is_decided(seeds: int) -> bool:
-        return holm([case.p_with(seeds) for case in cases])[number] < LEVEL
+        return holm([case.p_with(seeds) for case in cases])[number] < _LEVEL
 
     place = bisect(counts, False, key=is_decided)  # the more seeds, the smaller every p
     return counts[place] if place < len(counts) else None

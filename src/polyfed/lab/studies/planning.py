@@ -129,8 +129,8 @@ class StudyPlan:
             choice for choice in self.study.tuning.search.around(self._of_grid(cells).values) if choice not in tried
         ]
 
-    def final(self, row: str, point: Point) -> list[Cell]:
-        """The cells of a row at a point, one a seed, with what was chosen.
+    def final(self, row: str, point: Point, seeds: Sequence[int] | None = None) -> list[Cell]:
+        """The cells of a row at a point with what was chosen, one a seed: the study's, or ``seeds``.
 
         Raises:
             LookupError: the search is not complete.
@@ -140,7 +140,9 @@ class StudyPlan:
         if self._searches(row) and chosen is not None and experiment.twin is not None:
             tuned = {"rates": (chosen.values["rate"],), "passes": (chosen.values["passes"],)}
             experiment = experiment.model_copy(update={"twin": experiment.twin.model_copy(update=tuned)})
-        return [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
+        return [
+            Cell(row, point, with_seed(experiment, seed)) for seed in (self.study.seeds if seeds is None else seeds)
+        ]
 
     def chosen(self, row: str, point: Point) -> Chosen | None:
         """What the search chose; None where nothing is to be chosen.
@@ -213,7 +215,7 @@ class StudyPlan:
     def _search_seeds(self) -> list[int]:
         if self.study.tuning:
             return self.study.tuning.seeds
-        return [next(seed for seed in count(_SEED) if seed not in self.study.seeds)]
+        return [next(seed for seed in count(_SEED) if seed not in (*self.study.seeds, *self.study.further_seeds))]
 
     def _row(self, row: str) -> Row:
         return self.study.resolved(row)

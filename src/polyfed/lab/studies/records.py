@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,8 @@ class StudyRecord:
 
     @property
     def seeds(self) -> str:
-        return ", ".join(map(str, self.study.seeds))
+        first, further = (", ".join(map(str, seeds)) for seeds in (self.study.seeds, self.study.further_seeds))
+        return f"{first}; where a claim was open {further}" if self.further else first
 
     @cached_property
     def judgements(self) -> list[Judgement]:
@@ -93,19 +94,25 @@ class StudyRecord:
     def verdicts(self) -> Counter[Verdict]:
         return Counter(item.verdict for item in self.judgements)
 
+    @cached_property
+    def further(self) -> int:
+        """Runs with further seeds, where a primary claim was open."""
+        return len(self.results.going_on()) * len(self.study.further_seeds) if self.results else 0
+
     @property
     def is_complete(self) -> bool:
         if self.results is None:
             return False
         expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
-        return len(self.results.cells) == expected and not self.results.causes
+        return len(self.results.cells) == expected + self.further and not self.results.causes
 
     @property
     def progress(self) -> str:
         """How many of its runs were made, and how many searched before them."""
         done = 0 if self.results is None else len(self.results.cells)
         part = ": in part" if self.results and not self.is_complete else ""
-        return f"{done} of {self.effort.in_words}{part}"
+        effort = replace(self.effort, runs=self.effort.runs + self.further)
+        return f"{done} of {effort.in_words}{part}"
 
     @property
     def state(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import CellFigures
-from polyfed.lab.studies.claims import ALL, Claim, Side
+from polyfed.lab.studies.claims import ALL, Claim, Operand, Side
 from polyfed.lab.studies.judgement import Judgement, judge
 from polyfed.lab.studies.planning import Chosen, StudyPlan
 from polyfed.lab.studies.shapley import shapley_values
@@ -52,29 +53,16 @@ class Results:
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
-        values: dict[Place, dict[int, float]] = {}
-        chosen: dict[tuple[str, Point], Chosen] = {}
-        causes, cells, code = dict(failures), {}, set()
+        """What lies in the plan's store; of further seeds only those of rows that go on."""
+        found = _Found(plan, dict(failures))
         for row, point in plan.row_points():
-            try:
-                final, choice = plan.final(row, point), plan.chosen(row, point)
-            except LookupError:
-                continue  # its search is not complete
-            if choice is not None:
-                chosen[row, point] = choice
-            for cell in final:
-                figures = _readable(cell.folder(plan.store))
-                if figures is None:
-                    continue
-                cells[cell.label] = cell.digest
-                code.add(figures.code)
-                for column, settings in plan.study.columns_of(row).items():
-                    value = figures.values.get(settings.digest)
-                    if isinstance(value, str):
-                        causes[f"{cell.label}: {column}"] = value
-                    elif value is not None and math.isfinite(value):
-                        values.setdefault((row, point, column), {})[cell.seed] = value
-        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)))
+            with suppress(LookupError):  # its search is not complete
+                if (choice := plan.chosen(row, point)) is not None:
+                    found.chosen[row, point] = choice
+                found.take(row, point, plan.study.seeds)
+        for row, point in found.results.going_on():
+            found.take(row, point, plan.study.further_seeds)
+        return found.results
 
     # ---- questions
 
@@ -136,14 +124,33 @@ class Results:
 
     def _side(self, side: Side, points: Sequence[Point]) -> dict[int, float]:
         """Seed -> figure: of a cell or a difference of two; their means where there are ``points``."""
+        first, *others = (self._figures(operand, points) for operand in side)
+        seeds = (seed for seed in first if all(seed in other for other in others))
+        return {seed: first[seed] - sum(other[seed] for other in others) for seed in seeds}
+
+    def _figures(self, operand: Operand, points: Sequence[Point]) -> dict[int, float]:
         by_label = {point_label(point): point for point in self.study.points}
-        parts = [
-            [self.at(operand.row, point, operand.column) for point in points or [by_label[operand.label]]]
-            for operand in side
+        parts = [self.at(operand.row, point, operand.column) for point in points or [by_label[operand.label]]]
+        seeds = (seed for seed in parts[0] if all(seed in by_seed for by_seed in parts))
+        return {seed: finite_mean(by_seed[seed] for by_seed in parts) for seed in seeds}
+
+    def going_on(self) -> list[tuple[str, Point]]:
+        """Rows at the points of primary claims that are open after the first look: they are run with further seeds."""
+        study, claims = self.study, self.study.claims.to_judge
+        if not study.further_seeds:
+            return []
+        samples = map(self.sample, claims)
+        firsts = [
+            sample.of(study.seeds) if sample and {*study.seeds} <= {*sample.seeds} else None for sample in samples
         ]
-        seeds = [seed for seed in parts[0][0] if all(seed in by_seed for part in parts for by_seed in part)]
-        means = [{seed: finite_mean(by_seed[seed] for by_seed in part) for seed in seeds} for part in parts]
-        return {seed: means[0][seed] - sum(other[seed] for other in means[1:]) for seed in seeds}
+        judged = judge(claims, firsts, study.looks)
+        still = [item.claim for item in judged if item.verdict == "open"]
+        return list(dict.fromkeys(place for claim in still for place in self._places(claim)))
+
+    def _places(self, claim: Claim) -> list[tuple[str, Point]]:
+        shared = self.study.shared_points(claim.operands)
+        named = {point_label(point): [point] for point in self.study.points}
+        return [(each.row, point) for each in claim.operands for point in named.get(each.label, shared)]
 
     # ---- files
 
@@ -217,6 +224,38 @@ class Results:
             return cls(study, values, chosen, content["causes"], content["cells"], content["code"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
+
+
+@dataclass
+class _Found:
+    """What was found in a store."""
+
+    plan: StudyPlan
+    causes: dict[str, str]
+    values: dict[Place, dict[int, float]] = field(default_factory=dict)
+    chosen: dict[tuple[str, Point], Chosen] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)
+    code: set[str] = field(default_factory=set)
+
+    def take(self, row: str, point: Point, seeds: Sequence[int]) -> None:
+        """The complete cells of a row; raises LookupError if its search is not complete."""
+        for cell in self.plan.final(row, point, seeds):
+            figures = _readable(cell.folder(self.plan.store))
+            if figures is None:
+                continue
+            self.cells[cell.label] = cell.digest
+            self.code.add(figures.code)
+            for column, settings in self.plan.study.columns_of(row).items():
+                value = figures.values.get(settings.digest)
+                if isinstance(value, str):
+                    self.causes[f"{cell.label}: {column}"] = value
+                elif value is not None and math.isfinite(value):
+                    self.values.setdefault((row, point, column), {})[cell.seed] = value
+
+    @property
+    def results(self) -> Results:
+        code = tuple(sorted(self.code))
+        return Results(self.plan.study, self.values, self.chosen, self.causes, self.cells, code)
 
 
 def _readable(folder: Path) -> CellFigures | None:

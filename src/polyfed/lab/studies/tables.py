@@ -15,7 +15,7 @@ from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
 from polyfed.reporting.tables import TextTable, figure
 
-_PLUS_MINUS = "±: standard deviation over seeds; (n): fewer seeds than the study has."
+_PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right; of standard deviations: left over right."
 _PRINTED = "[...]: what the paper prints."
 
@@ -69,7 +69,7 @@ def cell_text(results: Results, row: str, point: Point, column: str) -> str:
         return ""
     text = _spread_text(results.at(row, point, column), study.columns[column].digits)
     seeds = len(results.at(row, point, column))
-    if 0 < seeds < len(study.seeds):
+    if seeds not in (0, len(study.seeds)):
         text += f" ({seeds})"
     printed = study.printed_at(row, column, point)
     return text if printed is None else f"{text} [{printed:g}]"
@@ -164,7 +164,7 @@ def claims_tables(results: Results) -> list[TextTable]:
 
 def _judged(judgements: Sequence[Judgement], looks: int) -> TextTable:
     heads = ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
-    half = ", half of it at each of two looks" if looks > 1 else ""
+    half = ", half of it at each of two looks: a claim that is open goes on" if looks > 1 else ""
     notes = (
         f"Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05{half}; "
         f"never on fewer than {FEWEST_SEEDS} seeds. {_SIDES}",
