@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import PolyfedError
 from polyfed.core.version import __version__
+from polyfed.engines.quiet import be_fast
 
 if TYPE_CHECKING:
     from polyfed.data.registered import register_data
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.opened import Run, open_run
+
+be_fast()  # here, as whatever imports torch of polyfed's modules, command or worker, imports this before
 
 __all__ = [
     "Experiment",

@@ -23,7 +23,6 @@ from polyfed.core.errors import PolyfedError
 from polyfed.core.extras import extra_with, how_to_install
 from polyfed.core.files import private_files
 from polyfed.core.version import __version__
-from polyfed.engines.quiet import SPEED
 
 # read when these libraries are first imported, which is later: torch and transformers take seconds
 _QUIET = {
@@ -32,7 +31,6 @@ _QUIET = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
-    **SPEED,
 }
 _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     "To begin": {

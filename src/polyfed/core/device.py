@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator, Field
 
 from polyfed.core.errors import ConfigError
 
@@ -24,6 +27,19 @@ def resolve_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"run.device '{name}' is not usable here ({str(error).splitlines()[0]}); try auto") from error
     return device
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _default_threads(value: Any) -> Any:
+    return min(2, usable_cores()) if value is None else value
+
+
+Threads = Annotated[int, BeforeValidator(_default_threads), Field(ge=1)]
+"""CPU threads; null: as many as there are cores, at most two, as what polyfed trains here gains little from more."""
 
 
 @contextlib.contextmanager

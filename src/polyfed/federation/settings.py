@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
+from polyfed.core.device import Threads
 from polyfed.core.settings import Settings
 from polyfed.data.pictures import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
@@ -237,7 +238,11 @@ class HostSettings(Settings):
     """How client steps are carried out at one place."""
 
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps, ...")
-    threads: int = Field(default=2, ge=1, description="CPU threads; sums depend on it")
+    threads: Threads = Field(
+        default=None,
+        validate_default=True,
+        description="CPU threads; null: of the cores that this process may use, two at most. Sums depend on it",
+    )
     evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
 

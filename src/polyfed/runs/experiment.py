@@ -12,6 +12,7 @@ import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.device import Threads
 from polyfed.core.effects import NoEffectError
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import S, Settings, first_problem, innermost_problem, parse_settings
@@ -92,7 +93,12 @@ class RunSettings(Settings):
     )
     evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps, ...")
-    threads: int = Field(default=2, ge=1, description="CPU threads; part of the configuration since sums depend on it")
+    threads: Threads = Field(
+        default=None,
+        validate_default=True,
+        description="CPU threads; null: of the cores that this process may use, two at most. Part of the resolved "
+        "configuration, since sums depend on it",
+    )
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     transport: Transport = Field(default_factory=Transport)
     plots: bool = Field(default=True, description="draw figures at the end: PNG files, and in the report")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyfed.core.device import cpu_threads
 from polyfed.core.errors import PolyfedError
 from polyfed.core.untrusted import file_json
 from polyfed.lab.studies.cells import MODELS, RECORDS, CellFigures, Places
@@ -68,7 +69,8 @@ def execute(order: Order) -> None:
     values, kept = ({}, RECORDS) if known is None else (known.values, known.keep)
     keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
     run = Run(order.folder, order.places.data_dir, order.places.weights_dir)
-    measured = {column.digest: _measured(column, run) for column in _due(order.columns, CellFigures(values))}
+    with cpu_threads(order.experiment.run.threads):  # probes and analyses, as the run itself
+        measured = {column.digest: _measured(column, run) for column in _due(order.columns, CellFigures(values))}
     CellFigures({**values, **measured}, _code(order.folder), keep).save(order.folder)
     # after the figures are safe: a kill before them still finds the checkpoints to go on from
     for path in _superfluous(order.folder, keep):
