@@ -15,7 +15,7 @@ from polyfed.lab.analysis.partitions import HeldItems
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import SMALL, SMOKE, Study
-from polyfed.lab.studies.study_files import study_files
+from polyfed.lab.studies.study_files import study_content, study_files
 from polyfed.runs.experiment import Experiment
 from small_federations import transformers
 
@@ -32,6 +32,12 @@ def test_every_row_resolves(name: str, tmp_path: Path) -> None:
         assert plan.row_points()
         for row, point in plan.row_points():
             plan.check(row, point)
+
+
+@pytest.mark.parametrize("name", study_files())
+def test_no_study_of_ours_keeps_models(name: str) -> None:
+    """Hundreds of cells with models would fill a disk; who wants them says so in a file of his own."""
+    assert study_content(name).get("keep", "records") == "records"
 
 
 def server_rate(name: str) -> float:

@@ -15,13 +15,14 @@ from torch import Tensor
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Samples
-from polyfed.lab.analysis.drawing import bare_map, cycled, heat_map
+from polyfed.lab.analysis.drawing import heat_map
+from polyfed.lab.analysis.drift_maps import DriftMap
 from polyfed.lab.analysis.encoders import drawn
 from polyfed.lab.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
 from polyfed.lab.analysis.projections import project, require_method
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.models.model import Model, ModelSettings
-from polyfed.reporting.figures import COLOURS, empty_figure, legend_beside, styled
+from polyfed.reporting.figures import empty_figure, legend_beside, styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
@@ -95,6 +96,11 @@ class ModalityDrift:
     def server(self) -> int | None:
         return self.groups.index(None) if None in self.groups else None
 
+    @property
+    def map(self) -> DriftMap:
+        names, groups = [self.names[place] for place in self.mapped], [self.groups[place] for place in self.mapped]
+        return DriftMap(self.modality, names, groups, self.points)
+
     def between(self, kind: str) -> PairMeans:
         """Means over pairs of clients: ``all``, of the ``same`` group or of ``different`` ones; or with the
         ``server``."""
@@ -120,6 +126,7 @@ class ModalityDrift:
             "distances": self.distances.tolist(),
             "cka": self.alignment.tolist(),
             "means": {kind: vars(self.between(kind)) for kind in PAIRS},
+            "mapped": self.mapped,
         }
 
 
@@ -142,6 +149,9 @@ class Drift(AnalysisResult):
     def to_json(self) -> dict[str, Any]:
         by_modality = {each.modality: each.to_json() for each in self.modalities}
         return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": by_modality}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {each.modality: each.points.float().contiguous() for each in self.modalities}
 
     def tables(self) -> list[TextTable]:
         """One table a modality: each client, then means over pairs."""
@@ -177,11 +187,7 @@ class Drift(AnalysisResult):
         drawing = empty_figure(2.4 * size + 2, size * rows, title)
         axes = drawing.subplots(rows, 2, squeeze=False)
         for (left, right), each in zip(axes, self.modalities, strict=True):
-            for place, points in zip(each.mapped, each.points, strict=True):
-                # the last colour is black, which is the server's
-                look: Any = {"color": "black", "marker": "x"} if place == each.server else cycled(place, COLOURS[:6])
-                left.scatter(points[:, 0], points[:, 1], s=9, linewidths=0.6, label=each.names[place], **look)
-            bare_map(left)
+            each.map.draw(left)
             left.set_title(f"{each.modality}: {_METHODS[self.method]}")
             legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
             heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")

@@ -6,6 +6,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field
@@ -42,6 +43,10 @@ class ColumnSettings(Settings):
     def needs_models(self) -> bool:
         """Whether it reads models or clients' states, which a cell keeps no longer than it must."""
         return False
+
+    def is_at_hand(self, folder: Path) -> bool:
+        """Whether it can be measured in the folder of a complete cell without models."""
+        return not self.needs_models
 
     def changed(self, changes: Mapping[str, Any], where: str) -> Self:
         """With other settings.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from polyfed.core.settings import Settings
 from polyfed.lab.studies.claims import Claim
+from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.studies.columns.analysis import Analysis
+from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.study_files import require_known
+
+Columns = Mapping[str, ColumnSettings]
 
 
 class Drawing(Settings):
@@ -19,6 +25,13 @@ class Drawing(Settings):
     minus: bool = Field(
         default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"
     )
+
+    def require(self, where: str, columns: Columns, axes: Iterable[str]) -> None:
+        """Raise ValueError if a study has not what it shows; the message begins with ``where``."""
+        require_known(f"{where}.column", [self.column], columns)
+        is_metric = isinstance(columns[self.column], Metric)
+        others = [] if self.minus else [*(["round"] if is_metric else []), *columns]
+        require_known(f"{where}.over", [self.over], ["rows", *axes, *others])
 
 
 class RegimeMap(Settings):
@@ -46,13 +59,30 @@ class RegimeMap(Settings):
     def axes(self) -> tuple[str, ...]:
         return (self.x,) if self.y is None else (self.x, self.y)
 
+    def require(self, where: str, columns: Columns, axes: Iterable[str]) -> None:
+        """As of ``Drawing``; the study looks at the claim."""
+        require_known(where, self.axes, axes)
+
+
+class PointMaps(Settings):
+    """A figure: public samples as the participants of each row represent them, a panel a row; of the first seed."""
+
+    points: str = Field(description="a column of the analysis 'drift', which saved the map")
+
+    def require(self, where: str, columns: Columns, axes: Iterable[str]) -> None:
+        """As of ``Drawing``."""
+        drift = [
+            name for name, column in columns.items() if isinstance(column, Analysis) and column.analysis == "drift"
+        ]
+        require_known(f"{where}.points", [self.points], drift)
+
 
 def _kind(value: Any) -> str:
-    is_map = "map" in value if isinstance(value, Mapping) else isinstance(value, RegimeMap)
-    return "map" if is_map else "drawing"
+    keys = value if isinstance(value, Mapping) else type(value).model_fields
+    return next((key for key in ("map", "points") if key in keys), "column")
 
 
 AnyDrawing = Annotated[
-    Annotated[Drawing, Tag("drawing")] | Annotated[RegimeMap, Tag("map")],
+    Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")] | Annotated[PointMaps, Tag("points")],
     Discriminator(_kind),
 ]

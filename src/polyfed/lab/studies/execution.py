@@ -82,7 +82,7 @@ def _usable(order: Order) -> CellFigures | None:
     known = CellFigures.of(order.folder)
     if known is None or _has_models(order.folder):
         return known
-    if order.keep == RECORDS and not any(column.needs_models for column in _due(order.columns, known)):
+    if order.keep == RECORDS and all(column.is_at_hand(order.folder) for column in _due(order.columns, known)):
         return known
     shutil.rmtree(order.folder)
     return None

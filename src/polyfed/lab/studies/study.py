@@ -15,7 +15,6 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import ALL, Claim, Claims, Operand
 from polyfed.lab.studies.column import ColumnSettings, named_column
-from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
 from polyfed.reporting.statistics import FEWEST_SEEDS
@@ -161,7 +160,9 @@ class Study(Settings):
     )
     claims: Claims = Field(default_factory=Claims)
     figures: list[AnyDrawing] = Field(default_factory=list)
-    keep: Literal["records", "models"] = Field(default="records", description="what stays of a cell")
+    keep: Literal["records", "models"] = Field(
+        default="records", description="what stays of a cell once its columns are measured; models: for ever"
+    )
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -189,14 +190,9 @@ class Study(Settings):
         return self
 
     def _check_drawing(self, where: str, drawing: AnyDrawing) -> None:
+        drawing.require(where, self.columns, self.axes)
         if isinstance(drawing, RegimeMap):
-            require_known(where, drawing.axes, self.axes)
             self._check_claim(f"{where}.map", drawing.claim)
-            return
-        require_known(f"{where}.column", [drawing.column], self.columns)
-        is_metric = isinstance(self.columns[drawing.column], Metric)
-        others = [] if drawing.minus else [*(["round"] if is_metric else []), *self.columns]
-        require_known(f"{where}.over", [drawing.over], ["rows", *self.axes, *others])
 
     def _check_row(self, name: str, row: Row) -> None:
         if row.like is not None:

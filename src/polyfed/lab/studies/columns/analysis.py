@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.untrusted import file_json
 from polyfed.lab.analysis.questions import QUESTIONS
 from polyfed.lab.analysis.results import ready_folder
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.runs.opened import Run
+
+FOLDER = "analysis"
+"""Of a cell's folder, where analyses and their pictures stay."""
 
 
 class Analysis(ColumnSettings):
@@ -33,11 +38,24 @@ class Analysis(ColumnSettings):
         return self
 
     @property
+    def stem(self) -> str:
+        """Name of its files in a cell's folder ``analysis``."""
+        return QUESTIONS[self.analysis].stem(self.options)
+
+    @property
+    def _given(self) -> str:
+        return json.dumps(self.options, sort_keys=True)
+
+    @property
     def needs_models(self) -> bool:
-        return self.analysis not in ("weights", "traffic")
+        return self.analysis != "traffic"
+
+    def is_at_hand(self, folder: Path) -> bool:
+        """Columns share what an analysis has saved."""
+        return super().is_at_hand(folder) or _saved(folder, self.stem, self._given) is not None
 
     def measure(self, run: Run) -> float:
-        value = _content(run, self.analysis, json.dumps(self.options, sort_keys=True))
+        value = _content(run, self.analysis, self._given)
         for key in self.figure.split("."):
             value = _within(value, key, self.figure)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -56,7 +74,18 @@ def _within(value: Any, key: str, figure: str) -> Any:
 @lru_cache(maxsize=32)  # several figures of one analysis, which may take minutes
 def _content(run: Run, analysis: str, options: str) -> Any:
     question, given = QUESTIONS[analysis], json.loads(options)
-    folder, stem = ready_folder(run.folder / "analysis"), question.stem(given)
-    question.of([run], given).save(folder, stem, options=options)
-    content = json.loads((folder / f"{stem}.json").read_text())
+    stem = question.stem(given)
+    content = _saved(run.folder, stem, options)
+    if content is None:
+        question.of([run], given).save(ready_folder(run.folder / FOLDER), stem, options=options)
+        content = _saved(run.folder, stem, options)
     return content["runs"][0] if question.takes_several else content
+
+
+def _saved(folder: Path, stem: str, options: str) -> Any:
+    """What an analysis with these options left in a run's folder; None if there is nothing."""
+    try:
+        content = file_json((folder / FOLDER / f"{stem}.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if content.get("options") == options else None
