@@ -31,7 +31,7 @@ install: $(STAMP)
 # validation (seed 10: R@1 sum 7.4, 6.1, 8.3, 2.0) chose the third for the server alone, at the demo's 32 passes over P;
 # `polyfed run scenes-demo --twin server-only` tunes both.
 demo: install
-	$(BIN)/polyfed run scenes-demo --twin server-only --set "twin.rates=[2]" --set "twin.passes=[1]"
+	$(BIN)/polyfed run scenes-demo --twin server-only --set twin.rate=2 --set twin.passes=1
 	$(BIN)/polyfed run scenes-demo
 	@echo "One seed is no claim: make results STUDY=demo runs five of each."
 

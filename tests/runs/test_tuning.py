@@ -1,4 +1,4 @@
-"""Tuning of twins: what validation chooses, how far the grid goes, and what an interruption leaves."""
+"""Tuning of twins: what validation chooses, how far the search goes, and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
 from polyfed.runs.tuning import tuned_twin, tuning_folder
+from polyfed.runs.twins import chosen_in_words
 from small_federations import three_kinds
 
 RATE = 0.05  # of the server of ``three_kinds``, which has two passes a round with CreamFL
@@ -90,60 +91,50 @@ def record(experiment: Experiment, out: Path) -> tuple[Experiment, dict]:
 def test_validation_chooses_and_never_test(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
     made = runs(peak(2, 2))
     chosen, facts = record(server_only("run.sinks=[tensorboard]"), tmp_path / "runs" / "twin")
-    assert made.tried == [(rate, passes) for passes in (1, 2, 4) for rate in (0.5, 1, 2, 4, 8)]
+    assert made.tried == [(1, 1), (2, 1), (0.5, 1), (4, 1), (2, 2), (2, 4), (4, 2), (1, 2)]
     assert chosen.server is not None and chosen.twin is not None  # noqa: PT018
     assert (chosen.server.training.optimizer.lr, chosen.algorithm.server_epochs) == (2 * RATE, 4)
     assert chosen.twin.tuned == {"server.training.optimizer.lr": RATE, "algorithm.server_epochs": 2}
     assert "rate 0.1 and 4 passes a round chosen on validation" in chosen.description
-    assert (facts["chosen"], facts["at_end_of_grid"]) == ({"rate": 2.0, "passes": 2}, False)
-    assert len(facts["candidates"]) == 15
-    assert facts["candidates"][0] == {"rate": 0.5, "passes": 1, "round": 1, "validation": -3.0}
+    assert facts["chosen"] == {"rate": 2.0, "passes": 2.0}
+    assert facts["candidates"][0] == {"rate": 1.0, "passes": 1.0, "round": 1, "validation": -2.0}
     # candidates tell no tracker of themselves, the run does
     assert not any(candidate.run.sinks for candidate in made.experiments)
     assert [sink.component_name() for sink in chosen.run.sinks] == ["tensorboard"]
     assert not chosen.twin.is_to_be_tuned
 
 
-@pytest.mark.parametrize(
-    ("place", "beyond", "at_end"),
-    [
-        ((16, 1), [(16, 1), (32, 1), (16, 2)], False),
-        ((0.25, 1), [(0.25, 1), (0.125, 1), (0.25, 2)], False),
-        ((2, 8), [(2, 8), (1, 8), (4, 8), (2, 16)], False),
-        ((1024, 1), [(16, 1), (32, 1), (32, 2)], True),
-        ((2, 64), [(2, 8), (1, 8), (4, 8), (2, 16), (1, 16), (4, 16)], True),
-    ],
-)
-def test_the_grid_grows_where_the_best_is_at_its_edge(
+@pytest.mark.parametrize(("rate", "candidates", "tried"), [(64, 9, 9), (64, 12, 10), (0.5, 9, 5), (1, 1, 1)])
+def test_a_warning_says_where_the_candidates_were_too_few(
     runs: Callable[[Landscape], Runs],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    place: tuple[float, int],
-    beyond: list[tuple[float, int]],
-    at_end: bool,
+    rate: float,
+    candidates: int,
+    tried: int,
 ) -> None:
-    made = runs(peak(*place))
-    _, facts = record(server_only(), tmp_path / "twin")
-    assert sorted(made.tried[15:]) == sorted(beyond)
-    assert facts["at_end_of_grid"] == at_end
-    assert ("is at the end of the grid; give twin.rates" in caplog.text) == at_end
+    made = runs(peak(rate, 1))
+    record(server_only(f"twin.candidates={candidates}"), tmp_path / "twin")
+    assert len(made.tried) == tried
+    assert ("neighbours that were not tried; give twin.candidates" in caplog.text) == (tried == candidates)
 
 
-def test_a_single_value_is_not_continued_and_rates_are_those_that_optimisers_take(
-    runs: Callable[[Landscape], Runs], tmp_path: Path
-) -> None:
+def test_rates_are_those_that_optimisers_take(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
     made = runs(lambda rate, passes: rate)
-    record(server_only("twin.rates=[500, 1500]", "twin.passes=[1]"), tmp_path / "b" / "high")  # 100 at most
-    assert sorted(made.tried) == [(500.0, 1), (1500.0, 1)]
+    record(server_only("server.training.optimizer.lr=60"), tmp_path / "high")  # 100 at most
+    assert max(experiment.server.training.optimizer.lr for experiment in made.experiments if experiment.server) == 60
 
 
-def test_a_candidate_that_diverged_is_not_chosen_and_of_equals_the_cheapest(
+def test_a_candidate_that_diverged_is_not_chosen_and_of_equals_the_methods_own(
     runs: Callable[[Landscape], Runs], tmp_path: Path
 ) -> None:
     runs(lambda rate, passes: float("nan") if rate > 1 else 7.0)
-    _, facts = record(server_only("twin.rates=[1, 2]"), tmp_path / "twin")
-    assert facts["chosen"] == {"rate": 1.0, "passes": 1}
-    assert facts["candidates"][1] == {"rate": 2.0, "passes": 1, "round": None, "validation": None}
+    _, facts = record(server_only(), tmp_path / "twin")
+    assert facts["chosen"] == {"rate": 1.0, "passes": 1.0}
+    assert facts["candidates"][1] == {"rate": 2.0, "passes": 1.0, "round": None, "validation": None}
+    runs(lambda rate, passes: float("nan"))
+    with pytest.raises(RunError, match="no candidate has a figure; nothing is chosen; look at its rate"):
+        tuned_twin(server_only(), tmp_path / "none")
 
 
 def test_an_interrupted_search_goes_on_behind_the_last_candidate(
@@ -163,7 +154,7 @@ def test_an_interrupted_search_goes_on_behind_the_last_candidate(
         tuned_twin(server_only(), out)
     assert made.tried == before
     _, facts = record(server_only(), out)
-    assert len(made.tried) == len(set(made.tried)) == len(facts["candidates"]) == 15
+    assert len(made.tried) == len(set(made.tried)) == len(facts["candidates"]) == 8
 
 
 def test_what_fails_at_once_leaves_nothing(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
@@ -181,12 +172,11 @@ def test_what_fails_at_once_leaves_nothing(runs: Callable[[Landscape], Runs], tm
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_where_there_is_no_choice_nothing_is_tried(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
-    made = runs(lambda rate, passes: 1.0)
-    chosen, _ = tuned_twin(server_only("twin.rates=[4]", "twin.passes=[2]"), tmp_path / "twin")
-    assert made.tried == []
-    assert chosen.server is not None
-    assert (chosen.server.training.optimizer.lr, chosen.algorithm.server_epochs) == (4 * RATE, 4)
-    assert chosen.twin is not None
-    assert not chosen.twin.is_to_be_tuned
-    assert list(tmp_path.iterdir()) == []
+def test_where_both_factors_are_given_nothing_is_tried() -> None:
+    given = server_only("twin.rate=4", "twin.passes=2")
+    assert given.server is not None
+    assert (given.server.training.optimizer.lr, given.algorithm.server_epochs) == (4 * RATE, 4)
+    assert given.twin is not None
+    assert (given.twin.is_to_be_tuned, given.twin.of) == (False, "three-kinds")
+    assert given.twin.tuned == {"server.training.optimizer.lr": RATE, "algorithm.server_epochs": 2}
+    assert chosen_in_words(given.model_dump(mode="json")) == "rate 0.2 and 4 passes a round as given"

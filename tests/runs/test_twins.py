@@ -120,9 +120,9 @@ def test_clients_alone_rest_while_the_methods_clients_wait(tmp_path: Path) -> No
     assert {transfer.round for transfer in run.records.transfers if "fit" in transfer.step} == {2}
 
 
-def test_twins_can_be_given_in_a_file_and_their_grid_too() -> None:
-    made = Experiment.load(creamfl() | {"twin": {"kind": "server-only"}}, ["twin.rates=[1, 3]", "name=mine"])
-    assert (made.name, made.twin.rates, made.twin.of) == ("mine-server-only", (1.0, 3.0), "mine")
+def test_twins_can_be_given_in_a_file_and_their_search_too() -> None:
+    made = Experiment.load(creamfl() | {"twin": {"kind": "server-only"}}, ["twin.candidates=3", "name=mine"])
+    assert (made.name, made.twin.candidates, made.twin.of) == ("mine-server-only", 3, "mine")
 
 
 # ---- who holds what
@@ -252,8 +252,8 @@ def without(section: str) -> Callable[[Config], object]:
             )
         ),
         ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local' or 'pooled'"),
-        ("pooled", lambda c: c.update(twin={"rates": []}), "twin.rates"),
-        ("pooled", lambda c: c.update(twin={"passes": [0.5]}), "twin.passes"),
+        ("pooled", lambda c: c.update(twin={"kind": "pooled", "passes": 0.5}), "twin.passes"),
+        ("pooled", lambda c: c.update(twin={"kind": "pooled", "rate": 2}), "rate and passes: give both, or neither"),
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
     ],
 )
@@ -264,9 +264,9 @@ def test_what_has_no_such_twin_says_which_it_has(kind: str, change: Callable[[Co
         twin(config, kind)
 
 
-def test_a_grid_has_no_effect_where_nothing_is_tuned() -> None:
-    with pytest.raises(ConfigError, match="twin: rates has no effect with kind: local"):
-        twin(creamfl(), "local", "twin.rates=[2]")
+def test_a_search_has_no_effect_where_nothing_is_tuned() -> None:
+    with pytest.raises(ConfigError, match="twin: candidates has no effect with kind: local"):
+        twin(creamfl(), "local", "twin.candidates=2")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
@@ -24,6 +25,9 @@ _MEANING = {
     "pooled": "the server alone on the public set and what clients hold of its source",
 }
 _TUNED = ("server-only", "pooled")
+RATE, PASSES = "server.training.optimizer.lr", "algorithm.server_epochs"
+"""What is tuned of a twin whose server trains alone."""
+
 _Content = dict[str, Any]
 
 
@@ -34,21 +38,26 @@ class TwinSettings(Settings):
         description="the server alone on the public set; clients that hold public data only; every client alone; the "
         "server alone on the public set and all that clients hold of its source"
     )
-    rates: tuple[PositiveFloat, ...] = Field(
-        default=(0.5, 1, 2, 4, 8), min_length=1, description="factors of server.training.optimizer.lr to choose from"
+    rate: PositiveFloat | None = Field(
+        default=None, description="factor of server.training.optimizer.lr; null: chosen on validation"
     )
-    passes: tuple[PositiveInt, ...] = Field(
-        default=(1, 2, 4), min_length=1, description="factors of the method's passes over P a round to choose from"
+    passes: PositiveInt | None = Field(
+        default=None, description="factor of the method's passes over P a round; null: chosen on validation"
     )
+    candidates: PositiveInt = Field(default=9, description="rates and numbers of passes that are tried at most")
     of: str = Field(default="", description="name of the experiment; not to be given, a twin that is made says it")
     tuned: dict[str, int | float] | None = Field(
-        default=None, description="settings that validation has chosen -> what the method has; not to be given"
+        default=None, description="settings that were chosen -> what the method has; not to be given"
     )
 
     @model_validator(mode="after")
     def _tuned_kinds(self) -> Self:
         if self.kind not in _TUNED:
-            require_default(self, f"with kind: {self.kind}", "rates", "passes")
+            require_default(self, f"with kind: {self.kind}", "rate", "passes", "candidates")
+        if (self.rate is None) != (self.passes is None):
+            raise ValueError("rate and passes: give both, or neither")
+        if self.rate is not None:
+            require_default(self, "with rate and passes given", "candidates")
         return self
 
     @property
@@ -78,18 +87,20 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     elif kind == "local":
         changes |= _every_client_alone(content["run"], algorithm)
     else:
-        changes |= _server_alone(content["run"], algorithm)
+        changes |= _server_alone(content, algorithm)
     if kind == "pooled":
         changes["public"] = {**content["public"], "items": _pooled_items(content), "per_item": None}
     return {**content, **changes}
 
 
 def chosen_in_words(content: Mapping[str, Any]) -> str:
-    """Rate and passes of a tuned twin, from its settings; empty if nothing was chosen."""
-    if not (content.get("twin") or {}).get("tuned"):
+    """Rate and passes of a tuned twin, from its settings; empty if it is not tuned."""
+    twin = content.get("twin") or {}
+    if twin.get("tuned") is None:
         return ""
+    how = "chosen on validation" if twin.get("rate") is None else "as given"
     rate, passes = content["server"]["training"]["optimizer"]["lr"], content["algorithm"]["server_epochs"]
-    return f"rate {rate:g} and {passes} passes a round chosen on validation"
+    return f"rate {rate:g} and {passes} passes a round {how}"
 
 
 def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, str]:
@@ -131,11 +142,22 @@ def _first_of(*obstacles: tuple[bool, str]) -> str:
 # ---- the server alone
 
 
-def _server_alone(run: _Content, algorithm: Algorithm) -> _Content:
-    run = {**run, "evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}, "attackers": []}
+def _server_alone(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
+    alone = {"evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}, "attackers": []}
     passes = max(1, algorithm.server_passes or 0)
     method = {"name": "server_only", "server_epochs": passes}
-    return {"clients": {}, "algorithm": method, "aggregation": {}, "run": run}
+    changes = {"clients": {}, "algorithm": method, "aggregation": {}, "run": {**content["run"], **alone}}
+    return changes if content["twin"]["rate"] is None else {**changes, **_as_given(content, passes)}
+
+
+def _as_given(content: Mapping[str, Any], passes: int) -> _Content:
+    """With the factors that the twin names."""
+    twin, server = content["twin"], copy.deepcopy(content["server"])
+    optimizer = server["training"]["optimizer"]
+    tuned = {RATE: optimizer["lr"], PASSES: passes}
+    optimizer["lr"] = float(f"{optimizer['lr'] * twin['rate']:.12g}")
+    method = {"name": "server_only", "server_epochs": passes * twin["passes"]}
+    return {"server": server, "algorithm": method, "twin": {**twin, "of": content["name"], "tuned": tuned}}
 
 
 def _pooled_items(content: Mapping[str, Any]) -> int | None:

@@ -16,8 +16,8 @@ from polyfed.lab.studies.drawings import Drawing
 from polyfed.lab.studies.export import FORMATS, export_study, figures_csv, latex_text, markdown_text
 from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.page import write_study_page
-from polyfed.lab.studies.planning import Chosen
 from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.row_search import Chosen
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import cell_text, claims_tables, study_tables
 from polyfed.reporting.statistics import PairedSample, PairedSpreads
@@ -48,9 +48,16 @@ def test_cells_show_mean_spread_missing_seeds_and_what_the_paper_prints(loaded: 
 
 
 def test_tables_by_hand(loaded: Load) -> None:
+    settings = {name: {"paths": ["clients.*.training.optimizer.lr"]} for name in ("rate", "weight")}
+    column = {"metric": "r1_sum", "kind": "validation"}
     claims = {"primary": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1 by 5"]}
-    study = loaded(seeds=3, claims=claims)
-    chosen = {("prox", ()): Chosen({"rate": 0.1}, True, {"rate=0.1": 3.0, "rate=0.2": 1.0})}
+    study = loaded(
+        rows={"tiny": {"tune": False}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}},
+        seeds=3,
+        claims=claims,
+        tuning={"settings": settings, "column": column, "candidates": 3},
+    )
+    chosen = {("prox", ()): Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, False)}
     own = results(study, chosen=chosen, causes={"x, seed 1": "why"})
     main, differences, primary, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
@@ -59,8 +66,14 @@ def test_tables_by_hand(loaded: Load) -> None:
     assert primary.rows[0] == ["prox > tiny on r1", "open", "3", "+2.00", "-0.48 to +4.48", "-"]
     assert "prox > tiny on r1: open; at this mean and spread about 5 seeds would decide." in primary.notes
     assert secondary.rows == [["prox < tiny on r1 by 5", "3", "+2.00", "-0.48 to +4.48"]]
-    assert tuning.rows == [["prox", "rate=0.1", "rate=0.1: 3.00; rate=0.2: 1.00"]]
-    assert tuning.notes[1] == "At the end of the grid, so that better ones may lie beyond: prox rate=0.1."
+    assert tuning.rows == [["prox", "2", "rate x 2 (lr 0.2)", "as given: 1.00; rate x 2: 3.00"]]
+    assert tuning.notes == (
+        "Figures of validation, mean over seeds of their own (100).",
+        "Candidates: 3 a row, but prox 2.",
+        "Not all, so that there may be better ones: prox.",
+        "Not tuned: tiny.",
+        "Without weight: prox.",
+    )
     assert causes.rows == [["x, seed 1", "why"]]
 
 
@@ -105,7 +118,8 @@ def test_who_goes_on(loaded: Load) -> None:
 
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
-    chosen = {("prox", ()): Chosen({"rate": 0.1}, False, {"rate=0.1": 3.0, "rate=0.2": float("nan")})}
+    scores = {"as given": 3.0, "rate x 2": float("nan")}
+    chosen = {("prox", ()): Chosen({"rate": 1.0}, {}, scores, is_surrounded=True)}
     own = results(loaded(seeds=3, claims={"primary": ["prox > tiny on r1"]}), chosen=chosen)
     own.save(tmp_path)
     again = Results.load(tmp_path)

@@ -151,18 +151,36 @@ def test_nothing_is_begun_where_a_row_is_wrong(loaded: Load, tmp_path: Path) -> 
     assert not (tmp_path / "cells").exists()
 
 
-def test_a_twin_is_tuned_on_a_seed_of_its_own(loaded: Load, tmp_path: Path) -> None:
-    twin = {"kind": "server-only", "rates": [0.5, 1], "passes": [1]}
-    study = loaded(
-        rows={"alone": {"set": {"algorithm": {"name": "creamfl", "local_epochs": 1}}, "twin": twin}}, seeds=2
-    )
-    study = study.model_copy(update={"set": {**study.set, "server.validation_split": "validation"}})
+def test_rows_and_a_twin_are_tuned_alike_on_a_seed_of_their_own(loaded: Load, tmp_path: Path) -> None:
+    creamfl = {"set": {"algorithm": {"name": "creamfl", "local_epochs": 1}, "server.validation_split": "validation"}}
+    tuning = {
+        "settings": {"rate": {"paths": ["server.training.optimizer.lr"]}},
+        "candidates": 3,
+        "column": {"metric": "r1_sum", "kind": "validation"},
+    }
+    study = loaded(rows={"method": creamfl, "alone": creamfl | {"twin": "server-only"}}, tuning=tuning, seeds=1)
     done = run(study, tmp_path / "out")
     assert done.ended.failures == {}
-    chosen = done.results.chosen["alone", ()]
-    assert set(chosen.values) == {"rate", "passes"}
-    assert len(chosen.scores) >= 2
-    assert len(done.results.at("alone", (), "r1")) == 2
+    for row in ("method", "alone"):
+        chosen = done.results.chosen[row, ()]
+        assert list(chosen.scores) == ["as given", "rate x 2", "rate x 0.5"]
+        assert len(done.results.at(row, (), "r1")) == 1
+    cells = set(tmp_path.glob("cells/*/figures.json"))
+    assert len(cells) == 2 * (3 + 1)
+    assert run(study, tmp_path / "out").results.to_json() == done.results.to_json()
+    assert set(tmp_path.glob("cells/*/figures.json")) == cells
+
+
+def test_a_row_of_which_no_candidate_has_a_figure_fails_with_that_cause(loaded: Load, tmp_path: Path) -> None:
+    tuning = {
+        "settings": {"rate": {"paths": ["clients.*.training.optimizer.lr"]}},
+        "candidates": 2,
+        "column": {"name": f"{OWN}.Nowhere"},
+    }
+    study = loaded(rows={"tiny": {"set": {"server.validation_split": "validation"}}}, tuning=tuning, seeds=1)
+    done = run(study, tmp_path / "out")
+    assert done.ended.failures == {"tiny": "tuning.column: no candidate has a figure; nothing is chosen"}
+    assert (done.ended.missing, done.results.causes) == ((), done.ended.failures)
 
 
 def test_two_invocations_do_not_work_on_one_study(loaded: Load, tmp_path: Path) -> None:

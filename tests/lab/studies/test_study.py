@@ -16,11 +16,8 @@ from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.study_files import study_content
 
 ALPHA = {"alpha": {"setting": "run.seed", "values": [0.1, 5]}}
-TUNING = {
-    "grid": {"rate": [0.1, 0.2]},
-    "paths": {"rate": ["run.rounds"]},
-    "column": {"metric": "r1", "kind": "validation"},
-}
+RATE = {"paths": ["clients.*.training.optimizer.lr"]}
+TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "validation"}}
 
 
 @pytest.mark.parametrize(
@@ -49,8 +46,15 @@ TUNING = {
         ({"figures": [{"column": "r1", "over": "round", "minus": True}]}, "figures.0.over: .*'round'; valid: rows"),
         ({"tuning": TUNING | {"seeds": [0]}}, "tuning.seeds: 0 is a seed of the study too"),
         ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
-        ({"tuning": TUNING | {"paths": {}}}, "nothing gets the values of 'rate'"),
-        ({"rows": {"a": {"tune": {"lr": ["x"]}}}, "tuning": TUNING}, "rows.a.tune: there is no 'lr'"),
+        ({"tuning": TUNING | {"grid": {"rate": [0.1]}}}, "tuning: unknown key 'grid'"),
+        ({"tuning": TUNING | {"set": {"run.rounds": 2}}}, "candidates have the rounds of the table"),
+        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 4]}}}}, "must ascend and have a 1"),
+        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 1]}}}}, "must ascend and have a 1"),
+        ({"rows": {"a": {"tune": ["lr"]}}, "tuning": TUNING}, "rows.a.tune: there is no 'lr'; valid: rate"),
+        (
+            {"rows": {"a": {"twin": {"kind": "server-only", "candidates": 3}}}},
+            "rows.a.twin: candidates: a twin has as many as all rows; give tuning.candidates",
+        ),
     ],
 )
 def test_refusals_name_the_key(loaded: Callable[..., Study], change: dict[str, Any], message: str) -> None:

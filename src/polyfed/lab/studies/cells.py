@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from math import isfinite
 from pathlib import Path
@@ -62,15 +62,13 @@ class Cell:
         row: its row.
         point: labels of the axes.
         experiment: resolved.
-        purpose: what a run that only chooses something is for, such as ``rate=0.01``; empty of all others.
-        choice: the values that it tries, by name of the grid.
+        purpose: what a run that only chooses something is for, such as ``rate x 2``; empty of all others.
     """
 
     row: str
     point: Point
     experiment: Experiment
     purpose: str = ""
-    choice: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:

@@ -23,7 +23,7 @@ class Effort:
 
     Attributes:
         runs: whose figures it shows, of all seeds; what two rows share counts once.
-        searches: runs that choose settings before.
+        searches: runs that choose settings before, at most.
         data: folders below the data folder that clients, server, public set and probes read.
         weights: folders of pretrained weights and word vectors, or their names on the hub.
     """
@@ -42,12 +42,12 @@ class Effort:
     def of(cls, study: Study) -> Effort:
         """Of a whole study; nothing is opened."""
         plan = StudyPlan(study, Places(), Path())
-        searches: dict[str, int] = {}
+        cells: set[str] = set()
         data: set[str] = set()
         weights: set[str] = set()
         for row, point in plan.row_points():
             cell = Cell(row, point, resolve(study, row, point, plan.places))
-            searches[cell.digest] = plan.candidates(row)
+            cells.add(cell.digest)
             content = cell.experiment.model_dump(mode="json")
             data |= set(_folders(content["data"]["sources"], content))
             weights |= set(_pretrained(content))
@@ -55,9 +55,8 @@ class Effort:
         for name, task in {(column.suite, column.task) for column in columns if isinstance(column, Downstream)}:
             suite = Suite.load(name).chosen([task]).model_dump(mode="json")
             data |= set(_folders(suite["sources"], suite["tasks"]))
-        return cls(
-            len(searches) * len(study.seeds), sum(searches.values()), tuple(sorted(data)), tuple(sorted(weights))
-        )
+        searches = plan.tuning.most_candidates(plan.row_points())
+        return cls(len(cells) * len(study.seeds), searches, tuple(sorted(data)), tuple(sorted(weights)))
 
 
 def _folders(sources: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:

@@ -135,10 +135,10 @@ class StudyRecord:
         if self.results is None:
             return ""
         then, now = (
-            ", ".join(study.tuning.grid) if study.tuning else "nothing"
+            study.tuning.in_words if study.tuning else "nothing"
             for study in (self.study, Study.load(self.name, self.scale))
         )
-        return f"tuned on the grid: {then}; the study tunes {now} by now" if then != now else ""
+        return f"tuned: {then}; the study tunes {now} by now" if then != now else ""
 
     @property
     def code(self) -> str:

@@ -19,7 +19,8 @@ from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import CellFigures
 from polyfed.lab.studies.claims import ALL, Claim, Operand, Side
 from polyfed.lab.studies.judgement import Judgement, judge
-from polyfed.lab.studies.planning import Chosen, StudyPlan
+from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.row_search import Chosen
 from polyfed.lab.studies.shapley import shapley_values
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
@@ -56,7 +57,7 @@ class Results:
         """What lies in the plan's store; of further seeds only those of rows that go on."""
         found = _Found(plan, dict(failures))
         for row, point in plan.row_points():
-            with suppress(LookupError):  # its search is not complete
+            with suppress(LookupError, RunError):  # its search is not complete, or chose nothing
                 if (choice := plan.chosen(row, point)) is not None:
                     found.chosen[row, point] = choice
                 found.take(row, point, plan.study.seeds)
@@ -182,9 +183,10 @@ class Results:
             {
                 "row": row,
                 "point": list(point),
-                "values": dict(item.values),
-                "at_end": item.is_at_end,
+                "factors": dict(item.factors),
+                "settings": dict(item.settings),
                 "scores": _finite(item.scores),
+                "surrounded": item.is_surrounded,
             }
             for (row, point), item in sorted(self.chosen.items())
         ]
@@ -217,10 +219,7 @@ class Results:
                 (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
                 for entry in content["figures"]
             }
-            chosen = {
-                (entry["row"], tuple(entry["point"])): Chosen(entry["values"], entry["at_end"], _read(entry["scores"]))
-                for entry in content["chosen"]
-            }
+            chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
             return cls(study, values, chosen, content["causes"], content["cells"], content["code"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
@@ -265,9 +264,10 @@ def _readable(folder: Path) -> CellFigures | None:
         return None  # told as a failure already
 
 
+def _chosen(entry: Mapping[str, Any]) -> Chosen:
+    scores = {name: math.nan if score is None else score for name, score in entry["scores"].items()}
+    return Chosen(entry["factors"], entry["settings"], scores, entry["surrounded"])
+
+
 def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
     return {name: score if math.isfinite(score) else None for name, score in scores.items()}
-
-
-def _read(scores: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if score is None else score for name, score in scores.items()}

@@ -93,6 +93,7 @@ class Runner:
             DataError: the folder of a source is not there.
         """
         experiments = {place: self.plan.check(*place) for place in self.plan.row_points()}
+        self.plan.tuning.check(experiments)
         self._waiting = self.plan.row_points(self.only)
         for place in self._waiting:
             require_data(experiments[place])
@@ -133,6 +134,8 @@ class Runner:
                 still.append((row, point))
                 for cell in self.plan.search(row, point):
                     self._add(cell, -1, number)
+            except RunError as error:  # no candidate has a figure
+                self._failures[", ".join((row, *point))] = str(error)
         self._waiting = still
 
     def _add(self, cell: Cell, place: int, number: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from itertools import count, islice, product
 from pathlib import Path
@@ -17,8 +16,8 @@ from polyfed.lab.studies.claims import ALL, Claim, Claims, Operand
 from polyfed.lab.studies.column import ColumnSettings, named_column
 from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
+from polyfed.lab.studies.tuning import Tuning
 from polyfed.reporting.statistics import FEWEST_SEEDS
-from polyfed.runs.tuning import Dimension, Grid
 from polyfed.runs.twins import TwinSettings
 
 Overrides = dict[str, JsonValue]
@@ -66,9 +65,7 @@ class Row(Settings):
     set: Overrides = Field(default_factory=dict, description="overrides")
     only: dict[str, list[JsonValue]] = Field(default_factory=dict, description="axis -> labels at which it is run")
     main: bool = Field(default=True, description="false: run after all main rows")
-    tune: bool | dict[str, list[str]] = Field(
-        default=True, description="false: not tuned; a mapping: where the values of the grid go, in place of 'paths'"
-    )
+    tune: bool | list[str] = Field(default=True, description="false: not tuned; a list: these kinds of settings alone")
     columns: dict[str, Overrides | None] = Field(
         default_factory=dict, description="column -> settings that differ in this row; null: not measured"
     )
@@ -77,6 +74,13 @@ class Row(Settings):
     @classmethod
     def _by_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("twin")
+    @classmethod
+    def _as_all_rows(cls, value: TwinSettings | None) -> TwinSettings | None:
+        if value is not None and "candidates" in value.model_fields_set:
+            raise ValueError("candidates: a twin has as many as all rows; give tuning.candidates")
+        return value
 
     @property
     def differs_in_groups_alone(self) -> bool:
@@ -87,46 +91,6 @@ class Row(Settings):
         given = {name: getattr(other, name) for name in other.model_fields_set}
         laid = {name: {**getattr(self, name), **getattr(other, name)} for name in ("set", "columns")}
         return self.model_copy(update={**given, **laid, "like": None})
-
-
-def _dimension(values: Sequence[JsonValue]) -> Dimension:
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) < len(values) or len(values) == 1:
-        return Dimension(values)
-    if all(isinstance(value, float) for value in numbers):
-        return replace(Dimension.growing(sorted(numbers)), first=values)
-    return Dimension(values, ends=(min(numbers), max(numbers)))
-
-
-class Tuning(Settings):
-    """A search over one grid, the same for every row, on validation data and on seeds of its own, until the best
-    candidate has been compared with all its neighbours."""
-
-    grid: dict[str, list[JsonValue]] = Field(min_length=1, description="name -> values; their product is tried")
-    paths: dict[str, list[str]] = Field(description="name -> settings that get the value; * stands for every group")
-    set: Overrides = Field(default_factory=dict, description="overrides of the candidates")
-    final: Overrides = Field(default_factory=dict, description="overrides of what is run with the choice")
-    seeds: list[int] = Field(default=[100], min_length=1)
-    column: SerializeAsAny[ColumnSettings] = Field(description="what is compared; of validation data")
-
-    @field_validator("column", mode="before")
-    @classmethod
-    def _column(cls, value: Any) -> Any:
-        return named_column(value)
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if getattr(self.column, "kind", "validation") != "validation":
-            raise ValueError("column: kind is test, but a choice is made on validation data")
-        require_known("paths", self.paths, self.grid)
-        if left := [name for name in self.grid if name not in self.paths]:
-            raise ValueError(f"paths: nothing gets the values of '{left[0]}'; give paths.{left[0]}")
-        return self
-
-    @property
-    def search(self) -> Grid:
-        """A grid of decimal numbers goes on beyond its ends, as that of a twin does."""
-        return Grid({name: _dimension(values) for name, values in self.grid.items()})
 
 
 class Paper(Settings):
@@ -203,8 +167,8 @@ class Study(Settings):
         require_known(f"rows.{name}.only", row.only, self.axes)
         for axis, labels in row.only.items():
             require_known(f"rows.{name}.only.{axis}", map(setting_label, labels), self.axes[axis].overrides)
-        if isinstance(row.tune, dict):
-            require_known(f"rows.{name}.tune", row.tune, self.tuning.grid if self.tuning else ())
+        if self.tuning and isinstance(row.tune, list):
+            require_known(f"rows.{name}.tune", row.tune, self.tuning.settings)
 
     def _check_printed(self) -> None:
         require_known("printed", self.printed, self.rows)
@@ -354,7 +318,7 @@ class Study(Settings):
         """One seed, one round, the first label of each axis, nothing tuned: whether all of it works, in seconds."""
         axes = {name: _first_point(axis) for name, axis in self.axes.items()}
         first = {name: list(axis.overrides) for name, axis in axes.items()}
-        rows = {name: _smaller(row) for name, row in self.rows.items() if _is_at(row, first)}
+        rows = {name: row.model_copy(update={"only": {}}) for name, row in self.rows.items() if _is_at(row, first)}
         content = self.content() | {"printed": {}, "claims": {}, "figures": [], "tuning": None}
         content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
         content |= {"axes": {name: axis.model_dump(mode="json") for name, axis in axes.items()}}
@@ -378,15 +342,6 @@ def _based(section: Any, folder: Path) -> Any:
 def _first_point(axis: Axis) -> Axis:
     label, overrides = next(iter(axis.overrides.items()))
     return Axis(points={label: overrides})
-
-
-def _smaller(row: Row) -> Row:
-    """At every label that is left, and a twin as its method has it."""
-    row = row.model_copy(update={"only": {}})
-    if row.twin is None or not row.twin.is_to_be_tuned:
-        return row
-    single = {"rates": row.twin.rates[:1], "passes": row.twin.passes[:1]}
-    return row.model_copy(update={"twin": row.twin.model_copy(update=single)})
 
 
 def _is_at(row: Row, labels: Mapping[str, list[str]]) -> bool:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.federation.settings import ServerSettings
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.client_spread import ClientSpread, selected_round
 from polyfed.reporting.statistics import finite_values
@@ -41,11 +42,27 @@ class Metric(ColumnSettings):
         return self
 
     def require(self, experiment: Experiment) -> None:
-        if self.of not in (valid := [SERVER, CLIENTS, *experiment.clients]):
+        valid = [SERVER, CLIENTS, *experiment.clients]
+        if self.of not in valid:
             raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
-        names = experiment.server.task.metric_names if self.of == SERVER and experiment.server else ()
-        if names and self.metric not in names:
-            raise ConfigError(f"metric: the server's task has no '{self.metric}'; {nearest(self.metric, names)}")
+        tasks = [group.task for name, group in experiment.clients.items() if self.of in (name, CLIENTS)]
+        if self.of == SERVER:
+            tasks = [self._validated(experiment.server).task]
+        elif self.kind == "validation" or experiment.run.evaluate_clients is False:
+            why = "their validation data are nobody's" if self.kind == "validation" else "run.evaluate_clients is false"
+            raise ConfigError(f"of: '{self.of}' is not measured there, as {why}")
+        names = [name for task in tasks for name in task.metric_names]
+        if all(task.metric_names for task in tasks) and self.metric not in names:  # else its data decide
+            raise ConfigError(f"metric: '{self.of}' has no '{self.metric}'; {nearest(self.metric, names)}")
+
+    def _validated(self, server: ServerSettings | None) -> ServerSettings:
+        if server is None:
+            raise ConfigError(
+                "of: there is no server; name a group of clients, or take the column out of the row (null)"
+            )
+        if self.kind == "validation" and server.validation_split is None:
+            raise ConfigError("kind: validation, but server.validation_split is null")
+        return server
 
     def measure(self, run: Run) -> float:
         records = run.records
