@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from polyfed.core.files import write_atomically
-from polyfed.lab.studies.evidence import Evidence, evidence_table
+from polyfed.lab.studies.evidence import PaperEvidence, evidence_table
 from polyfed.lab.studies.ledger import ledger, ledger_text
 from polyfed.lab.studies.records import StudyRecord, index_text, record_pictures, record_text, records
 from polyfed.lab.studies.results import RESULTS, STUDY
@@ -73,7 +73,7 @@ def with_block(path: Path, block: str) -> str:
 
 def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> what stands between its marks."""
-    papers = [Evidence.of(name, claim, page, recorded) for name, (page, claim) in PAPERS.items()]
+    papers = [PaperEvidence.of(name, claim, page, recorded) for name, (page, claim) in PAPERS.items()]
     menu = "".join(f"      - results/{record.page}\n" for record in recorded)
     return {
         "docs/results.md": f"\n{index_text(recorded, HOME.name)}\n",

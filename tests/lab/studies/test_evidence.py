@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polyfed.lab.studies.evidence import Evidence, evidence_table
+from polyfed.lab.studies.evidence import PaperEvidence, evidence_table
 from polyfed.lab.studies.records import StudyRecord, record_pictures, record_text
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
@@ -31,7 +31,7 @@ def record(loaded: Load, name: str = "papers/tiny-t1", item: str = "Table 1", pa
 
 
 def test_a_row_of_the_short_table(loaded: Load) -> None:
-    paper = Evidence.of("Tiny", "Small is good.", "explanation/tiny.md", [record(loaded)])
+    paper = PaperEvidence.of("Tiny", "Small is good.", "explanation/tiny.md", [record(loaded)])
     assert paper.row("docs/") == [
         "[Tiny](docs/explanation/tiny.md)",
         "Small is good.",
@@ -43,13 +43,13 @@ def test_a_row_of_the_short_table(loaded: Load) -> None:
 
 def test_no_more_than_three_claims_are_named(loaded: Load) -> None:
     recorded = [record(loaded, item=f"Table {number}") for number in range(1, 6)]
-    (_, _, held, _, _) = Evidence.of("Tiny", "", "explanation/tiny.md", recorded[::-1]).row("docs/")
+    (_, _, held, _, _) = PaperEvidence.of("Tiny", "", "explanation/tiny.md", recorded[::-1]).row("docs/")
     assert held.startswith("5 of 10: prox > tiny on r1 at 1, +2.20 (Table 1);")
     assert held.endswith("(Table 3); [2 more](docs/reproduction.md#tiny)")
 
 
 def test_papers_without_a_record_say_so(loaded: Load) -> None:
-    other = Evidence.of("Other", "Good.", "explanation/other.md", [record(loaded)])
+    other = PaperEvidence.of("Other", "Good.", "explanation/other.md", [record(loaded)])
     assert other.section("../results") == "No study of the paper was run yet.\n"
     assert evidence_table([other], "docs/").splitlines()[2] == (
         "| [Other](docs/explanation/other.md) | Good. | not run yet | not run yet | no map yet |"
@@ -58,7 +58,7 @@ def test_papers_without_a_record_say_so(loaded: Load) -> None:
 
 def test_the_section_has_claims_and_maps_with_their_pictures(loaded: Load) -> None:
     own = record(loaded)
-    text = Evidence.of("Tiny", "", "explanation/tiny.md", [own]).section("../results")
+    text = PaperEvidence.of("Tiny", "", "explanation/tiny.md", [own]).section("../results")
     assert "| prox > tiny on r1 at 5 | Table 1 | contradicted | 5 | -2.20 |" in text
     assert "![prox > tiny on r1](../results/papers-tiny-t1-small-map-1.svg)" in text
     assert "held at 1 of 2 points (pairs 1)" in text

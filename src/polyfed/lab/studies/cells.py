@@ -75,6 +75,11 @@ class Cell:
         return self.experiment.run.seed
 
     @cached_property
+    def sources(self) -> Mapping[str, Mapping[str, str]]:
+        """Digests of the modules of components from outside polyfed."""
+        return own_code(self.experiment)
+
+    @cached_property
     def digest(self) -> str:
         """Equal for equal runs: of all settings but names, places, and what changes no figure, and of the data's files.
 
@@ -94,7 +99,7 @@ class Cell:
         data = self.experiment.data
         paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
         content["files"] = {name: _files_in(data.data_folder, path) for name, path in paths.items() if path}
-        content |= own_code(self.experiment)
+        content |= self.sources
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
     def folder(self, store: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -12,12 +14,17 @@ from rich.progress import Progress as Bars
 from polyfed.lab.studies.runner import Progress
 from polyfed.reporting.tables import duration
 
+_EVERY = 10.0  # seconds between two lines about what cells prepare
+
 
 class StudyDisplay:
-    """A bar of all cells with those that run beside it; without a terminal, a line whenever a cell is done."""
+    """A bar of all cells with those that run beside it.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    Without a terminal: a line whenever a cell is done, and, while one prepares something, every ten seconds at most.
+    """
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._now = console, now
         self._bars = Bars(
             TextColumn("cells"),
             BarColumn(),
@@ -26,7 +33,7 @@ class StudyDisplay:
             transient=True,
         )
         self._task = self._bars.add_task("cells", total=None, text="")
-        self._told = -1
+        self._told, self._activities, self._when = -1, "", now()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -45,13 +52,20 @@ class StudyDisplay:
         if self._console.is_terminal:
             total = progress.done + progress.failed + progress.left
             self._bars.update(self._task, total=total, completed=progress.done + progress.failed, text=text)
-        elif progress.done + progress.failed != self._told:
-            self._told = progress.done + progress.failed
+        elif self._is_news(progress):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _is_news(self, progress: Progress) -> bool:
+        told, activities = progress.done + progress.failed, "".join(each.activity for each in progress.running.values())
+        is_late = self._now() - self._when >= _EVERY
+        if told == self._told and not (activities and activities != self._activities and is_late):
+            return False
+        self._told, self._activities, self._when = told, activities, self._now()
+        return True
 
 
 def _parts(progress: Progress) -> list[str]:
     total = progress.done + progress.failed + progress.left
     parts = [f"{progress.done}/{total}" + (f", {progress.failed} failed" if progress.failed else "")]
-    parts += [f"{label} ({done}/{rounds})" for label, (done, rounds) in progress.running.items()]
+    parts += [f"{label} ({cell.activity or f'{cell.done}/{cell.rounds}'})" for label, cell in progress.running.items()]
     return [*parts, *([] if progress.seconds_left is None else [f"{duration(progress.seconds_left)} left"])]

@@ -17,7 +17,7 @@ _HEADS = ("claim", "item", "verdict", "seeds", "difference", "95 % interval", "a
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PaperEvidence:
     """A paper's studies that were run.
 
     Attributes:
@@ -33,7 +33,7 @@ class Evidence:
     records: Sequence[StudyRecord]
 
     @classmethod
-    def of(cls, paper: str, statement: str, page: str, recorded: Sequence[StudyRecord]) -> Evidence:
+    def of(cls, paper: str, statement: str, page: str, recorded: Sequence[StudyRecord]) -> PaperEvidence:
         """Of all records those of the paper."""
         own = [record for record in recorded if record.study.source and record.study.source.paper == paper]
         return cls(paper, statement, page, sorted(own, key=lambda record: record.place))
@@ -90,7 +90,7 @@ def _map_text(folder: str, record: StudyRecord, number: int, claims: ClaimMap) -
     return f"{picture}\n\n{markdown(claims.sentence)}"
 
 
-def evidence_table(papers: Sequence[Evidence], folder: str) -> str:
+def evidence_table(papers: Sequence[PaperEvidence], folder: str) -> str:
     """A row a paper: what it claims, what of it holds here, what does not, and where."""
     heads = ("paper", "what it claims", "held here", "contradicted here", "where")
     lines = [heads, ["---"] * len(heads), *(paper.row(folder) for paper in papers)]

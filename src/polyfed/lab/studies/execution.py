@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyfed.core.activity import preparing
 from polyfed.core.device import cpu_threads
-from polyfed.core.errors import PolyfedError
+from polyfed.core.errors import PolyfedError, RunError
+from polyfed.core.own_code import own_code
 from polyfed.core.untrusted import file_json
 from polyfed.lab.studies.cells import MODELS, RECORDS, CellFigures, Places
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.reported import resume, run
+from polyfed.runs.events import Callback
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run
@@ -31,6 +34,7 @@ class Order:
         columns: what is measured.
         places: of data and weights.
         keep: what stays, as ``Study.keep``.
+        sources: of components from outside polyfed, by which the folder is named.
     """
 
     experiment: Experiment
@@ -38,6 +42,7 @@ class Order:
     columns: Sequence[ColumnSettings]
     places: Places
     keep: str
+    sources: Mapping[str, Mapping[str, str]]
 
 
 def is_done(folder: Path, columns: Sequence[ColumnSettings], keep: str) -> bool:
@@ -57,15 +62,19 @@ def _due(columns: Sequence[ColumnSettings], figures: CellFigures) -> list[Column
     return [column for column in columns if column.digest not in figures.values]
 
 
-def execute(order: Order) -> None:
+def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     """Run the cell, or go on with it, and measure what is missing; of a complete one this changes nothing.
+
+    ``callbacks`` follow the run.
 
     Raises:
         PolyfedError, OSError: what keeps the run from being complete.
     """
     known = _usable(order)
     if known is None:
-        _complete(order)
+        if own_code(order.experiment) != order.sources:
+            raise RunError("its code was edited since the study began; the same command runs what it is by now")
+        _complete(order, callbacks)
     values, kept = ({}, RECORDS) if known is None else (known.values, known.keep)
     keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
     run = Run(order.folder, order.places.data_dir, order.places.weights_dir)
@@ -92,15 +101,16 @@ def _has_models(folder: Path) -> bool:
     return any((folder / name).is_dir() for name in ("models", "checkpoints"))
 
 
-def _complete(order: Order) -> None:
+def _complete(order: Order, callbacks: Sequence[Callback]) -> None:
     if RunFolder(order.folder).has_begun():
-        resume(order.folder, quiet=True)
+        resume(order.folder, callbacks, quiet=True)
         return
-    run(order.experiment, order.folder, quiet=True)
+    run(order.experiment, order.folder, callbacks, quiet=True)
     shutil.rmtree(tuning_folder(order.folder), ignore_errors=True)
 
 
 def _measured(column: ColumnSettings, run: Run) -> float | str:
+    preparing(f"measuring {column.component_name()}")  # a probe or an analysis may take minutes
     try:
         return column.measure(run)
     except PolyfedError as error:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import NamedTuple
 
 from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Cell, require_data
@@ -20,20 +21,28 @@ _POLL = 0.5  # seconds between two looks at the display and the budget
 _Key = tuple[int, int, int]  # what comes first: main rows, then first seeds, then the order of rows
 
 
+class CellProgress(NamedTuple):
+    """Rounds of a cell that are complete, rounds in all, and what it prepares, if it does not train."""
+
+    done: int
+    rounds: int
+    activity: str = ""
+
+
 @dataclass(frozen=True)
 class Progress:
     """Where a study is.
 
     Attributes:
         done, failed, left: cells.
-        running: label -> rounds that are complete, and rounds in all.
+        running: label -> how far it is.
         seconds_left: expected; None before the first cell is done.
     """
 
     done: int
     failed: int
     left: int
-    running: Mapping[str, tuple[int, int]]
+    running: Mapping[str, CellProgress]
     seconds_left: float | None
 
 
@@ -173,7 +182,8 @@ class Runner:
         key = min(self._due, key=lambda name: self._due[name][0])
         _, cell = self._due.pop(key)
         plan = self.plan
-        order = Order(cell.experiment, cell.folder(plan.store), plan.columns(cell), plan.places, plan.kept(cell))
+        columns, kept = plan.columns(cell), plan.kept(cell)
+        order = Order(cell.experiment, cell.folder(plan.store), columns, plan.places, kept, cell.sources)
         workers.start(key, order)
 
     def _take(self, outcome: CellOutcome) -> None:
@@ -193,7 +203,10 @@ class Runner:
     # ---- what is known
 
     def _progress(self, workers: Workers) -> Progress:
-        running = {self._cells[key].label: self._rounds(self._cells[key]) for key in workers.running}
+        running = {
+            self._cells[key].label: CellProgress(*self._rounds(self._cells[key]), workers.activity(key))
+            for key in workers.running
+        }
         left = len(self._due) + len(workers.running) + self._unplanned()
         return Progress(len(self._done), len(self._failures), left, running, self._seconds_left(workers))
 

@@ -15,10 +15,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Literal
 
+from polyfed.core.activity import heard_by
 from polyfed.core.errors import PolyfedError
 from polyfed.lab.studies.execution import Order, execute
+from polyfed.runs.events import Callback, Callbacks, Event, Preparing
 
 _LOG = ".log"
+_AT_WORK = "at work"
+_EVERY = 0.5  # seconds between two texts of a cell
 # what nearly every cell imports: it takes seconds of CPU, once an invocation instead of once a cell
 _PRELOADED = [
     "polyfed.lab.studies.execution",
@@ -62,6 +66,7 @@ class Workers:
     jobs: int
     gpus: int = 0
     _running: dict[str, tuple[ForkServerProcess, Connection, float, int]] = field(default_factory=dict)
+    _activities: dict[str, str] = field(default_factory=dict)
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -82,21 +87,32 @@ class Workers:
         sender.close()  # so that a process that is killed ends the connection
         self._running[key] = (process, receiver, time.monotonic(), slot)
 
-    def wait(self, timeout: float) -> list[CellOutcome]:
-        """The cells that end within so many seconds; it returns with the first of them."""
-        ready = wait([receiver for _, receiver, *_ in self._running.values()], timeout)
-        return [self._ended(key) for key, (_, receiver, *_) in list(self._running.items()) if receiver in ready]
+    def activity(self, key: str) -> str:
+        """What a cell prepares, such as ``encoding cifar100: 3,200 of 24,000``; empty while it trains."""
+        return self._activities.get(key, "")
 
-    def _ended(self, key: str) -> CellOutcome:
-        process, receiver, begun, _ = self._running.pop(key)
+    def wait(self, timeout: float) -> list[CellOutcome]:
+        """The cells that end within so many seconds; it returns with the first that says something."""
+        ready = wait([receiver for _, receiver, *_ in self._running.values()], timeout)
+        heard = [self._heard(key) for key, (_, receiver, *_) in list(self._running.items()) if receiver in ready]
+        return [outcome for outcome in heard if outcome is not None]
+
+    def _heard(self, key: str) -> CellOutcome | None:
+        """How a cell ended; None if it says what it does."""
+        process, receiver, begun, _ = self._running[key]
         try:
-            ending, cause = receiver.recv()
+            ending, text = receiver.recv()
         except EOFError:  # it was killed, or ended without a word
             process.join()
-            ending, cause = "failed", f"its process ended with code {process.exitcode}; was there too little memory?"
+            ending, text = "failed", f"its process ended with code {process.exitcode}; was there too little memory?"
+        if ending == _AT_WORK:
+            self._activities[key] = text
+            return None
+        del self._running[key]
+        self._activities.pop(key, None)
         process.join()
         receiver.close()
-        return CellOutcome(key, ending, cause, time.monotonic() - begun)
+        return CellOutcome(key, ending, text, time.monotonic() - begun)
 
     def stop(self) -> None:
         """End all that run; each can be resumed."""
@@ -127,6 +143,22 @@ def _context() -> multiprocessing.context.ForkServerContext:
 # ---- in the process of a cell
 
 
+class Told(Callback):
+    """Says through a pipe what a cell prepares, and when it is at work again."""
+
+    def __init__(self, sender: Connection) -> None:
+        self._sender, self._last, self._when = sender, "", 0.0
+
+    def handle(self, event: Event) -> None:
+        text = ""
+        if isinstance(event, Preparing):
+            text = f"{event.what}: {event.done:,} of {event.total:,}" if event.total else event.what
+        now = time.monotonic()
+        if text != self._last and (now - self._when >= _EVERY or not text):
+            self._last, self._when = text, now
+            self._sender.send((_AT_WORK, text))
+
+
 def _work(order: Order, sender: Connection, gpu: str | None) -> None:
     _end_with_parent()
     if gpu is not None:
@@ -135,7 +167,9 @@ def _work(order: Order, sender: Connection, gpu: str | None) -> None:
     log = order.folder.with_name(order.folder.name + _LOG)
     try:
         with log.open("a") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-            execute(order)
+            told = Told(sender)
+            with heard_by(Callbacks([told])):
+                execute(order, [told])
     except BaseException as error:  # whatever it is, the other cells go on
         with contextlib.suppress(OSError), log.open("a") as stream:
             traceback.print_exc(file=stream)

@@ -1,0 +1,72 @@
+"""What cells say while they run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyfed.core.errors import RunError
+from polyfed.lab.studies.cells import Places
+from polyfed.lab.studies.execution import Order, execute
+from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.session import run_study
+from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.workers import Told
+from polyfed.runs.events import ClientStarted, Preparing
+
+
+def test_what_is_prepared_is_told_with_its_count_and_that_it_is_over() -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    told = Told(sender)
+    for event in (
+        Preparing("encoding cifar100", 3200, 24000),
+        Preparing("encoding cifar100", 3300, 24000),  # at once after the other: nobody reads so fast
+        ClientStarted("image-0", "fit"),
+        ClientStarted("image-1", "fit"),
+    ):
+        told.handle(event)
+    sender.close()
+    assert [receiver.recv()[1], receiver.recv()[1]] == ["encoding cifar100: 3,200 of 24,000", ""]
+    assert not receiver.poll() or _is_closed(receiver)
+
+
+def _is_closed(receiver: multiprocessing.connection.Connection) -> bool:
+    try:
+        receiver.recv()
+    except EOFError:
+        return True
+    return False
+
+
+def test_the_study_hears_of_it(loaded: Callable[..., Study], tmp_path: Path) -> None:
+    heard: set[str] = set()
+    study = loaded(seeds=1, rows={"tiny": {}})
+    done = run_study(
+        study,
+        tmp_path / "out",
+        jobs=1,
+        listener=lambda progress: heard.update(cell.activity for cell in progress.running.values()),
+    )
+    assert not done.ended.failures
+    assert len(heard - {""}) >= 1
+
+
+def test_a_method_that_is_edited_while_the_study_runs_is_not_run_as_what_it_was(
+    loaded: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mymethod.py").write_text(
+        "from polyfed.algorithms.fedavg import FedAvg\n\n\nclass Ours(FedAvg):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    study = loaded(seeds=1, rows={"ours": {"set": {"algorithm": {"name": "mymethod.Ours", "local_epochs": 1}}}})
+    (cell,) = StudyPlan(study, Places(), tmp_path).final("ours", ())
+    order = Order(cell.experiment, cell.folder(tmp_path), [], Places(), "records", cell.sources)
+    with (tmp_path / "mymethod.py").open("a") as file:
+        file.write("# edited\n")
+    with pytest.raises(RunError, match="edited since the study began"):
+        execute(order)
+    assert not order.folder.exists()
