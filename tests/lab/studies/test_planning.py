@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.cells import Cell, CellFigures, Places, resolve
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import Study
-from polyfed.runs.config_files import read_config
 
 Load = Callable[..., Study]
 RATES = {
@@ -180,26 +177,3 @@ def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load,
     (cell.folder(tmp_path) / "config.yaml").write_text("edited")
     with pytest.raises(RunError, match="was edited after the run; delete the folder"):
         CellFigures.of(cell.folder(tmp_path))
-
-
-def test_every_row_of_the_example_in_the_documentation_resolves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = Path(__file__).parents[3] / "docs" / "how-to" / "write-a-study.md"
-    (tmp_path / "mine.yaml").write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
-    content = read_config("scenes-demo") | {"name": "shop"}
-    content["clients"]["paired"] = content["clients"].get("paired") or next(iter(content["clients"].values()))
-    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(content))
-    (tmp_path / "mymethods").mkdir()
-    (tmp_path / "mymethods" / "ours.py").write_text(
-        "from polyfed.algorithms.creamfl import CreamFL\n\n\nclass Ours(CreamFL):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mymethods", raising=False)
-    study = Study.load(tmp_path / "mine.yaml")
-    plan = planned(study, tmp_path)
-    for row, point in plan.row_points():
-        method = plan.check(row, point).algorithm.component_name()
-        assert method in (row, "server_only", "mymethods.ours.Ours")
-    plan.tuning.check(plan.row_points())
-    assert len({cell.digest for row, point in plan.row_points() for cell in plan.search(row, point)}) == len(study.rows)
