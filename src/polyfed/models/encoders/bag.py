@@ -47,7 +47,8 @@ class _BagModule(nn.Module):
     def _mean(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b c"]:
         table = self.embedding.weight
         # its kernel holds no words [b, l, c], but has neither a second derivative nor a form for ``vmap`` or an export
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        learns = torch.is_grad_enabled() and table.requires_grad
+        if learns or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
         skipped = self.pad if 0 <= self.pad < len(table) else None
         return F.embedding_bag(tokens, table, mode="mean", padding_idx=skipped)
