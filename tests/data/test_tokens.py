@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
+from polyfed.data.source import Column
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers import Hashing, Words
 from polyfed.data.view import DataContext
@@ -54,6 +55,23 @@ def test_texts_become_rows_of_ids(context: DataContext, values: list, rows: list
     assert ids.tolist() == expected
     assert ids.dtype == torch.int64
     assert inputs(torch.tensor([], dtype=torch.int64)).shape[0] == 0
+
+
+def test_texts_are_tokenised_once_for_all_runs_of_a_machine(context: DataContext) -> None:
+    def ids(view: Tokens, column: Column) -> list:
+        other_run = DataContext(context.cache, public=context.public)
+        return view.open(column, "words", other_run)(torch.arange(2)).tolist()
+
+    view, texts = Tokens(tokenizer=WORDS, length=4), column_of(["three", "two one"])
+    first = ids(view, texts)
+    assert ids(view, unread(texts.fingerprint)) == first
+    (path,) = context.cache.glob("tokens-*.npy")
+    path.write_bytes(b"damaged")
+    assert ids(view, texts) == first
+    for other in (Tokens(tokenizer=WORDS, length=2), Tokens(tokenizer=Words(size=4, min_count=1), length=4)):
+        ids(other, texts)
+    ids(view, column_of(["three", "two one"], "changed"))
+    assert len(list(context.cache.glob("tokens-*.npy"))) == 4
 
 
 @pytest.mark.parametrize(

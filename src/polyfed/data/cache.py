@@ -69,7 +69,7 @@ def decoded(
     stamp = fingerprint_of(_VERSION, column.fingerprint, size, fit, resampling)
     path = cache / f"images-{size}-{fit}-{stamp}.npy"
     with usable(cache):
-        pictures = _opened_pictures(path)
+        pictures = _opened(path)
     if pictures is None:
         values = column.flat_values()
         with usable(cache), _replacing(path) as file:
@@ -77,13 +77,29 @@ def decoded(
             np.lib.format.write_array_header_1_0(file, header)
             for chunk in _decoded_chunks(values, column, (size, fit, resampling, pixels)):
                 file.write(chunk.tobytes())
-        pictures = _opened_pictures(path)
+        pictures = _opened(path)
     if pictures is None:
         raise _unusable(cache, "what was written there cannot be read back")
     return pictures
 
 
-def _opened_pictures(path: Path) -> npt.NDArray[np.uint8] | None:
+def kept(path: Path, compute: Callable[[], npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+    """Numbers kept at ``path``, computed if they are not there or damaged.
+
+    Raises:
+        DataError: the folder cannot be written, or has no room.
+    """
+    with usable(path.parent):
+        numbers = _opened(path)
+        if numbers is not None:
+            return numbers.copy()
+        numbers = compute()
+        with _replacing(path) as file:
+            np.save(file, numbers)
+        return numbers
+
+
+def _opened(path: Path) -> npt.NDArray[Any] | None:
     """The cached array, or None if it is not there or damaged."""
     try:
         # as a plain array: to index a memmap itself runs Python code of numpy's for every batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 
 import numpy as np
 import torch
@@ -12,12 +13,16 @@ from jaxtyping import Bool, Int32, Int64
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
+from polyfed.core.own_code import own_code
 from polyfed.data.arrow import fingerprint_of
+from polyfed.data.cache import kept
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.tokenization import Tokenizer, Vocabulary
 from polyfed.data.tokenizers import Words
 from polyfed.data.view import DataContext, InputSpec, View
+
+_VERSION = 1  # raise when the same settings give other ids
 
 
 class Tokens(View):
@@ -33,15 +38,30 @@ class Tokens(View):
     delete: float = Field(default=0.0, ge=0, lt=1, description="share of the tokens then deleted, rounded down")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        """Open texts; they are tokenised once for all participants of the process."""
+        """Open texts; they are tokenised once, for all runs of the machine.
+
+        Raises:
+            DataError: a value is no text, or the cache cannot be written.
+        """
         vocabulary = self.tokenizer.ready(modality, context)
-        stamp = fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)
-        key = f"tokens:{stamp}"
+        key = f"tokens:{fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)}"
         if key not in context.fitted:
-            context.fitted[key] = matrix_of(vocabulary, column.texts(), self.length)
-        ids = context.fitted[key]
-        assert isinstance(ids, Tensor)
-        return TokenRows(ids, vocabulary, self.drop, self.delete)
+            path = context.cache / f"tokens-{self._stamp(vocabulary, column)}.npy"
+            ids = kept(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
+            context.fitted[key] = torch.from_numpy(ids)
+        tokens = context.fitted[key]
+        assert isinstance(tokens, Tensor)
+        return TokenRows(tokens, vocabulary, self.drop, self.delete)
+
+    def _stamp(self, vocabulary: Vocabulary, column: Column) -> str:
+        """Changes whenever the ids may: with the tokenizer, its code, what it has learnt or read, and the texts."""
+        kind, code = self.tokenizer.model_dump_json(), own_code(self.tokenizer)
+        learnt = vocabulary.tokens
+        if (pipeline := vocabulary.pipeline) is not None:
+            pipeline.no_truncation()  # set by every call that encodes
+            learnt = (pipeline.to_str(),)
+        versions = _VERSION, metadata.version("tokenizers"), self.length, vocabulary.pad, vocabulary.unknown
+        return fingerprint_of(*versions, kind, code, *learnt, column.fingerprint)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         vocabulary = self.tokenizer.ready(modality, context)
