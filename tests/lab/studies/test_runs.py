@@ -83,7 +83,7 @@ def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
         rows={"broken": BROKEN, "tiny": {}},
         columns={
             "r1": "r1_sum",
-            "none": {"metric": "no_such", "of": "paired"},
+            "none": {"name": "holdings", "of": "paired", "column": "hue", "value": "red"},
             "killed": {"name": f"{OWN}.Killed", "marker": marker},
         },
     )
@@ -94,7 +94,7 @@ def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
     assert set(again.ended.failures) == {"broken, seed 0"}
     assert again.results.at("tiny", (), "killed") == {0: 1.0}
     assert again.results.at("tiny", (), "none") == {}
-    assert "nobody in 'paired'" in again.results.causes["tiny, seed 0: none"]
+    assert "the partition has no 'hue'" in again.results.causes["tiny, seed 0: none"]
 
 
 def test_a_full_disk_ends_the_study_and_says_so(loaded: Load, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,12 +24,27 @@ def setting_label(value: JsonValue) -> str:
 
 
 def merged_study(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A study with the keys of another on top; null takes a row, column or axis away."""
+    """A study with the keys of another on top; null takes a row, column or axis away, with what is printed of it, or a
+    kind of settings that is tuned."""
     result = merged(base, over)
+    gone = {key: [name for name, item in _section(result, key).items() if item is None] for key in ("rows", "columns")}
+    printed = {row: items for row, items in _section(result, "printed").items() if row not in gone["rows"]}
+    result["printed"] = {row: _without(items, gone["columns"]) for row, items in printed.items()}
     for key in ("rows", "columns", "axes", "printed"):
-        if isinstance(result.get(key), Mapping):
-            result[key] = {name: item for name, item in result[key].items() if item is not None}
+        result[key] = {name: item for name, item in _section(result, key).items() if item is not None}
+    if settings := _section(_section(result, "tuning"), "settings"):
+        kept = {kind: item for kind, item in settings.items() if item is not None}
+        result["tuning"] = {**result["tuning"], "settings": kept}
     return result
+
+
+def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    section = content.get(key)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _without(items: Any, names: Sequence[str]) -> Any:
+    return {name: item for name, item in items.items() if name not in names} if isinstance(items, Mapping) else items
 
 
 def _with_text_keys(content: Any) -> Any:

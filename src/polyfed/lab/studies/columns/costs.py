@@ -11,6 +11,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.lab.analysis.traffic import WAYS, Traffic
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.tables import MIB
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 
@@ -49,10 +50,12 @@ class ClientTraffic(ColumnSettings):
     direction: _Direction = "both"
     lower: bool = True
 
+    def require(self, experiment: Experiment) -> None:
+        if unknown := [group for group in self.groups if group not in experiment.clients]:
+            raise ConfigError(f"groups: no group '{unknown[0]}'; {nearest(unknown[0], experiment.clients)}")
+
     def measure(self, run: Run) -> float:
         groups, traffic = run.records.groups, Traffic.of(run.records)
-        if unknown := [group for group in self.groups if group not in groups]:
-            raise ConfigError(f"groups: no group '{unknown[0]}' in run '{run.name}'; {nearest(unknown[0], groups)}")
         return sum(self._of(traffic, groups[group]) for group in self.groups) / MIB
 
     def _of(self, traffic: Traffic, members: tuple[str, ...]) -> float:
@@ -74,6 +77,10 @@ class RoundCost(ColumnSettings):
     figure: Literal["flops", "memory"]
     of: str = Field(default=SERVER, description="server, or a group of clients")
     lower: bool = True
+
+    def require(self, experiment: Experiment) -> None:
+        if self.of not in (valid := [SERVER, *experiment.clients]):
+            raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
 
     def measure(self, run: Run) -> float:
         costs = {cost.kind: cost for cost in _costs(run).costs}
