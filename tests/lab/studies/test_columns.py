@@ -66,16 +66,17 @@ def test_traffic_of_a_client_is_its_share_of_the_ledger(finished: Run, direction
 
 
 @pytest.mark.parametrize(
-    ("measure", "message"),
+    ("ask", "message"),
     [
         (lambda run: Holdings(of="pared").measure(run), "of: no client or group 'pared'; did you mean 'paired'"),
         (lambda run: Holdings(of="paired", column="age", value="1").measure(run), "column: the partition has no 'age'"),
-        (lambda run: ClientTraffic(groups=["pared"]).measure(run), "groups: no group 'pared'"),
+        (lambda run: ClientTraffic(groups=["pared"]).require(run.experiment), "groups: no group 'pared'"),
+        (lambda run: RoundCost(figure="flops", of="pared").require(run.experiment), "of: no group 'pared'"),
     ],
 )
-def test_what_a_run_has_not_is_named(finished: Run, measure: Callable[[Run], float], message: str) -> None:
+def test_what_a_run_has_not_is_named(finished: Run, ask: Callable[[Run], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        measure(finished)
+        ask(finished)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,15 @@ def test_where_no_candidate_has_a_figure_the_row_fails(loaded: Load, tmp_path: P
             question("a", ())
 
 
+def test_a_candidate_that_failed_ranks_last(loaded: Load, tmp_path: Path) -> None:
+    plan = tuned(loaded, tmp_path)
+    assert answered(plan, "a", tmp_path, 3.0) == ["rate x 2", "rate x 0.5"]
+    plan.tuning.failed.add(plan.search("a", ())[1].digest)
+    assert answered(plan, "a", tmp_path) == ["rate x 2", "rate x 0.5"]
+    complete(plan.search("a", ())[2], tmp_path, {plan.study.tuning.column.digest: 4.0})  # type: ignore[union-attr]
+    assert plan.search("a", ())[-1].purpose == "rate x 0.25"
+
+
 def test_a_choice_is_made_once_and_goes_to_all_points(loaded: Load, tmp_path: Path) -> None:
     rows = {"a": {}, "late": {"only": {"rounds": [2]}}}
     plan = tuned(loaded, tmp_path, rows, axes=AXIS, tuning={"candidates": 2})

@@ -126,6 +126,20 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
         study_content(tmp_path / "two.yaml")
 
 
+def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:
+    printed = {"tiny": {"r1": 1, "MiB": 2}, "prox": {"r1": 3}}
+    settings = {"rate": RATE, "weight": {"paths": ["algorithm.distiller.weight"]}}
+    one = tiny_study(printed=printed, tuning=TUNING | {"settings": settings})
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+    over = {"rows": {"prox": None}, "columns": {"MiB": None}, "tuning": {"settings": {"weight": None}}}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "scales": {"paper": {"tuning": None}}} | over))
+    study = Study.load(tmp_path / "two.yaml")
+    assert (list(study.rows), list(study.columns), study.printed) == (["tiny"], ["r1"], {"tiny": {"r1": 1}})
+    assert study.tuning is not None
+    assert list(study.tuning.settings) == ["rate"]
+    assert Study.load(tmp_path / "two.yaml", "paper").tuning is None
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("nothing", "no study or file 'nothing'"), ("a.yaml", "cannot read study"), ("b.yaml", "must be a mapping")],

@@ -111,11 +111,13 @@ class TuningPlan:
         study: whose.
         store: folder of all cells.
         experiment: of a row at a point, with further overrides.
+        failed: cells of candidates that ended without figures; the next invocation tries them again.
     """
 
     study: Study
     store: Path
     experiment: Callable[[str, Point, Overrides], Experiment]
+    failed: set[str] = field(default_factory=set)
     _tunable: dict[_Place, Tunable] = field(default_factory=dict)
     _searches: dict[_Place, RowSearch] = field(default_factory=dict)
     _tuned: dict[_Place, Experiment] = field(default_factory=dict)
@@ -183,6 +185,8 @@ class TuningPlan:
         assert self.study.tuning is not None
         digest, figures = self.study.tuning.column.digest, CellFigures.of(cell.folder(self.store))
         if figures is None or digest not in figures.values:
+            if cell.digest in self.failed:
+                return math.nan
             raise LookupError(cell.label)
         value = figures.values[digest]
         return math.nan if isinstance(value, str) else value

@@ -196,6 +196,9 @@ class Runner:
             self._stopped = f"{outcome.cause}; free some, then give the same command"
         else:
             self._failures[cell.label] = f"{outcome.cause} (cells/{cell.digest}.log)"
+            if cell.purpose:
+                self.plan.tuning.failed.add(cell.digest)
+                self._advance()
 
     def _spent(self, begun: float) -> str:
         return _BUDGET if self.budget is not None and time.monotonic() - begun > self.budget else ""
