@@ -278,7 +278,7 @@ def next_steps(records: RunRecords) -> Sequence[tuple[str, str]]:
 def _steps_with_twins(records: RunRecords, config: str) -> Iterator[tuple[str, str]]:
     """The run that this one is to be compared with; or, of a tuned twin, the way to other seeds."""
     twin, server = records.section("twin"), records.section("server")
-    if twin.get("tuned"):
+    if twin.get("tuned") is not None:
         yield "seeds", f"polyfed run {config} --seeds 1,2,3"
     has_server_only = records.config.get("public") and server.get("validation_split")
     baseline = _TWINS[SERVER if has_server_only else "clients"]
