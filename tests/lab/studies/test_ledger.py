@@ -14,6 +14,7 @@ from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 
 MIMIC = ("facebook/deit-base-patch16-224", "google-bert/bert-base-cased")
+FASHION = ("mobilenet-v2-1.0-224", "sentence-transformers/all-MiniLM-L6-v2")
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_study_whose_search_alone_was_run_counts_as_not_run(two_papers: Path) 
         # two rows on five seeds, each of which tries five candidates at most
         ("demo", "small", Effort(10, 10, (), ())),
         # rows that are one run count once: 15 rows are three runs
-        ("papers/fedaid-t16", "small", Effort(15, 0, ("medpix2",), ("deit-tiny-patch16-224",))),
+        ("papers/fedaid-t16", "small", Effort(15, 18, ("fashion_products",), FASHION)),
         ("papers/fedcola-t3", "small", Effort(25, 45, ("ag_news", "cifar100", "flickr8k"), ("deit-tiny-patch16-224",))),
         # pictures of the probes too; a source of questions reads what it is made of
         ("papers/fedaid-t3", "paper", Effort(9, 0, ("covidx", "mimic-cxr-jpg", "rsna"), MIMIC)),

@@ -89,6 +89,7 @@ class Distortion(AnalysisResult):
             "steps": {row.on: row.steps for row in self.rows},
             "decrease": {a: {b: self.decrease(a, b) for b in self.clients} for a in self.clients},
             "mean_decrease": {client: self.mean_decrease(client) for client in self.clients},
+            "overall_decrease": fmean(map(self.mean_decrease, self.clients)),
             "before": side(first.before),
             "after": {row.on: side(row.after) for row in self.rows},
         }
