@@ -9,7 +9,7 @@ from transformers.utils import logging as hf_logging
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import ImagePreparation
-from polyfed.data.backbones import digest, frozen_backbone, load, locate, outline, pooled, quiet
+from polyfed.data.backbones import averaged_neighbours, digest, frozen_backbone, load, locate, outline, pooled, quiet
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -96,6 +96,16 @@ def test_pooling_of_tokens_and_maps():
     image = SimpleNamespace(last_hidden_state=tokens.view(1, 2, 3, 4))
     assert torch.equal(pooled(image, "auto"), tokens.view(1, 2, 12).mean(2))
     assert pooled(image, "tokens").shape == (1, 12, 2)
+
+
+def test_neighbouring_positions_are_averaged():
+    picture = torch.arange(17.0).view(1, 17, 1)  # CLS and four by four patches
+    assert averaged_neighbours(picture, None, 4)[0, :, 0].tolist() == [0, 3.5, 5.5, 11.5, 13.5]
+    assert averaged_neighbours(picture[:, 1:], None, 1)[0, :, 0].tolist() == [8.5]
+    texts = torch.arange(1.0, 6).repeat(3, 1).unsqueeze(2)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]).bool()
+    runs = averaged_neighbours(texts, mask, 2)[:, :, 0]
+    assert runs.tolist() == [[2, 4.5], [1.5, 3], [1, 0]]
 
 
 def test_a_frozen_backbone_is_frozen_and_leaves_the_generator_alone(vit):

@@ -129,6 +129,24 @@ def test_only_batches_of_rows_that_are_asked_for_are_computed_with_the_bits_of_t
     assert torch.equal(view.open(column(images), "image", context)(torch.arange(9)), whole)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"positions": 4}, "set pool to tokens"), ({"positions": 6, "pool": "tokens"}, "a square such as")],
+)
+def test_positions_that_cannot_be_are_refused(context, settings, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        Features(backbone="vit", **settings).spec("image", context)
+
+
+def test_fewer_positions_are_averages(context):
+    images = column([png(seed) for seed in range(2)])
+    few, all_of = (Features(backbone="vit", pool="tokens", positions=count) for count in (4, None))
+    assert few.spec("image", context).shape == (5, 16)
+    opened, whole = (view.open(images, "image", context)(torch.arange(2)) for view in (few, all_of))
+    torch.testing.assert_close(opened[:, 0], whole[:, 0])
+    torch.testing.assert_close(opened[:, 1], whole[:, [1, 2, 5, 6]].mean(1), atol=5e-3, rtol=5e-3)
+
+
 def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
     view = Features(backbone="vit", size=48, pool="tokens")
     monkeypatch.setattr(module, "frozen_backbone", None)
@@ -206,8 +224,11 @@ def test_bf16_is_close_and_cached_apart(context):
     torch.testing.assert_close(full, half, atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize("pool", ["auto", "mean", "tokens"])
-def test_texts_have_features_too(context, pool):
+@pytest.mark.parametrize(
+    ("pool", "positions", "shape"),
+    [("auto", None, ()), ("mean", None, ()), ("tokens", None, (6,)), ("tokens", 1, (1,))],
+)
+def test_texts_have_features_too(context, pool, positions, shape):
     folder = context.weights / "bert"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "runs"]
     with quiet():
@@ -215,15 +236,16 @@ def test_texts_have_features_too(context, pool):
         (folder / "vocab.txt").write_text("\n".join(words))
         BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
         model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    view = Features(backbone="bert", pool=pool, length=6, batch_size=2)
+    view = Features(backbone="bert", pool=pool, positions=positions, length=6, batch_size=2)
     texts = ["a dog", "a dog runs", "runs", "a a a a a a a a"]
     opened = view.open(column(texts), "text", context)
-    assert view.spec("text", context).shape == ((6, 16) if pool == "tokens" else (16,))
+    assert view.spec("text", context).shape == (*shape, 16)
     ids = [[2, 5, 6, 3], [2, 5, 6, 7, 3], [2, 7, 3], [2, 5, 5, 5, 5, 3]]
     for row, tokens in enumerate(ids):
         states = model(torch.tensor([tokens])).last_hidden_state[0]
         padded = torch.nn.functional.pad(states, (0, 0, 0, 6 - len(tokens)))
         expected = {"auto": states[0], "mean": states.mean(0), "tokens": padded}[pool]
+        expected = expected if positions is None else states.mean(0, keepdim=True)
         torch.testing.assert_close(opened(torch.tensor([row]))[0], expected, atol=5e-3, rtol=5e-3)
 
 

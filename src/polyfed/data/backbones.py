@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -236,6 +238,23 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
         return hidden if pool == "tokens" else hidden.mean(1)
     masked = hidden * mask.unsqueeze(-1)
     return masked if pool == "tokens" else masked.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def averaged_neighbours(
+    tokens: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None, count: int
+) -> Float[Tensor, "b n c"]:
+    """Fewer positions: of a text ``count`` runs of its valid tokens, of a picture a square of ``count`` cells.
+
+    Shorter texts have zeros, which are padding, among the runs. A picture's CLS token stays in front.
+    """
+    if mask is None:
+        side = math.isqrt(tokens.shape[1])
+        first, patches = tokens[:, : -(side**2)], tokens[:, -(side**2) :]
+        grid = patches.mT.reshape(len(tokens), -1, side, side)
+        return torch.cat([first, functional.adaptive_avg_pool2d(grid, math.isqrt(count)).flatten(2).mT], dim=1)
+    runs = (mask.cumsum(1) - 1) * count // mask.sum(1, keepdim=True).clamp(min=1)
+    members = (functional.one_hot(runs.clamp(min=0), count) * mask.unsqueeze(-1)).to(tokens.dtype)
+    return members.mT @ tokens / members.sum(1).clamp(min=1).unsqueeze(-1)
 
 
 def _pooler_output(output: Any) -> Tensor:

@@ -6,15 +6,16 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
@@ -22,6 +23,7 @@ from polyfed.data.backbone_inputs import PREPROCESSOR, ImagePreparation, Prepare
 from polyfed.data.backbones import (
     BackboneTower,
     Pool,
+    averaged_neighbours,
     channels_last,
     digest,
     frozen_backbone,
@@ -67,6 +69,12 @@ class Features(View):
         description="cls, mean (of all positions), pooled (its own pooler) or tokens (all positions); auto: "
         "cls for transformers, mean for convolutional networks",
     )
+    positions: int | None = Field(
+        default=None,
+        ge=1,
+        description="of pool tokens: neighbours averaged to so many positions, a square number for pictures, which "
+        "keep their CLS token before them; null: all",
+    )
     tower: BackboneTower = Field(default="whole", description="vision or text, for backbones with both (CLIP)")
     size: int | None = Field(default=None, ge=8, description="image side in pixels; the backbone's own by default")
     fit: ImageFit = Field(default="squash", description="squash to a square, or crop to one")
@@ -77,6 +85,12 @@ class Features(View):
     batch_size: int | None = Field(
         default=None, ge=1, description="images or texts at a time; by default 4 on a CPU, 128 on a GPU"
     )
+
+    @model_validator(mode="after")
+    def _averages_tokens(self) -> Self:
+        if self.positions is not None and self.pool != "tokens":
+            raise ValueError(f"positions: {self.positions} has no effect with pool '{self.pool}'; set pool to tokens")
+        return self
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Features of a column, nested columns flattened in item order.
@@ -113,6 +127,8 @@ class Features(View):
             ConfigError: the folder lacks the preprocessor or the tokenizer.
         """
         if self._sees(folder):
+            if self.positions is not None and math.isqrt(self.positions) ** 2 != self.positions:
+                raise ConfigError(f"view features: positions is {self.positions}, of pictures a square such as 4 or 9")
             return ImagePreparation.of(folder, self.size, self.fit)
         most = most_tokens(folder)
         if most is not None and self.length > most:
@@ -120,7 +136,7 @@ class Features(View):
                 f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
                 f"{most} tokens; set the view's length to {most} or less"
             )
-        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens")
+        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not self.positions)
 
     def _folder(self, context: DataContext) -> Path:
         return locate(self.backbone, context.weights, key="view features, backbone")
@@ -136,12 +152,17 @@ class Features(View):
         shape = self.prepare(folder).shape
         dtype = torch.float32 if self._sees(folder) else torch.int64
         blank = torch.zeros(1, *shape, dtype=dtype, device="meta")
-        return tuple(outline(folder, self.pool, self.tower)(blank).shape[1:])
+        mask = None if self._sees(folder) else torch.ones(1, *shape, dtype=torch.bool, device="meta")
+        return tuple(self.averaged(outline(folder, self.pool, self.tower)(blank), mask).shape[1:])
+
+    def averaged(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        return features if self.positions is None else averaged_neighbours(features, mask, self.positions)
 
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
         # batch_size is not among them: it changes the speed only
         settings = [self.size, self.fit] if self._sees(folder) else [self.length]
+        settings += [] if self.positions is None else [self.positions]
         identity = [_VERSION, content, digest(folder), self.pool, self.tower, self.precision, *settings]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return f"features-{re.sub(r'[^A-Za-z0-9.-]+', '-', folder.name)}-{self.pool}-{stamp}"
@@ -223,7 +244,7 @@ class FeatureComputation:
         # weights stay in float32; only the arithmetic is coarser
         bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.view.precision == "bf16")
         with torch.inference_mode(), bf16:
-            features: Tensor = self.backbone(x, mask)
+            features = self.view.averaged(self.backbone(x, mask), mask)
         return features.float().cpu()
 
     def _prepared(self, values: list[Any], rows: Sequence[int]) -> Prepared:

@@ -33,6 +33,7 @@ class _Plan(NamedTuple):
 
 
 _PRESETS = {
+    "pico": _Plan(64, 2, 2),
     "nano": _Plan(96, 4, 3),
     "micro": _Plan(128, 6, 4),
     "tiny": _Plan(192, 12, 3),
@@ -64,7 +65,7 @@ class Blocks(Encoder):
     """
 
     view: SerializeAsAny[View] = Pixels(size=64)
-    size: Literal["nano", "micro", "tiny", "small", "base"] = Field(
+    size: Literal["pico", "nano", "micro", "tiny", "small", "base"] = Field(
         default="nano", description="architecture, unless `weights` bring their own (small is ViT-S)"
     )
     depth: int | None = Field(
