@@ -177,7 +177,13 @@ def figures() -> Iterator[Figure]:
     yield _depth()
     reached = reached_privates(modules(Path("tests")), parts)
     yield Figure("private names in tests", len(reached), 0, worst=reached)
-    yield Figure("words of docs", sum(len(path.read_text().split()) for path in Path("docs").rglob("*.md")), 60_000)
+    written = [path for path in Path("docs").rglob("*.md") if not _is_made(path)]
+    yield Figure("words of docs", sum(len(path.read_text().split()) for path in written), 60_000)
+
+
+def _is_made(path: Path) -> bool:
+    """Whether ``make pages`` writes all of it, so that it grows with what is run."""
+    return path.parent == Path("docs/results") or path == Path("docs/reproduction.md")
 
 
 def _lines(paths: Iterable[Path]) -> int:

@@ -19,8 +19,16 @@ from pathlib import Path
 from polyfed.core.files import write_atomically
 from polyfed.lab.studies.evidence import PaperEvidence, evidence_table
 from polyfed.lab.studies.ledger import ledger, ledger_text
-from polyfed.lab.studies.records import StudyRecord, index_text, record_pictures, record_text, records
+from polyfed.lab.studies.records import (
+    StudyRecord,
+    index_text,
+    pictures_of_cells,
+    record_pictures,
+    record_text,
+    records,
+)
 from polyfed.lab.studies.results import RESULTS, STUDY
+from polyfed.lab.studies.session import CELLS
 from polyfed.lab.studies.study_files import folder_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,12 +60,14 @@ PAPERS = {
 
 
 def take_over(found: Iterable[StudyRecord], home: Path, root: Path = ROOT) -> None:
-    """Copy the records of studies that were run."""
+    """Copy the records of studies that were run, and draw what needs their cells."""
     for record in found:
         folder = root / HOME / folder_name(record.name, record.scale)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (STUDY, RESULTS):
             shutil.copy(home / folder.name / name, folder / name)
+        for name, content in pictures_of_cells(record, home / CELLS).items():
+            write_atomically(root / HOME / name, content)
 
 
 def with_block(path: Path, block: str) -> str:

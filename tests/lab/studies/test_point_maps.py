@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from polyfed.lab.analysis.drift import Drift, Represented, modality_drift
 from polyfed.lab.analysis.drift_maps import saved_maps
 from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.figures import draw_study
+from polyfed.lab.studies.records import StudyRecord, pictures_of_cells, record_text
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 
@@ -59,6 +61,18 @@ def test_a_panel_a_row_of_the_first_seed(loaded: Load, tmp_path: Path) -> None:
     assert len(first.collections) == 3
     (empty,) = draw_study(Results(study, {}), study.figures[0], tmp_path).axes
     assert empty.get_title(loc="left") == "no cell with a map yet"
+
+
+def test_a_record_takes_the_maps_along(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(columns=COLUMNS, figures=[{"points": "far"}])
+    save_drift(tmp_path / "tiny0" / "analysis")
+    record = StudyRecord("demo", "small", study, Results(study, {}, cells={"tiny, seed 0": "tiny0"}))
+    ((name, content),) = pictures_of_cells(record, tmp_path).items()
+    assert (name, content[:4]) == ("demo-small-points-1.png", b"\x89PNG")
+    (tmp_path / name).write_bytes(content)
+    again = StudyRecord.of("demo", "small", tmp_path)
+    assert again.pictures == [name]
+    assert f"]({name})" in record_text(replace(record, pictures=[name]))
 
 
 def test_only_a_column_that_saved_a_map_has_one(loaded: Load) -> None:

@@ -10,19 +10,22 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from polyfed.lab.studies.drawings import PointMaps
 from polyfed.lab.studies.effort import Effort
 from polyfed.lab.studies.judgement import Judgement, Verdict
+from polyfed.lab.studies.point_maps import draw_points
 from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps, draw_map
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Study
 from polyfed.lab.studies.study_files import folder_name, study_files
 from polyfed.lab.studies.tables import claim_evidence, claims_tables, figure_tables, study_tables
-from polyfed.reporting.figures import svg_text
+from polyfed.reporting.figures import png_bytes, svg_text
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.tables import TextTable
 
 PAPER = "paper"
 _VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open", "not run")
+_POINTS = "-points-"
 _DECIDED = ("held", "contradicted")
 
 
@@ -35,12 +38,14 @@ class StudyRecord:
         scale: small or paper.
         study: at the scale; of one that was run, as it was then.
         results: what was run; None: nothing.
+        pictures: names of files beside its page that were drawn from its cells.
     """
 
     name: str
     scale: str
     study: Study
     results: Results | None
+    pictures: Sequence[str] = ()
 
     @classmethod
     def of(cls, name: str, scale: str, home: Path) -> StudyRecord:
@@ -52,7 +57,8 @@ class StudyRecord:
         folder = home / folder_name(name, scale)
         results = Results.load(folder) if (folder / RESULTS).is_file() else None
         results = results if results and results.cells else None
-        return cls(name, scale, results.study if results else Study.load(name, scale), results)
+        pictures = sorted(path.name for path in home.glob(f"{folder.name}{_POINTS}*.png"))
+        return cls(name, scale, results.study if results else Study.load(name, scale), results, pictures)
 
     @property
     def item_name(self) -> str:
@@ -193,6 +199,19 @@ def record_pictures(record: StudyRecord) -> dict[str, str]:
     return {
         record.map_file(number): svg_text(draw_map(claims), claims.drawing.map)
         for number, claims in enumerate(record.maps, 1)
+    }
+
+
+def pictures_of_cells(record: StudyRecord, store: Path) -> dict[str, bytes]:
+    """Name of a file beside its page -> PNG, of what needs the cells, which lie in ``store``."""
+    drawings = [each for each in record.study.figures if isinstance(each, PointMaps)]
+    if record.results is None:
+        return {}
+    return {
+        f"{folder_name(record.name, record.scale)}{_POINTS}{number}.png": png_bytes(
+            draw_points(record.results, drawing, store)
+        )
+        for number, drawing in enumerate(drawings, 1)
     }
 
 
