@@ -77,7 +77,7 @@ def ledger_text(items: Sequence[LedgerItem], *, is_brief: bool = False) -> str:
 
     Args:
         items: tables and figures of all papers.
-        is_brief: whether only items that were run are listed.
+        is_brief: whether only items that were run are listed, with their verdicts, and tables are links.
     """
     by_paper: dict[str, list[LedgerItem]] = {}
     for item in items:

@@ -171,6 +171,11 @@ class StudyRecord:
         return _markdown([*figure_tables(self.results), *claims_tables(self.results)], 4)
 
     @property
+    def evidence(self) -> list[list[str]]:
+        """Of each primary claim its text, verdict, seeds, difference, interval and p."""
+        return list(map(claim_evidence, self.judgements))
+
+    @property
     def page(self) -> str:
         return f"{folder_name(self.name, self.scale)}.md"
 
