@@ -99,7 +99,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     return {
         **{root / HOME / record.page: record_text(record) for record in recorded},
         **{root / name: with_block(root / name, block) for name, block in blocks(recorded).items()},
-        root / "docs/reproduction.md": ledger_text(ledger(root / HOME), is_brief=True),
+        root / "docs/reproduction.md": ledger_text(ledger(root / HOME, recorded), is_brief=True),
     }
 
 

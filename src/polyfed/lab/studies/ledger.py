@@ -26,11 +26,6 @@ class LedgerItem:
     small: StudyRecord
     paper: StudyRecord
 
-    @classmethod
-    def of(cls, name: str, home: Path) -> LedgerItem:
-        """With the results in ``home``."""
-        return cls(StudyRecord.of(name, SMALL, home), StudyRecord.of(name, PAPER, home))
-
     @property
     def source(self) -> str:
         """The paper."""
@@ -66,9 +61,19 @@ class LedgerItem:
         return "; ".join(states) or "not run"
 
 
-def ledger(home: Path) -> list[LedgerItem]:
-    """All items of the papers, with the results that lie in ``home`` as ``polyfed study run`` leaves them."""
-    items = [LedgerItem.of(name, home) for name in study_files() if name.startswith(_PAPERS)]
+def ledger(home: Path, known: Sequence[StudyRecord] = ()) -> list[LedgerItem]:
+    """All items of the papers, with the results that lie in ``home`` as ``polyfed study run`` leaves them.
+
+    Args:
+        home: where results lie.
+        known: records of it that were read already.
+    """
+    read = {(record.name, record.scale): record for record in known}
+
+    def record(name: str, scale: str) -> StudyRecord:
+        return read.get((name, scale)) or StudyRecord.of(name, scale, home)
+
+    items = [LedgerItem(record(name, SMALL), record(name, PAPER)) for name in study_files() if name.startswith(_PAPERS)]
     return sorted(items, key=lambda item: (item.source, *item.small.place))
 
 
