@@ -93,7 +93,7 @@ def ledger_text(items: Sequence[LedgerItem], *, is_brief: bool = False) -> str:
         shown={name: [item for item in of if item.attempts or not is_brief] for name, of in by_paper.items()},
         is_brief=is_brief,
         verdicts={name: _verdicts(of) for name, of in by_paper.items()},
-        needs=_needs(items),
+        needs={} if is_brief else _needs(items),
     )
 
 
