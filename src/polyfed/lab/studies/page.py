@@ -8,7 +8,9 @@ import yaml
 from markupsafe import Markup
 
 from polyfed.core.files import write_atomically
+from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
 from polyfed.lab.studies.figures import draw_study, drawings_of
+from polyfed.lab.studies.regime_maps import ClaimMap
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.tables import study_tables
 from polyfed.reporting.figures import svg_text
@@ -32,9 +34,16 @@ def write_study_page(results: Results, out: Path, store: Path) -> Path:
         title=study.title,
         description=study.description,
         facts={name: value for name, value in facts.items() if value},
-        figures=[Markup(svg_text(draw_study(results, each, store), study.title)) for each in drawings],
+        figures=[
+            (Markup(svg_text(draw_study(results, each, store), study.title)), _caption(results, each))
+            for each in drawings
+        ],
         tables=study_tables(results),
         text=yaml.safe_dump(study.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True),
     )
     write_atomically(out, page.encode())
     return out
+
+
+def _caption(results: Results, drawing: AnyDrawing) -> str:
+    return ClaimMap(results, drawing).sentence if isinstance(drawing, RegimeMap) else ""
