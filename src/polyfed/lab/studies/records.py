@@ -210,7 +210,7 @@ def record_pictures(record: StudyRecord) -> dict[str, str]:
 def pictures_of_cells(record: StudyRecord, store: Path) -> dict[str, bytes]:
     """Name of a file beside its page -> PNG, of what needs the cells, which lie in ``store``."""
     drawings = [each for each in record.study.figures if isinstance(each, PointMaps)]
-    if record.results is None:
+    if record.results is None or not any((store / cell).is_dir() for cell in record.results.cells.values()):
         return {}
     return {
         f"{folder_name(record.name, record.scale)}{_POINTS}{number}.png": png_bytes(
