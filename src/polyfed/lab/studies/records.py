@@ -187,8 +187,9 @@ def _effort(name: str, scale: str) -> Effort:
 
 def records(home: Path, scales: Sequence[str] = (SMALL, PAPER)) -> list[StudyRecord]:
     """All studies of polyfed's own of which something was run."""
-    every = (StudyRecord.of(name, scale, home) for name in study_files() for scale in scales if _is_at(name, scale))
-    return [record for record in every if record.results]
+    places = [(name, scale) for name in study_files() for scale in scales if _is_at(name, scale)]
+    begun = [place for place in places if (home / folder_name(*place) / RESULTS).is_file()]  # to load all takes seconds
+    return [record for place in begun if (record := StudyRecord.of(*place, home)).results]
 
 
 def _is_at(name: str, scale: str) -> bool:
