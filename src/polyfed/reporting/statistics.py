@@ -200,6 +200,25 @@ class PairedSpreads:
 Sample = PairedSample | PairedSpreads
 
 
+@dataclass(frozen=True)
+class ItemSpread:
+    """How a mean over seeds depends on the test items.
+
+    Attributes:
+        items: number of items.
+        std: standard deviation over draws of items (bootstrap).
+        interval: 95 % of the draws.
+    """
+
+    items: int
+    std: float
+    interval: tuple[float, float]
+
+    def limits_more(self, sample: PairedSample) -> bool:
+        """Whether more items would narrow the mean more than more seeds: which of the two variances is larger."""
+        return self.std > sample.spread / math.sqrt(len(sample.values))
+
+
 def _step(values: Iterable[float]) -> float:
     """The smallest gap between values, beyond rounding; 0 if there is none."""
     ordered = sorted({*values})

@@ -49,7 +49,7 @@ class Evaluations:
                 at_work(SERVER, f"measuring ({kind})")
                 metrics, number = self.server.evaluate(samples), self.server.clock.round
                 known = metrics.intervals() if kind == "test" and isinstance(metrics, TaskScores) else {}
-                self.events.handle(Measured(number, SERVER, kind, dict(metrics), known))
+                self.events.handle(Measured(number, SERVER, kind, metrics, known))
                 if kind == "validation":
                     self._select(number, metrics[self.server.task.primary])
 

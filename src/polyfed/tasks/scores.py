@@ -38,17 +38,9 @@ class TaskScores(dict[str, float]):
             return {}
         means = torch.cat([torch.stack(list(terms)) for terms in self.by_item.values()]).double().cpu()
         means = means[:, :, means[:, 1].sum(0) > 0]  # [means, 2, items]
-        items, drawn = means.shape[2], []
-        stream = torch.Generator().manual_seed(0)
-        block = max(1, _BLOCK // max(1, items))
-        for start in range(0, _DRAWS, block):
-            rows = torch.randint(items, (min(block, _DRAWS - start), items), generator=stream)
-            weights = torch.zeros(len(rows), items, dtype=torch.float64).scatter_add_(
-                1, rows, torch.ones_like(rows, dtype=torch.float64)
-            )
-            sums = torch.einsum("di,mki->dmk", weights, means)
-            drawn.append(sums[..., 0] / sums[..., 1])
-        values, ends = torch.cat(drawn), torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], dtype=torch.float64)
+        items = means.shape[2]
+        values = drawn_means(means, _DRAWS)
+        ends = torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], dtype=torch.float64)
         intervals, start = {}, 0
         for name, terms in self.by_item.items():
             low, high = values[:, start : start + len(terms)].sum(1).nanquantile(ends).tolist()
@@ -57,6 +49,20 @@ class TaskScores(dict[str, float]):
             sure = share_interval(self[name] / len(terms), items)
             intervals[name] = (low, high) if low < high else (len(terms) * sure[0], len(terms) * sure[1])
         return intervals
+
+
+def drawn_means(means: Float[Tensor, "m 2 items"], draws: int) -> Float[Tensor, "draws m"]:
+    """Means over items that are drawn with replacement, the same for all means, of sums and counts by item."""
+    items, drawn = means.shape[2], []
+    stream = torch.Generator().manual_seed(0)
+    block = max(1, _BLOCK // max(1, items))
+    for start in range(0, draws, block):
+        rows = torch.randint(items, (min(block, draws - start), items), generator=stream)
+        weights = torch.zeros(len(rows), items, dtype=torch.float64)
+        weights.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.float64))
+        sums = torch.einsum("di,mki->dmk", weights, means)
+        drawn.append(sums[..., 0] / sums[..., 1])
+    return torch.cat(drawn)
 
 
 def mean_by_item(values: Tensor, items: Int64[Tensor, " n"]) -> Float[Tensor, "2 items"]:

@@ -101,11 +101,11 @@ def test_looks(loaded: Callable[..., Study], change: dict[str, Any], looks: list
 
 
 def test_further_seeds_are_no_seeds_of_the_tuning(loaded: Callable[..., Study]) -> None:
-    tuning = {"grid": {"rate": [0.1]}, "paths": {"rate": ["run.rounds"]}, "seeds": [8]}
+    column = {"metric": "r1_sum", "kind": "validation"}
     study = loaded(
         seeds=[1, 2, 3, 4, 7],
         more_seeds=2,
         claims={"primary": ["tiny > prox on r1"]},
-        tuning=tuning | {"column": {"metric": "r1", "kind": "validation"}},
+        tuning={"settings": {"rate": {"paths": ["run.rounds"]}}, "seeds": [8], "column": column},
     )
     assert study.further_seeds == [9, 10]

@@ -103,6 +103,12 @@ class Claim:
         """Of the points that it names; an empty one stands for rows without."""
         return {operand.label for operand in self.operands}
 
+    @property
+    def read_at(self) -> str:
+        """Label of the point at which it is read, where its text names none."""
+        given = Claim.parse(self.text).operands
+        return next((own.label for own, written in zip(self.operands, given, strict=True) if not written.label), "")
+
     def at(self, label: str) -> Claim:
         """The claim at a point, where it does not say at which."""
         left, right = (tuple(replace(operand, label=operand.label or label) for operand in side) for side in self.sides)

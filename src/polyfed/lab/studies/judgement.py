@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Literal
 
 from polyfed.lab.studies.claims import Claim
@@ -30,15 +30,22 @@ class Judgement:
         p: of the two-sided paired test at the look that says most, times the number of looks, adjusted for all claims
             of the family (Holm); NaN before the first look is complete.
         verdict: held or contradicted where p is below the level.
-        seeds_to_decide: with how many seeds of all claims, more than were run, at their estimates and spreads, the
-            test would decide; None where it has decided, or a thousand would not.
+        enough: computes ``seeds_to_decide``.
     """
 
     claim: Claim
     sample: Sample | None
     p: float
     verdict: Verdict
-    seeds_to_decide: int | None = None
+    enough: Callable[[], int | None] = field(repr=False, compare=False)
+
+    @property
+    def seeds_to_decide(self) -> int | None:
+        """With how many seeds of all claims, more than were run, at their estimates and spreads, the test would decide.
+
+        None where it has decided, or a thousand would not.
+        """
+        return self.enough() if self.verdict == "open" else None
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,11 @@ def judge(claims: Sequence[Claim], samples: Sequence[Sample | None], looks: Look
     were not run, so that running a part changes no verdict.
     """
     cases = [_Case(claim, sample, looks) for claim, sample in zip(claims, samples, strict=True)]
-    judgements = []
-    for number, (case, p) in enumerate(zip(cases, holm([case.p for case in cases]), strict=True)):
-        verdict = case.verdict(p)
-        enough = _enough(cases, number) if verdict == "open" else None
-        judgements.append(Judgement(case.claim, case.sample, p, verdict, enough))
-    return judgements
+    adjusted = holm([case.p for case in cases])
+    return [
+        Judgement(case.claim, case.sample, p, case.verdict(p), partial(_enough, cases, number))
+        for number, (case, p) in enumerate(zip(cases, adjusted, strict=True))
+    ]
 
 
 def _enough(cases: Sequence[_Case], number: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,16 +16,16 @@ import yaml
 from polyfed.core.errors import RunError
 from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
-from polyfed.core.untrusted import code_of, file_json, yaml_content
+from polyfed.core.untrusted import code_of, file_json, typed, yaml_content
 from polyfed.lab.studies.cells import CellFigures
-from polyfed.lab.studies.claims import ALL, Claim, Operand, Side
+from polyfed.lab.studies.claims import ALL, Claim, Side
 from polyfed.lab.studies.judgement import Judgement, judge
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.row_search import Chosen
 from polyfed.lab.studies.shapley import shapley_values
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample, finite_mean
+from polyfed.reporting.statistics import ItemSpread, PairedSample, PairedSpreads, Sample
 
 STUDY, RESULTS = "study.yaml", "results.json"
 SeedFigures = Mapping[int, float]
@@ -43,6 +44,7 @@ class Results:
         causes: place or cell in words -> why it has no figure.
         cells: label of every final cell that is complete -> its folder's name.
         code: versions and states of the code that ran them; a table should have one.
+        items: of claims on means over test items, how they depend on these.
     """
 
     study: Study
@@ -51,6 +53,7 @@ class Results:
     causes: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
     code: Sequence[str] = ()
+    items: Mapping[Claim, ItemSpread] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
@@ -114,8 +117,7 @@ class Results:
 
     def sample(self, claim: Claim) -> Sample | None:
         """Left against right by seed; None where no seed has all of it."""
-        points = self.study.shared_points(claim.operands) if ALL in claim.labels else []
-        left, right = self._side(claim.left, points), self._side(claim.right, points)
+        left, right = (self._by_seed(self._places(claim, side)) for side in claim.sides)
         seeds = [seed for seed in left if seed in right]
         if not seeds:
             return None
@@ -123,17 +125,25 @@ class Results:
             return PairedSpreads({seed: left[seed] for seed in seeds}, {seed: right[seed] for seed in seeds})
         return PairedSample({seed: left[seed] - right[seed] for seed in seeds})
 
-    def _side(self, side: Side, points: Sequence[Point]) -> dict[int, float]:
-        """Seed -> figure: of a cell or a difference of two; their means where there are ``points``."""
-        first, *others = (self._figures(operand, points) for operand in side)
-        seeds = (seed for seed in first if all(seed in other for other in others))
-        return {seed: first[seed] - sum(other[seed] for other in others) for seed in seeds}
+    def places(self, claim: Claim) -> list[tuple[float, Place]]:
+        """The figures of which a claim's left minus right is the sum, each with its weight."""
+        left, right = (self._places(claim, side) for side in claim.sides)
+        return [*left, *((-weight, place) for weight, place in right)]
 
-    def _figures(self, operand: Operand, points: Sequence[Point]) -> dict[int, float]:
-        by_label = {point_label(point): point for point in self.study.points}
-        parts = [self.at(operand.row, point, operand.column) for point in points or [by_label[operand.label]]]
-        seeds = (seed for seed in parts[0] if all(seed in by_seed for by_seed in parts))
-        return {seed: finite_mean(by_seed[seed] for by_seed in parts) for seed in seeds}
+    def _places(self, claim: Claim, side: Side) -> list[tuple[float, Place]]:
+        named = {point_label(point): [point] for point in self.study.points}
+        shared = self.study.shared_points(claim.operands)
+        return [
+            (sign / len(points), (operand.row, point, operand.column))
+            for sign, operand in zip((1, -1), side, strict=False)
+            for points in [shared if operand.label == ALL else named[operand.label]]
+            for point in points
+        ]
+
+    def _by_seed(self, places: Sequence[tuple[float, Place]]) -> dict[int, float]:
+        parts = [(weight, self.values.get(place, {})) for weight, place in places]
+        seeds = (seed for seed in parts[0][1] if all(seed in by_seed for _, by_seed in parts))
+        return {seed: sum(weight * by_seed[seed] for weight, by_seed in parts) for seed in seeds}
 
     def going_on(self) -> list[tuple[str, Point]]:
         """Rows at the points of primary claims that are open after the first look: they are run with further seeds."""
@@ -146,12 +156,11 @@ class Results:
         ]
         judged = judge(claims, firsts, study.looks)
         still = [item.claim for item in judged if item.verdict == "open"]
-        return list(dict.fromkeys(place for claim in still for place in self._places(claim)))
+        return list(dict.fromkeys(place[:2] for claim in still for _, place in self.places(claim)))
 
-    def _places(self, claim: Claim) -> list[tuple[str, Point]]:
-        shared = self.study.shared_points(claim.operands)
-        named = {point_label(point): [point] for point in self.study.points}
-        return [(each.row, point) for each in claim.operands for point in named.get(each.label, shared)]
+    def cell(self, row: str, point: Point, seed: int) -> str | None:
+        """The name of a cell's folder; None if it is not complete."""
+        return self.cells.get(", ".join((row, *point, f"seed {seed}")))
 
     # ---- files
 
@@ -196,6 +205,10 @@ class Results:
             "causes": dict(sorted(self.causes.items())),
             "cells": self.cells,
             "code": list(self.code),
+            "items": [
+                {"claim": claim.text, "label": claim.read_at, **dataclasses.asdict(spread)}
+                for claim, spread in self.items.items()
+            ],
         }
 
     @classmethod
@@ -220,7 +233,11 @@ class Results:
                 for entry in content["figures"]
             }
             chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
-            return cls(study, values, chosen, content["causes"], content["cells"], content["code"])
+            items = {
+                Claim.parse(entry.pop("claim")).at(entry.pop("label")): typed(ItemSpread, entry)
+                for entry in content["items"]
+            }
+            return cls(study, values, chosen, content["causes"], content["cells"], content["code"], items)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
 

@@ -19,6 +19,10 @@ from polyfed.runs.pattern_search import choice_label
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right; of standard deviations: left over right."
+_OVER_ITEMS = (
+    "Over items: 95 % of the means over 2,000 draws of test items, the same for all rows and seeds (bootstrap). "
+    "Needs more: of what the mean varies with most, seeds or test data."
+)
 _PRINTED = "[...]: what the paper prints."
 
 
@@ -161,24 +165,41 @@ def _p_text(p: float) -> str:
 def claims_tables(results: Results) -> list[TextTable]:
     """Primary claims with their verdicts, then secondary ones as differences."""
     judged, read = results.judgements(), results.readings()
-    return [*([_judged(judged, len(results.study.looks))] if judged else []), *([_read(read)] if read else [])]
+    return [*([_judged(results, judged)] if judged else []), *([_read(results, read)] if read else [])]
 
 
-def _judged(judgements: Sequence[Judgement], looks: int) -> TextTable:
-    heads = ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
-    half = ", half of it at each of two looks: a claim that is open goes on" if looks > 1 else ""
+def _judged(results: Results, judgements: Sequence[Judgement]) -> TextTable:
+    half = ", half of it at each of two looks: a claim that is open goes on" if len(results.study.looks) > 1 else ""
     notes = (
         f"Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05{half}; "
         f"never on fewer than {FEWEST_SEEDS} seeds. {_SIDES}",
         *_still_open(judgements),
     )
-    return TextTable("Claims", heads, [claim_evidence(item) for item in judgements], notes)
+    heads = ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
+    body = [claim_evidence(item) for item in judgements]
+    return _with_items(results, TextTable("Claims", heads, body, notes), [(i.claim, i.sample) for i in judgements])
 
 
-def _read(readings: Sequence[tuple[Claim, Sample | None]]) -> TextTable:
+def _read(results: Results, readings: Sequence[tuple[Claim, Sample | None]]) -> TextTable:
     body = [[_claim_text(claim), *_evidence(sample)] for claim, sample in readings]
     notes = (f"Not judged: intervals are each claim's own. {_SIDES}",)
-    return TextTable("Secondary claims", ("claim", "seeds", "difference", "95 % interval"), body, notes)
+    table = TextTable("Secondary claims", ("claim", "seeds", "difference", "95 % interval"), body, notes)
+    return _with_items(results, table, readings)
+
+
+def _with_items(results: Results, table: TextTable, claims: Sequence[tuple[Claim, Sample | None]]) -> TextTable:
+    """A table of claims with how they depend on the test items, if any is known to."""
+    if not any(claim in results.items for claim, _ in claims):
+        return table
+    rows = [[*row, *_of_items(results, *claim)] for row, claim in zip(table.rows, claims, strict=True)]
+    return TextTable(table.title, (*table.columns, "over items", "needs more"), rows, (*table.notes, _OVER_ITEMS))
+
+
+def _of_items(results: Results, claim: Claim, sample: Sample | None) -> list[str]:
+    spread = results.items.get(claim)
+    if spread is None or not isinstance(sample, PairedSample):
+        return ["-", "-"]
+    return [_interval_text(spread.interval, "+.2f"), "test data" if spread.limits_more(sample) else "seeds"]
 
 
 def claim_evidence(item: Judgement) -> list[str]:
@@ -187,8 +208,7 @@ def claim_evidence(item: Judgement) -> list[str]:
 
 
 def _claim_text(claim: Claim) -> str:
-    label = claim.left[0].label
-    return claim.text if not label or " at " in claim.text else f"{claim.text} ({label})"
+    return f"{claim.text} ({claim.read_at})" if claim.read_at else claim.text
 
 
 def _evidence(sample: Sample | None) -> list[str]:

@@ -76,15 +76,24 @@ class Metric(ColumnSettings):
             raise ConfigError(self._unknown(run.name, [n for m in members for n in records.metric_names(m, self.kind)]))
         return float(getattr(ClientSpread(self.of, self.metric, finite, len(members)), self.over))
 
+    def tested_round(self, records: RunRecords) -> int | None:
+        """The round whose test metric of the server it is; None if it is another figure, or there is none."""
+        series = records.series(SERVER, self.metric, self.kind) if (self.of, self.kind) == (SERVER, "test") else {}
+        return self._round(records) if series else None
+
+    def _round(self, records: RunRecords) -> int:
+        series = records.series(SERVER, self.metric, self.kind)
+        if self.round == "best":
+            highest = records.best(SERVER, self.metric, self.kind)
+            return max(series) if highest is None else highest[0]
+        chosen = selected_round(records) if self.round == "selected" else None
+        return max(series) if chosen is None else chosen
+
     def _of_server(self, records: RunRecords) -> float:
         series = records.series(SERVER, self.metric, self.kind)
         if not series:
             raise ConfigError(self._unknown(records.name, records.metric_names(SERVER, self.kind)))
-        if self.round == "best":
-            highest = records.best(SERVER, self.metric, self.kind)
-            return math.nan if highest is None else highest[1]
-        chosen = selected_round(records) if self.round == "selected" else None
-        return series.get(max(series) if chosen is None else chosen, math.nan)
+        return series.get(self._round(records), math.nan)
 
     def _unknown(self, run: str, names: object) -> str:
         valid = nearest(self.metric, dict.fromkeys(names))  # type: ignore[call-overload]
