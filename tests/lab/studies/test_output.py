@@ -70,7 +70,7 @@ def test_tables_by_hand(loaded: Load) -> None:
     assert tuning.notes == (
         "Figures of validation, mean over seeds of their own (100).",
         "Candidates: 3 a row, but prox 2.",
-        "Not all, so that there may be better ones: prox.",
+        "Neighbours of the best were left, which may be better: prox.",
         "Not tuned: tiny.",
         "Without weight: prox.",
     )

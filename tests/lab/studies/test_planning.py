@@ -111,11 +111,11 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
         ),
         (
             {"columns": {"r": {"metric": "r1_sum", "of": "clients", "kind": "validation"}}},
-            "of: 'clients' is not measured there, as their validation data are nobody's",
+            "kind: validation, but 'clients' is measured on test data alone",
         ),
         (
             {"columns": {"r": {"metric": "r1_sum", "of": "clients"}}, "set": {"run.evaluate_clients": False}},
-            "of: 'clients' is not measured there, as run.evaluate_clients is false",
+            "of: 'clients' is not measured, as run.evaluate_clients is false",
         ),
         ({"rows": {"tiny": {"twin": "local"}}}, "rows.tiny.columns.r1.of: there is no server"),
     ],

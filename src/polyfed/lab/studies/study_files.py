@@ -27,24 +27,24 @@ def merged_study(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
     """A study with the keys of another on top; null takes a row, column or axis away, with what is printed of it, or a
     kind of settings that is tuned."""
     result = merged(base, over)
-    gone = {key: [name for name, item in _section(result, key).items() if item is None] for key in ("rows", "columns")}
-    printed = {row: items for row, items in _section(result, "printed").items() if row not in gone["rows"]}
-    result["printed"] = {row: _without(items, gone["columns"]) for row, items in printed.items()}
-    for key in ("rows", "columns", "axes", "printed"):
-        result[key] = {name: item for name, item in _section(result, key).items() if item is not None}
-    if settings := _section(_section(result, "tuning"), "settings"):
-        kept = {kind: item for kind, item in settings.items() if item is not None}
-        result["tuning"] = {**result["tuning"], "settings": kept}
+    rows, columns = (_null_names(result.get(key)) for key in ("rows", "columns"))
+    if isinstance(printed := result.get("printed"), Mapping):
+        result["printed"] = {row: _without(items, columns) for row, items in _without(printed, rows).items()}
+    for key in {"rows", "columns", "axes", "printed"} & result.keys():
+        result[key] = _without(result[key], _null_names(result[key]))
+    if isinstance(tuning := result.get("tuning"), Mapping) and (kinds := tuning.get("settings")):
+        result["tuning"] = {**tuning, "settings": _without(kinds, _null_names(kinds))}
     return result
 
 
-def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    section = content.get(key)
-    return section if isinstance(section, Mapping) else {}
+def _null_names(section: Any) -> list[str]:
+    return [name for name, item in section.items() if item is None] if isinstance(section, Mapping) else []
 
 
-def _without(items: Any, names: Sequence[str]) -> Any:
-    return {name: item for name, item in items.items() if name not in names} if isinstance(items, Mapping) else items
+def _without(section: Any, names: Sequence[str]) -> Any:
+    if not isinstance(section, Mapping):
+        return section  # which validation refuses
+    return {name: item for name, item in section.items() if name not in names}
 
 
 def _with_text_keys(content: Any) -> Any:

@@ -1,21 +1,20 @@
-"""A study's tables: figures with their spread, paired differences, claims, and what tuning chose."""
+"""A study's tables: figures with their spread, paired differences, claims, and what is missing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.judgement import Judgement
 from polyfed.lab.studies.regime_maps import claim_maps
 from polyfed.lab.studies.results import Results, SeedFigures
-from polyfed.lab.studies.row_search import Chosen
 from polyfed.lab.studies.study import Point, point_label
+from polyfed.lab.studies.tuning_table import tuning_table
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
 from polyfed.reporting.tables import TextTable, figure
-from polyfed.runs.pattern_search import choice_label
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right; of standard deviations: left over right."
@@ -233,44 +232,7 @@ def _enough(item: Judgement) -> str:
     return f"at this mean and spread about {item.seeds_to_decide} seeds would decide"
 
 
-# ---- tuning, and what is missing
-
-
-def tuning_table(results: Results) -> TextTable:
-    """What was chosen for each row, of which candidates."""
-    body = [[f"{row}{_at(point)}", *_chosen_texts(chosen)] for (row, point), chosen in results.chosen.items()]
-    return TextTable("Tuning", ("", "tried", "chosen", "candidates"), body, tuple(_tuning_notes(results)))
-
-
-def _chosen_texts(chosen: Chosen) -> list[str]:
-    settings = ", ".join(f"{path} {value:g}" for path, value in chosen.settings.items())
-    choice = choice_label(chosen.factors) + (f" ({settings})" if settings else "")
-    return [str(len(chosen.scores)), choice, "; ".join(f"{name}: {figure(s)}" for name, s in chosen.scores.items())]
-
-
-def _tuning_notes(results: Results) -> Iterator[str]:
-    study, by_row = results.study, {f"{row}{_at(point)}": chosen for (row, point), chosen in results.chosen.items()}
-    if study.tuning is None:
-        return
-    seeds, most = ", ".join(map(str, study.tuning.seeds)), study.tuning.candidates
-    others = ", ".join(f"{row} {len(chosen.scores)}" for row, chosen in by_row.items() if len(chosen.scores) != most)
-    yield f"Figures of validation, mean over seeds of their own ({seeds})."
-    yield f"Candidates: {most} a row{', but ' if others else ''}{others}."
-    yield from _lists(
-        {
-            "All neighbours of the best were tried": [row for row in by_row if by_row[row].is_surrounded],
-            "Not all, so that there may be better ones": [row for row in by_row if not by_row[row].is_surrounded],
-            "Not tuned": [row for row in study.rows if study.resolved(row).tune is False],
-            **{
-                f"Without {kind}": [row for row in by_row if kind not in by_row[row].factors]
-                for kind in study.tuning.settings
-            },
-        }
-    )
-
-
-def _lists(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    yield from (f"{what}: {', '.join(rows)}." for what, rows in names.items() if rows)
+# ---- what is missing
 
 
 def causes_table(results: Results) -> TextTable:

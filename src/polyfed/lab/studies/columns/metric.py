@@ -16,6 +16,7 @@ from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER, RunRecords
+from polyfed.tasks.task import Task
 
 CLIENTS = "clients"
 """All clients, of whatever group."""
@@ -45,15 +46,17 @@ class Metric(ColumnSettings):
         valid = [SERVER, CLIENTS, *experiment.clients]
         if self.of not in valid:
             raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
-        tasks = [group.task for name, group in experiment.clients.items() if self.of in (name, CLIENTS)]
-        if self.of == SERVER:
-            tasks = [self._validated(experiment.server).task]
-        elif self.kind == "validation" or experiment.run.evaluate_clients is False:
-            why = "their validation data are nobody's" if self.kind == "validation" else "run.evaluate_clients is false"
-            raise ConfigError(f"of: '{self.of}' is not measured there, as {why}")
+        tasks = [self._validated(experiment.server).task] if self.of == SERVER else self._tasks_of_clients(experiment)
         names = [name for task in tasks for name in task.metric_names]
         if all(task.metric_names for task in tasks) and self.metric not in names:  # else its data decide
             raise ConfigError(f"metric: '{self.of}' has no '{self.metric}'; {nearest(self.metric, names)}")
+
+    def _tasks_of_clients(self, experiment: Experiment) -> list[Task]:
+        if self.kind == "validation":
+            raise ConfigError(f"kind: validation, but '{self.of}' is measured on test data alone")
+        if experiment.run.evaluate_clients is False:
+            raise ConfigError(f"of: '{self.of}' is not measured, as run.evaluate_clients is false")
+        return [group.task for name, group in experiment.clients.items() if self.of in (name, CLIENTS)]
 
     def _validated(self, server: ServerSettings | None) -> ServerSettings:
         if server is None:
