@@ -36,7 +36,7 @@ HOME = Path("docs/results")
 BEGIN, END = "made by: make pages", "end of what make pages makes"
 _MARKS: Mapping[str, tuple[str, str]] = {".md": ("<!-- ", " -->\n"), ".yml": ("      # ", "\n")}
 
-# page, as links from docs/ have it, and what the paper claims
+# page, as links from docs/ have it, and what is claimed
 PAPERS = {
     "CreamFL": (
         "explanation/creamfl.md",
@@ -55,6 +55,10 @@ PAPERS = {
     "FedAID": (
         "explanation/fedaid.md",
         "Weighing hospitals by their losses on each other's models pre-trains better and fairer than FedAvg.",
+    ),
+    "change distillation": (
+        "explanation/change-distillation.md",
+        "polyfed's own: what clients' representations of public pairs changed by teaches a server that has few pairs.",
     ),
 }
 

@@ -50,7 +50,7 @@ def test_no_more_than_three_claims_are_named(loaded: Load) -> None:
 
 def test_papers_without_a_record_say_so(loaded: Load) -> None:
     other = PaperEvidence.of("Other", "Good.", "explanation/other.md", [record(loaded)])
-    assert other.section("../results") == "No study of the paper was run yet.\n"
+    assert other.section("../results") == "No study was run yet.\n"
     assert evidence_table([other], "docs/").splitlines()[2] == (
         "| [Other](docs/explanation/other.md) | Good. | not run yet | not run yet | no map yet |"
     )

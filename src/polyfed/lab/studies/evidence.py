@@ -21,7 +21,7 @@ class PaperEvidence:
     """A paper's studies that were run.
 
     Attributes:
-        paper: its method.
+        paper: its method, as ``source.paper`` of a study names it.
         statement: what it claims, in a sentence.
         page: its page, as links below ``docs`` have it.
         records: in the order of its items.
@@ -68,7 +68,7 @@ class PaperEvidence:
     def section(self, folder: str) -> str:
         """Claims, maps and their sentences as Markdown; ``folder`` is that of the records, as links have it."""
         if not self.records:
-            return "No study of the paper was run yet.\n"
+            return "No study was run yet.\n"
         parts = [_claims_table(self.claims)] if self.claims else []
         parts += [f"{_map_text(folder, *each)}\n" for each in self.maps]
         names = ", ".join(f"[{record.name}]({folder}/{record.page})" for record in self.records)
@@ -92,6 +92,6 @@ def _map_text(folder: str, record: StudyRecord, number: int, claims: ClaimMap) -
 
 def evidence_table(papers: Sequence[PaperEvidence], folder: str) -> str:
     """A row a paper: what it claims, what of it holds here, what does not, and where."""
-    heads = ("paper", "what it claims", "held here", "contradicted here", "where")
+    heads = ("method", "what it claims", "held here", "contradicted here", "where")
     lines = [heads, ["---"] * len(heads), *(paper.row(folder) for paper in papers)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -162,10 +162,10 @@ def draw_map(claims: ClaimMap) -> Figure:
     """A panel for each combination of the other axes; all have the same colours."""
     drawing = claims.drawing
     wide, high = len(claims.labels(drawing.x)), len(claims.labels(drawing.y))
-    beside = min(len(claims.panels), _BESIDE)
+    beside, longest = min(len(claims.panels), _BESIDE), max(map(len, claims.labels(drawing.x)))
     figure, axes = figure_grid(
         math.ceil(len(claims.panels) / beside), beside,
-        width=max(4.0, 1.1 * wide + 1.6), height=0.62 * high + 1.3, title=drawing.map,
+        width=max(4.0, max(1.1, 0.09 * longest) * wide + 1.6), height=0.62 * high + 1.3, title=drawing.map,
     )  # fmt: skip
     for where, panel in zip_longest(axes, claims.panels):
         if panel is None:
