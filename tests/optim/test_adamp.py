@@ -131,3 +131,15 @@ optimizer.load_state_dict(optimizer.state_dict())
 sys.exit("torch._dynamo" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("how", ["channel", "layer", "none"])
+def test_a_table_that_no_cache_holds_is_updated_as_a_small_one(how):
+    torch.manual_seed(0)
+    weight = torch.randn(700, 256)
+    naive, parameter = Naive(weight, lr=0.1), torch.nn.Parameter(weight.clone())
+    gradient = orthogonal(weight, torch.randn_like(weight), how)
+    parameter.grad = gradient.clone()
+    AdamP([parameter], lr=0.1).step()
+    naive.step(gradient)
+    torch.testing.assert_close(parameter.detach(), naive.w, atol=1e-5, rtol=1e-4)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.adam import adam
 
 _SMALLEST_NORM = 1e-30  # keeps quotients by the norm of a zero weight or gradient finite
+_CACHED = 1 << 17  # elements
 
 
 class AdamP(Optimizer):
@@ -126,13 +127,21 @@ def _radial(
     """
     w, g, q = (tensor.reshape(len(weight), -1) for tensor in (weight, gradient, update))
     w_norm, g_norm = torch.linalg.vector_norm(w, dim=1), torch.linalg.vector_norm(g, dim=1)
-    wg, wq, ww = torch.linalg.vecdot(w, g), torch.linalg.vecdot(w, q), w_norm.square()
+    wg, wq, ww = _dots(w, g), _dots(w, q), w_norm.square()
     by_channel = _cosine(wg, w_norm, g_norm).amax() < delta / w.shape[1] ** 0.5
     # only where the channels fail the test, see `radial`
     by_layer = _cosine(wg.sum(), w_norm.norm(), g_norm.norm()) < delta / w.numel() ** 0.5
     layer = (wq.sum() / ww.sum().clamp_min(_SMALLEST_NORM)) * by_layer
     radial = torch.where(by_channel, wq / ww.clamp_min(_SMALLEST_NORM), layer)
     return radial, torch.logical_or(by_channel, by_layer)
+
+
+def _dots(a: Float[Tensor, "c n"], b: Float[Tensor, "c n"]) -> Float[Tensor, " c"]:
+    """Dot products by row; of a large table in parts, whose products of elements stay in a CPU's cache."""
+    rows = max(1, _CACHED // max(1, a.shape[1])) if a.device.type == "cpu" else max(1, len(a))
+    parts = zip(torch.split(a, rows), torch.split(b, rows), strict=True)
+    dots = [torch.linalg.vecdot(*part) for part in parts]
+    return dots[0] if len(dots) == 1 else torch.cat(dots)
 
 
 def _cosine(wg: Tensor, w_norm: Tensor, g_norm: Tensor) -> Tensor:
