@@ -98,7 +98,9 @@ class Forecast:
         ]
         return [
             TextTable(
-                "Who takes part", ("", "of them", "samples", "parameters", "trained"), list(self._participants())
+                "Who takes part",
+                ("", "of them", "measured", "samples", "parameters", "trained"),
+                list(self._participants()),
             ),
             TextTable("What it takes", ("", "a round", f"{rounds} rounds"), rows, notes),
             TextTable("What protects it", ("", "by"), list(self._protection())),
