@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +14,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
 from polyfed.lab.studies.columns.holdings import Holdings
+from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.study import Study
 from polyfed.runs.opened import Run, open_run
 
@@ -90,6 +92,20 @@ def test_what_a_run_has_not_is_named(finished: Run, ask: Callable[[Run], object]
 def test_refusals_name_the_key(loaded: Callable[..., Study], column: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loaded(columns={"held": column})
+
+
+def test_what_the_server_told_of_its_steps_is_a_column(tmp_path: Path) -> None:
+    from polyfed.runs.experiment import Experiment
+    from small_federations import tiny_experiment
+
+    changes = ["run.rounds=1", "run.plots=false", "algorithm={name: fedmd, local_epochs: 1}"]
+    polyfed.run(Experiment.load(tiny_experiment(), changes), tmp_path / "run", quiet=True)
+    run = open_run(tmp_path / "run")
+    column = Metric(metric="senders.image", kind="train", round="final")
+    column.require(run.experiment)
+    assert column.measure(run) == 3
+    with pytest.raises(ConfigError, match="of: 'paired' with kind: train, which the server alone has"):
+        Metric(metric="senders.image", kind="train", of="paired")
 
 
 def test_cost_is_that_of_the_first_round(finished: Run) -> None:

@@ -30,7 +30,9 @@ class Metric(ColumnSettings):
     over: Literal["mean", "worst", "best", "disparity", "std"] = Field(
         default="mean", description="what of a group's values"
     )
-    kind: Literal["test", "validation"] = "test"
+    kind: Literal["test", "validation", "train"] = Field(
+        default="test", description="train: what the server told of its steps, such as teacher.r1_sum"
+    )
     round: Literal["selected", "final", "best"] = Field(
         default="selected",
         description="the round that validation selects (the last where nothing was validated), the last, or that with "
@@ -40,6 +42,8 @@ class Metric(ColumnSettings):
     @model_validator(mode="after")
     def _of_whom(self) -> Self:
         require_default(self, f"with of: {self.of}", "over" if self.of == SERVER else "round")
+        if self.kind == "train" and self.of != SERVER:
+            raise ValueError(f"of: '{self.of}' with kind: train, which the server alone has; set of: {SERVER}")
         return self
 
     def require(self, experiment: Experiment) -> None:
@@ -47,6 +51,8 @@ class Metric(ColumnSettings):
         if self.of not in valid:
             raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
         tasks = [self._validated(experiment.server).task] if self.of == SERVER else self._tasks_of_clients(experiment)
+        if self.kind == "train":  # the method decides what it tells
+            return
         names = [name for task in tasks for name in task.metric_names]
         if all(task.metric_names for task in tasks) and self.metric not in names:  # else its data decide
             raise ConfigError(f"metric: '{self.of}' has no '{self.metric}'; {nearest(self.metric, names)}")
