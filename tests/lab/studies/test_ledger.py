@@ -10,6 +10,7 @@ import pytest
 from polyfed.lab.studies import ledger as module
 from polyfed.lab.studies.effort import Effort
 from polyfed.lab.studies.ledger import ledger, ledger_text
+from polyfed.lab.studies.records import StudyRecord
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 
@@ -107,3 +108,14 @@ def test_what_a_study_takes(name: str, scale: str, effort: Effort) -> None:
 def test_tables_come_before_figures_by_number() -> None:
     items = [item.item for item in ledger(Path("nowhere")) if item.source == "CreamFL"]
     assert items == [*(f"Table {k}" for k in range(1, 5)), *(f"Figure {k}" for k in range(3, 7))]
+
+
+def test_a_claim_that_goes_on_leaves_a_record_in_part_until_its_second_look(loaded: Callable[..., Study]) -> None:
+    study = loaded(seeds=5, claims={"primary": ["prox > tiny on r1"]})
+    values = {("tiny", (), "r1"): dict.fromkeys(range(5), 1.0), ("prox", (), "r1"): {k: k % 2 for k in range(5)}}
+    cells = {f"{row}, seed {seed}": f"{row}{seed}" for row in study.rows for seed in range(10)}
+    first = StudyRecord("papers/x", "small", study, Results(study, values, cells=dict(list(cells.items())[:10])))
+    assert (first.progress, first.state) == ("10 of 20: in part", "in part: 1 open")
+    assert first.seeds == "0, 1, 2, 3, 4; where a claim was open 5, 6, 7, 8, 9"
+    whole = StudyRecord("papers/x", "small", study, Results(study, values, cells=cells))
+    assert (whole.progress, whole.state) == ("20 of 20", "1 open")
