@@ -1,6 +1,6 @@
 """Level and power of the verdicts of studies: figures are drawn, ``judge`` judges them.
 
-    python benchmarks/verdicts.py                      # 2,000 studies a line, two minutes on one core
+    python benchmarks/verdicts.py                      # 2,500 studies a line, three minutes on one core
     python benchmarks/verdicts.py --studies 300
 
 A study has 1, 3 or 10 primary claims (a file may have three), all against one row, so that differences have a
@@ -70,7 +70,7 @@ def _any(studies: Iterator[Sequence[Judgement]]) -> float:
 def main() -> None:
     """Print a line a kind of study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=2000, help="a line")
+    parser.add_argument("--studies", type=int, default=2500, help="a line")
     studies = parser.parse_args().studies
     limit = LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / studies)
     for claims in CLAIMS:

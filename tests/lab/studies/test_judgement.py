@@ -123,6 +123,12 @@ def test_noise_decides_nothing(claims: int, looks: list[int]) -> None:
     assert wrong / studies < 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
+def test_clear_effects_are_held_on_five_seeds() -> None:
+    draw = np.random.default_rng(3)
+    items = [item for _ in range(40) for item in judged([sample(*draw.normal(4, 1, 5)) for _ in range(3)], [5, 10])]
+    assert sum(item.verdict == "held" for item in items) / len(items) > 0.9
+
+
 @pytest.mark.parametrize(("claims", "studies"), [(1, 400), (10, 40)])
 def test_few_test_items_hold_nothing_by_chance(claims: int, studies: int) -> None:
     """Accuracies of 20 items over five seeds without a true difference, in steps of 5 points."""
