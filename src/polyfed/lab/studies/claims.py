@@ -69,10 +69,8 @@ class Claim:
         Raises:
             ValueError: it has another form.
         """
-        matched = _CLAIM.fullmatch(text.strip())
-        end = None if matched is None else _OPERAND.fullmatch(matched["right"].split(_MINUS)[-1])
-        if matched is None or end is None:
-            raise ValueError(f"'{text}' has not the form {_GRAMMAR}")
+        matched = _matched(_CLAIM, text.strip(), text)
+        end = _matched(_OPERAND, matched["right"].split(_MINUS)[-1], text)
         sides = [matched["left"], matched["right"]]
         is_of_spreads = all(side.startswith(_STD) for side in sides)
         if is_of_spreads:
@@ -123,6 +121,13 @@ class Claim:
     def _excess(self, difference: float) -> float:
         ahead = difference if self.sign.startswith(">") else -difference
         return ahead + self.margin if self.sign.endswith("=") else ahead - self.margin
+
+
+def _matched(form: re.Pattern[str], part: str, text: str) -> re.Match[str]:
+    matched = form.fullmatch(part)
+    if matched is None:
+        raise ValueError(f"'{text}' has not the form {_GRAMMAR}")
+    return matched
 
 
 def _operands(side: str, column: str, label: str) -> Side:

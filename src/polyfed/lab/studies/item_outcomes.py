@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,13 +128,7 @@ class _Outcomes:
         self._known: dict[tuple[str, Metric], ItemMeans | None] = {}
 
     def spread(self, claim: Claim) -> ItemSpread | None:
-        sample = self._results.sample(claim)
-        seeds = sample.seeds if sample else []
-        parts = [
-            (weight / len(seeds), self._of(place, seed))
-            for weight, place in self._results.places(claim)
-            for seed in seeds
-        ]
+        parts = list(self._parts(claim))
         known = [(weight, means) for weight, means in parts if means is not None]
         if not known or len(known) < len(parts):
             return None
@@ -142,11 +136,18 @@ class _Outcomes:
         if any(not torch.equal(means.items, items) for _, means in known):
             return None
         terms = torch.cat([means.terms for _, means in known])
-        weights = torch.tensor([weight for weight, means in known for _ in means.terms], dtype=torch.float64)
-        drawn = drawn_means(terms, _DRAWS) @ weights
-        ends = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
-        low, high = drawn.quantile(ends).tolist()
-        return ItemSpread(len(items), float(drawn.std()), (low, high))
+        weights = [weight for weight, means in known for _ in means.terms]
+        drawn = drawn_means(terms, _DRAWS) @ torch.tensor(weights, dtype=torch.float64)
+        low, high = drawn.quantile(torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64))
+        return ItemSpread(len(items), float(drawn.std()), (float(low), float(high)))
+
+    def _parts(self, claim: Claim) -> Iterator[tuple[float, ItemMeans | None]]:
+        """The outcomes whose weighted sum is the mean difference over seeds."""
+        sample = self._results.sample(claim)
+        seeds = sample.seeds if sample else []
+        for seed in seeds:
+            for weight, place in self._results.places(claim):
+                yield weight / len(seeds), self._of(place, seed)
 
     def _of(self, place: Place, seed: int) -> ItemMeans | None:
         row, point, name = place
