@@ -56,8 +56,8 @@ ABLATIONS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("row", ABLATIONS)
 def test_an_ablation_changes_one_thing(row: str) -> None:
     """Encoders have the same batches, and the distances of Eq. 5 the same scale, as in what is ablated."""
-    study = Study.load("medical-settings")
-    rows = ("fedaid, 10 + 10 batches", row)
+    study = Study.load("papers/fedaid-t3")
+    rows = ("fedaid", row)
     plain, ablated = (resolve(study, name, (), Places()).model_dump() for name in rows)
     assert ablated["algorithm"] == merged(plain["algorithm"], ABLATIONS[row])
     for key in ("data", "server", "clients", "run"):

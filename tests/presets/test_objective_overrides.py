@@ -8,7 +8,7 @@ from polyfed.runs.experiment import Experiment
 
 TASK = "{{name: {name}, mask_siblings: true, in_batch: 64}}"
 LOCAL = ("server.model.aligner.local=true", "clients.hospital.model.aligner.local=true")
-SMALL = {  # as rows of the studies medical-cxr and leaderboard-medical
+SMALL = {  # as rows of leaderboard-medical
     "fedavg": ("algorithm={name: fedavg, local_steps: 20}",),
     "local": ("algorithm={name: local, local_steps: 20}",),
     "centralised": (
