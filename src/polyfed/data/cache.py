@@ -83,7 +83,7 @@ def decoded(
     return pictures
 
 
-def kept(path: Path, compute: Callable[[], npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+def kept_numbers(path: Path, compute: Callable[[], npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
     """Numbers kept at ``path``, computed if they are not there or damaged.
 
     Raises:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.own_code import own_code
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.cache import kept
+from polyfed.data.cache import kept_numbers
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.tokenization import Tokenizer, Vocabulary
@@ -47,7 +47,7 @@ class Tokens(View):
         key = f"tokens:{fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)}"
         if key not in context.fitted:
             path = context.cache / f"tokens-{self._stamp(vocabulary, column)}.npy"
-            ids = kept(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
+            ids = kept_numbers(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
             context.fitted[key] = torch.from_numpy(ids)
         tokens = context.fitted[key]
         assert isinstance(tokens, Tensor)
