@@ -65,6 +65,7 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     row, content = found.rows[1], found.to_json()
     fall = row.before["paired-0"]["similarity"] - row.after["paired-0"]["similarity"]
     assert content["decrease"]["paired-1"]["paired-0"] == found.decrease("paired-1", "paired-0") == fall != 0
+    assert content["overall_decrease"] == pytest.approx(sum(content["mean_decrease"].values()) / len(found.clients))
     assert content["after"]["paired-1"]["similarity"]["paired-0"] == row.after["paired-0"]["similarity"]
     assert "similarity" not in content["before"]["figures"]["paired-0"]
     assert content == run_distortion(Simulated(open_run(fedavg_run))).to_json()
