@@ -14,7 +14,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
-from pages import END
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
@@ -30,6 +29,7 @@ from reference import code, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "before-you-sign.md"
 BEGIN = "<!-- made by: python scripts/protections.py -->\n"
+END = "<!-- end of what scripts/protections.py makes -->"
 HEADS = ("method", "leaves in each round", "masked sums", "noise on replies", "noise in training", "robust rules")
 WORDS: dict[type[TensorBundle], str] = {
     Weights: "weights",

@@ -51,7 +51,7 @@ def overrides(words: list[str]) -> list[str]:
 
 def test_the_commands_are_seen() -> None:
     places = {place.partition(":")[0] for place, _, _ in of_presets()}
-    assert {"README.md", "ten-minutes.md", "fedaid.md", "fedcola.md", "results.md", "vqa.md"} <= places
+    assert {"README.md", "ten-minutes.md", "fedaid.md", "fedcola.md", "vqa.md"} <= places
 
 
 @pytest.mark.parametrize(("place", "preset", "settings"), of_presets())

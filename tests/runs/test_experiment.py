@@ -33,14 +33,22 @@ def test_presets_are_federations_and_what_papers_and_released_codes_state() -> N
     """Methods, ablations and settings of one federation are rows of studies."""
     variants = {
         "scenes-demo": [""],
-        "creamfl": ["flickr8k", "flickr8k-pretrained", "paper", "released", "paper-scale"],
-        "fedafd": ["flickr8k", "flickr8k-pretrained", "paper", "released", "paper-scale"],
-        "fedcola": ["flickr8k", "flickr8k-features", "flickr8k-pretrained", "paper", "released", "paper-scale"],
+        "creamfl": ["flickr8k", "flickr8k-pretrained", "flickr8k-features", "paper", "released", "paper-scale"],
+        "fedafd": ["flickr8k", "flickr8k-pretrained", "flickr8k-features", "paper", "released", "paper-scale"],
+        "fedcola": [
+            "flickr8k",
+            "flickr8k-features",
+            "flickr8k-tokens",
+            "flickr8k-pretrained",
+            "paper",
+            "released",
+            "paper-scale",
+        ],
         "fedcola-coco-paper-scale": [""],
-        "fedaid": ["scenes", "medpix", "cxr", "mimic"],
+        "fedaid": ["scenes", "fashion", "medpix", "cxr", "mimic"],
         "feddra": ["mimic"],
         "scarce-public": ["", "aligned"],
-        "vqa": ["scenes", "easy", "daquar", "v2"],
+        "vqa": ["scenes", "easy", "easy-features", "daquar", "v2"],
     }
     names = {f"{family}-{name}".removesuffix("-") for family, ending in variants.items() for name in ending}
     assert names == {*presets()}

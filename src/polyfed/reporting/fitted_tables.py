@@ -37,7 +37,8 @@ class FittedTable:
         yield from _body(self.table, options.max_width) if self.table.rows else ()
         for note in self.table.notes:
             yield Text(plain(note), style="dim")
-        yield Text()
+        if self.table.notes or not self.table.rows:  # below its last row a table has an empty line of its own
+            yield Text()
 
 
 def _body(table: TextTable, width: int) -> Iterator[Table | Text]:

@@ -176,7 +176,7 @@ def test_the_global_model_of_a_clients_type(typed_run: Path) -> None:
     ("options", "message"),
     [
         (["--suite", "medcal"], "no suite or file 'medcal'; did you mean 'medical'"),
-        ([], "--suite is missing; give medical, medical-paper-scale, scenes, or a YAML file"),
+        ([], "--suite is missing; give fashion, medical, medical-paper-scale, scenes, or a YAML file"),
         (["--suite", "scenes", "--tasks", "shapse"], "the suite has no task 'shapse'; did you mean 'shapes'"),
         (["--suite", "scenes", "--tasks", "shapes,,things"], "has an empty name"),
         (["--suite", "scenes", "--client", "paired-9"], "no client 'paired-9'"),
