@@ -116,7 +116,7 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], atol=5e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(value, expected[name], atol=5e-4, rtol=1e-5, msg=name)
 
 
 def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

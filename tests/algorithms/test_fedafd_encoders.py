@@ -131,7 +131,7 @@ def test_kept_features_change_nothing(tmp_path: Path, fusion: str) -> None:
     for participant, values in runs[10, True].items():
         for key, value in values.items():
             torch.testing.assert_close(
-                value, runs[10, False][participant][key], atol=1e-6, rtol=1e-6, msg=f"{participant} {key}"
+                value, runs[10, False][participant][key], atol=1e-4, rtol=1e-5, msg=f"{participant} {key}"
             )
             furthest = max(furthest, float((value - runs[1, True][participant][key]).abs().max()))
     assert furthest > 1e-3
