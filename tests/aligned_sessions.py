@@ -113,10 +113,10 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 5e-5) -> None:
     assert found.keys() == expected.keys()
     for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], atol=5e-4, rtol=1e-5, msg=name)
+        torch.testing.assert_close(value, expected[name], atol=atol, rtol=1e-5, msg=name)
 
 
 def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

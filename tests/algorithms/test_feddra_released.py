@@ -30,6 +30,7 @@ from small_federations import Config
 Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")
 SIDES = ("image", "text")
+ROUNDED = 5e-4  # last bits of a processor, after two stages: measured 2.5e-4; weights move by more than 5e-3
 
 STAGES = {"guidance", "weighted_stages", "weights", "aligner_in_stage_two", "measured_on", "frozen_encoder_mode"}
 PRESET = read_config("feddra-mimic")["algorithm"]
@@ -144,10 +145,12 @@ def test_two_released_rounds_equal_plain_loops(tmp_path: Path, monkeypatch: pyte
         first = {c: stage_one(session, c, number, start, teacher, factors[c]) for c in CLIENTS}
         robust = {name: value for name, value in mean_of(first, start).items() if name in names}
         for client, reply in replies(said, "align", number).items():
-            assert_close(without_statistics(reply["weights"]), without_statistics({n: first[client][n] for n in names}))
+            assert_close(
+                without_statistics(reply["weights"]), without_statistics({n: first[client][n] for n in names}), ROUNDED
+            )
         second = {c: stage_two(session, c, number, first[c], robust, factors[c]) for c in CLIENTS}
         for client, reply in replies(said, "bind", number).items():
-            assert_close(without_statistics(reply["weights"]), without_statistics(second[client]))
+            assert_close(without_statistics(reply["weights"]), without_statistics(second[client]), ROUNDED)
             assert furthest(without_statistics(reply["weights"]), start) > 5e-3
         teacher = layers_of(robust)
         found = global_model(session)
