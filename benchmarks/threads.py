@@ -17,12 +17,13 @@ from collections.abc import Iterator, Mapping
 
 import harness
 
-_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 CASES = {
     "default": {},
     "OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
     "GOMP_SPINCOUNT=0": {"GOMP_SPINCOUNT": "0"},
-    "KMP_BLOCKTIME=0": {"KMP_BLOCKTIME": "0"},
+    "GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
+    "GOMP_SPINCOUNT=10000": {"GOMP_SPINCOUNT": "10000"},
 }
 _WORK = """
 import sys, time, torch

@@ -14,9 +14,12 @@ QUIET = {
 }
 """Environment variables."""
 
-SPEED = {"THP_MEM_ALLOC_ENABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Large tensors in large pages, as numpy has its arrays: most of the time of a fresh 100 MB tensor is page faults.
-Threads that wait for one another let go of their cores, which another process may need (``benchmarks/threads.py``)."""
+SPEED = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Large tensors in large pages, as numpy has its arrays: most of the time of a fresh 100 MB tensor is page faults."""
+
+WAITING = {"GOMP_SPINCOUNT": "10000"}
+"""Threads that wait for one another turn round so often before they let go of their cores, which another process may
+need: long enough for the next small operation of a quiet machine (``benchmarks/threads.py``)."""
 
 
 def be_quiet() -> None:
@@ -27,6 +30,8 @@ def be_quiet() -> None:
 def be_fast() -> None:
     """Likewise, before torch is imported."""
     _set(SPEED)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        _set(WAITING)
 
 
 def _set(variables: Mapping[str, str]) -> None:
