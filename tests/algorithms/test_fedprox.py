@@ -36,8 +36,12 @@ def proximal(start: dict[str, Tensor], norm: str, mu: float) -> Callable[[Model,
 
 
 @pytest.mark.parametrize(("norm", "mu"), [("squared", 20.0), ("plain", 0.1)])
-def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, norm: str, mu: float) -> None:
+def test_two_rounds_equal_a_plain_loop(
+    config: Config, tmp_path: Path, norm: str, mu: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config["algorithm"] |= {"norm": norm, "mu": mu, "local_epochs": 2}
+    # the norm of a drift near zero enlarges the last bits in which convolutions of oneDNN differ
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     session = prepared(plain_sgd(config, batch_size=40), tmp_path)
     server = session.server
     for _ in range(2):  # of the same draws: there is nothing that clients keep
