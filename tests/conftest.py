@@ -24,8 +24,6 @@ Cli = Callable[..., tuple[int, str, str]]
 settings.register_profile("few", max_examples=20, deadline=None)
 settings.register_profile("many", max_examples=500, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
-# AVX2 alone aborts on some processors; of what lies otherwise in memory, newer matrix units round otherwise
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
 
 
