@@ -39,10 +39,10 @@ def source(folder: Path, **settings: object) -> Questions:
     return Questions.model_validate({"of": of, "kinds": [COUNTING]} | settings)
 
 
-def targets(made: Questions, split: str) -> dict[str, list[int]]:
+def targets(made: Questions, split: str, cache: Path) -> dict[str, list[int]]:
     opened = made.open(split, name="qa", data_dir=None)
     view = Tokens.model_validate({"tokenizer": "hashing"})
-    samples = assemble(opened, {"text": view}, DataContext(Path("unused")))
+    samples = assemble(opened, {"text": view}, DataContext(cache))
     return {name: values.tolist() for name, values in samples.targets.items()}
 
 
@@ -51,14 +51,14 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "qa", train=TRAIN, test=TEST)
 
 
-def test_classes_are_learnt_from_training_answers_alone(folder: Path):
+def test_classes_are_learnt_from_training_answers_alone(folder: Path, tmp_path: Path):
     made = source(folder)
     for split in ("train", "test"):
         opened = made.open(split, name="qa", data_dir=None)
         assert opened.classes["answer"] == ("2", "chair, table", "1", OTHER)
         assert opened.classes["kind"] == ("number", "other")
-    assert targets(made, "train")["answer"] == [0, 1, 1, 0, 2]
-    assert targets(made, "test")["answer"] == [3, 2, 0]
+    assert targets(made, "train", tmp_path)["answer"] == [0, 1, 1, 0, 2]
+    assert targets(made, "test", tmp_path)["answer"] == [3, 2, 0]
 
 
 def test_other_test_answers_change_nothing(folder: Path, tmp_path: Path):
@@ -66,30 +66,30 @@ def test_other_test_answers_change_nothing(folder: Path, tmp_path: Path):
     swamped = {"questions": [["what?"] * 50], "answers": [[["zebra"]] * 50]}
     other = write(tmp_path / "swamped", train=TRAIN, test=swamped)
     assert source(other).open("test", name="qa", data_dir=None).classes == before
-    assert set(targets(source(other), "test")["answer"]) == {3}
+    assert set(targets(source(other), "test", tmp_path)["answer"]) == {3}
 
 
-def test_kinds_and_guesses(folder: Path):
+def test_kinds_and_guesses(folder: Path, tmp_path: Path):
     made = source(folder)
-    found = targets(made, "test")
+    found = targets(made, "test", tmp_path)
     assert found["kind"] == [1, 0, 1]
     assert found["prior"] == [0, 0, 0]
     assert found["kind_prior"] == [1, 0, 1]
 
 
-def test_ids_columns_and_other_targets_are_those_of_the_wrapped_source(folder: Path):
+def test_ids_columns_and_other_targets_are_those_of_the_wrapped_source(folder: Path, tmp_path: Path):
     made = source(folder, targets={"number": "number"})
     assert made.columns == {"text": "questions"}
     opened = made.open("test", name="qa", data_dir=None)
     assert list(opened.ids) == ["test-0", "test-1"]
     assert opened.source == "qa"
-    assert targets(made, "test")["number"] == [0, 1, 1]
+    assert targets(made, "test", tmp_path)["number"] == [0, 1, 1]
 
 
 def test_one_row_a_question(tmp_path: Path):
     flat = {"questions": ["what?", "how many?", "what?"], "answers": ["Table", "2", "table"]}
     made = source(write(tmp_path / "flat", train=flat, test=flat))
-    assert targets(made, "test") == {
+    assert targets(made, "test", tmp_path) == {
         "answer": [0, 1, 0],
         "kind": [1, 0, 1],
         "prior": [0, 0, 0],
@@ -108,8 +108,8 @@ def test_lists_of_answers_in_rows_of_one_question(tmp_path: Path):
 def test_votes_are_the_classes_of_all_answers_whatever_their_number(tmp_path: Path):
     flat = {"questions": ["what?", "what?"], "answers": [["b", "A", "b"], ["a", "c", "b", "B"]]}
     folder = write(tmp_path / "flat", train=flat)
-    assert "votes" not in targets(source(folder), "train")
-    votes = targets(source(folder, several="majority", most=1), "train")["votes"]
+    assert "votes" not in targets(source(folder), "train", tmp_path)
+    votes = targets(source(folder, several="majority", most=1), "train", tmp_path)["votes"]
     assert votes == [[0, 1, 0, -1], [1, 1, 0, 0]]
 
 
@@ -120,7 +120,7 @@ def test_answers_may_be_structs_with_a_text(tmp_path: Path):
     plain = {"questions": [["a", "b"], ["c"]], "answers": [[["x", "y", "y"], ["x"]], [["z", "z"]]]}
     structs = {**plain, "answers": [[given("x", "y", "y"), given("x")], [given("z", "z")]]}
     ours, theirs = (
-        targets(source(write(tmp_path / name, train=columns), several="majority"), "train")
+        targets(source(write(tmp_path / name, train=columns), several="majority"), "train", tmp_path)
         for name, columns in (("plain", plain), ("structs", structs))
     )
     assert ours == theirs
@@ -132,7 +132,7 @@ def test_numbers_without_names_are_their_own(tmp_path: Path):
     assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("9", "7", OTHER)
 
 
-def test_named_classes_are_renumbered_by_frequency():
+def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
     made = Questions.model_validate(
         {"of": {"name": "scenes", "train": 30, "test": 8, "columns": {"text": "questions"}}, "most": 6}
     )
@@ -145,14 +145,14 @@ def test_named_classes_are_renumbered_by_frequency():
     assert len(table) == 7
     assert sorted(table[:6], key=lambda name: (-given.count(name), name)) == list(table[:6])
     assert min(given.count(name) for name in table[:6]) >= max(given.count(n) for n in ANSWERS if n not in table)
-    found = targets(made, "train")["answer"]
+    found = targets(made, "train", tmp_path)["answer"]
     assert [table[k] for k in found] == [name if name in table else OTHER for name in given]
 
 
-def test_a_given_table_is_used_as_it_is(folder: Path):
+def test_a_given_table_is_used_as_it_is(folder: Path, tmp_path: Path):
     made = source(folder, table=["1", "Chair"])
     assert made.open("test", name="qa", data_dir=None).classes["answer"] == ("1", "chair", OTHER)
-    assert targets(made, "test")["answer"] == [1, 0, 2]
+    assert targets(made, "test", tmp_path)["answer"] == [1, 0, 2]
 
 
 def test_settings_change_the_fingerprint_of_the_targets(folder: Path):

@@ -80,7 +80,7 @@ def asked(settings: dict[str, Any], split: str, folders: Path) -> tuple[Any, Any
     source = Experiment.load("vqa-v2").data.model_validate(content["data"]).sources["vqa"]
     found = source.open(split, name="vqa", data_dir=folders)
     view = Tokens.model_validate({"tokenizer": "hashing"})
-    return found, assemble(found, {"text": view}, DataContext(Path("unused")))
+    return found, assemble(found, {"text": view}, DataContext(folders.parent / "cache"))
 
 
 def test_both_layouts_of_vqa_v2_have_the_same_questions_and_votes(folders: Path) -> None:
