@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_backbone_config
+from polyfed.data.backbones import NO_CODE, PREPROCESSOR, has_tokenizer, quiet, read_backbone_config
 from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
 
-PREPROCESSOR = "preprocessor_config.json"
 # image processors write a filter as its number in Pillow
 _PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
@@ -50,8 +49,8 @@ class ImagePreparation:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, folder: Path, size: int | None, fit: ImageFit) -> ImagePreparation:
-        """The preparation of the backbone in ``folder``, at its own size or at ``size``.
+    def of(cls, folder: Path, size: int | None, fit: ImageFit | None) -> ImagePreparation:
+        """The preparation of the backbone in ``folder``, at its own size or at ``size``, with its own fit for None.
 
         Raises:
             ConfigError: ``preprocessor_config.json`` is missing or lacks what is needed.
@@ -70,7 +69,7 @@ class ImagePreparation:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
         return cls(
             size=size or _side(config, folder),
-            fit=fit,
+            fit=fit or ("crop" if config.get("do_center_crop") else "squash"),
             resampling=_PILLOW[number],
             factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
             mean=tuple(config["image_mean"]) if normalise else (0.0,) * 3,

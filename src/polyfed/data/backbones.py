@@ -26,12 +26,13 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import file_json
 
-Pool = Literal["auto", "cls", "mean", "pooled", "tokens"]
+Pool = Literal["auto", "cls", "mean", "pooled", "projected", "tokens"]
 BackboneTower = Literal["whole", "vision", "text"]
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """Goes into every call of ``transformers`` that reads a folder or the hub: what they hold is data, never to be run."""
 
+PREPROCESSOR = "preprocessor_config.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json"),
@@ -148,6 +149,19 @@ def reads_images(folder: Path) -> bool:
     return any(hasattr(config, name) for name in ("image_size", "num_channels"))
 
 
+def sees(folder: Path, tower: BackboneTower) -> bool:
+    """Whether the backbone in ``folder``, or one tower of it, takes images: by its files, else its configuration.
+
+    Raises:
+        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+    """
+    if tower != "whole":
+        return tower == "vision"
+    if (folder / PREPROCESSOR).is_file() or has_tokenizer(folder):
+        return (folder / PREPROCESSOR).is_file()
+    return reads_images(folder)
+
+
 def most_tokens(folder: Path) -> int | None:
     """Longest text, in tokens, that the text backbone in ``folder`` has positions for; None if it does not say.
 
@@ -217,13 +231,13 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
     """Features [b, c] (or [b, l, c] for ``tokens``) from the output of a ``transformers`` model.
 
     ``auto`` is the first token (CLS) of a transformer and the mean of a convolution map; ``mean`` is over all
-    valid positions; ``pooled`` is the model's own ``pooler_output``; ``tokens`` keeps every position, zero
+    valid positions; ``pooled`` is the model's own ``pooler_output``, which ``projected`` starts from; ``tokens`` keeps every position, zero
     where ``mask`` is false.
 
     Raises:
         ConfigError: the model has no such output.
     """
-    if pool == "pooled":
+    if pool in ("pooled", "projected"):
         return _pooler_output(output)
     hidden: Tensor = output.last_hidden_state
     if hidden.dim() == 4:
@@ -268,14 +282,20 @@ class Backbone(nn.Module):
     """A pretrained network with its pooling: images [b, 3, s, s] or token ids [b, l] in, features out.
 
     Attributes:
+        pool: see ``pooled``; of a tower of several, ``auto`` is ``pooled``, and ``projected`` is where they meet.
         reads: ``pixel_values`` or ``input_ids``.
         resizes: whether it interpolates its position embeddings for images of another size.
+        before_last: gives the states that its last so many layers work on; None: its output.
     """
 
-    def __init__(self, model: nn.Module, pool: Pool, tower: BackboneTower = "whole") -> None:
+    def __init__(
+        self, model: nn.Module, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None
+    ) -> None:
         super().__init__()
         self.body = _tower(model, tower)
-        self.pool = pool
+        self.pool = pool_of(pool, tower)
+        self.before_last = before_last
+        self.projection = _own_projection(model, tower) if pool == "projected" else None
         # only some models can, and others refuse the argument
         self.resizes = "interpolate_pos_encoding" in inspect.signature(self.body.forward).parameters
         self.reads: str = {"vision": "pixel_values", "text": "input_ids"}.get(tower) or str(model.main_input_name)
@@ -285,11 +305,15 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b ..."]:
         """Features [b, c], or [b, l, c] for pool ``tokens``."""
-        return pooled(self.output(x, mask), self.pool, mask)
+        if self.before_last is not None:
+            states: Tensor = self.output(x, mask, output_hidden_states=True).hidden_states[-1 - self.before_last]
+            return states if mask is None else states * mask.unsqueeze(-1)
+        features = pooled(self.output(x, mask), self.pool, mask)
+        return features if self.projection is None else self.projection(features)
 
-    def output(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None) -> Any:
+    def output(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None, **options: Any) -> Any:
         """What ``transformers`` gives."""
-        options: dict[str, Any] = {self.reads: x}
+        options[self.reads] = x
         if mask is not None:
             options["attention_mask"] = mask.long()
         if self.resizes:
@@ -307,18 +331,35 @@ def _tower(model: nn.Module, tower: BackboneTower) -> nn.Module:
     return body
 
 
-def frozen_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbone:
+def pool_of(pool: Pool, tower: BackboneTower) -> Pool:
+    """``pool``, or that of a tower of several, which the others were trained beside, for ``auto``."""
+    return "pooled" if pool == "auto" and tower != "whole" else pool
+
+
+def _own_projection(model: nn.Module, tower: BackboneTower) -> nn.Module:
+    """The layer behind a tower that maps into the space which all towers share; SigLIP's pooled vectors lie there."""
+    projection = getattr(model, {"vision": "visual_projection", "text": "text_projection"}.get(tower, ""), None)
+    if isinstance(projection, nn.Module):
+        return projection
+    if tower != "whole" and str(getattr(model.config, "model_type", "")).startswith("siglip"):
+        return nn.Identity()
+    raise ConfigError("backbone has no space that it shares with another tower; take CLIP or SigLIP, and set tower")
+
+
+def frozen_backbone(
+    folder: Path, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None
+) -> Backbone:
     """``load_backbone`` in evaluation mode, without gradients."""
-    return load_backbone(folder, pool, tower).eval().requires_grad_(False)
+    return load_backbone(folder, pool, tower, before_last).eval().requires_grad_(False)
 
 
-def load_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbone:
+def load_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None) -> Backbone:
     """The backbone in ``folder`` with its weights; leaves torch's global generator as it was."""
     from transformers import AutoModel
 
     # transformers draws what a file lacks, and may draw more on the way
     with isolated("backbone"):
-        return Backbone(load(folder, AutoModel, pooler=False), pool, tower)
+        return Backbone(load(folder, AutoModel, pooler=False), pool, tower, before_last)
 
 
 def channels_last(model: nn.Module) -> nn.Module:
@@ -329,7 +370,7 @@ def channels_last(model: nn.Module) -> nn.Module:
     return model
 
 
-def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbone:
+def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None) -> Backbone:
     """The backbone in ``folder`` on the meta device: shapes without weights or arithmetic.
 
     Raises:
@@ -341,6 +382,6 @@ def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbon
     config = _configuration(folder)
     try:
         with quiet(), isolated("backbone"), torch.device("meta"):
-            return Backbone(auto.from_config(config, **NO_CODE), pool, tower).eval().requires_grad_(False)
+            return Backbone(auto.from_config(config, **NO_CODE), pool, tower, before_last).eval().requires_grad_(False)
     except (OSError, ValueError) as error:
         raise _unreadable(folder, error) from error

@@ -21,12 +21,20 @@ from torch.nn import functional as F
 from polyfed.core.settings import Settings
 
 Normalisation = Literal["half", "imagenet", "cifar100"]
+Positive = Annotated[float, Field(gt=0)]
 
 MEAN_STD: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
+
+
+class MeanStd(Settings):
+    """Constants of one's own."""
+
+    mean: tuple[float, float, float] = Field(description="of each channel, of pixels from 0 to 1")
+    std: tuple[Positive, Positive, Positive] = Field(description="of each channel, likewise")
 
 
 def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -38,7 +46,11 @@ def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
 _Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
-def normalised(x: Num[Tensor, "b 3 h w"], by: Normalisation) -> Float[Tensor, "b 3 h w"]:
+def mean_std(by: Normalisation | MeanStd) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    return (by.mean, by.std) if isinstance(by, MeanStd) else MEAN_STD[by]
+
+
+def normalised(x: Num[Tensor, "b 3 h w"], by: Normalisation | MeanStd) -> Float[Tensor, "b 3 h w"]:
     """Pixels of 0 to 255 as (x / 255 - mean) / std, in float32."""
     factor, shift = _factor_and_shift(by, x.device)
     # two passes in place over a batch of floats, where the formula as written takes four
@@ -46,8 +58,8 @@ def normalised(x: Num[Tensor, "b 3 h w"], by: Normalisation) -> Float[Tensor, "b
 
 
 @functools.cache
-def _factor_and_shift(by: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in MEAN_STD[by])
+def _factor_and_shift(by: Normalisation | MeanStd, device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in mean_std(by))
     return 1 / (255 * std), mean / std
 
 

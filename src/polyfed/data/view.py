@@ -70,6 +70,14 @@ class View(Settings):
         """The view as it is beside those of other modalities, whose settings it may share."""
         return self
 
+    def resolved(self, context: DataContext) -> View:
+        """The view that this one comes to with the files that it names.
+
+        Raises:
+            ConfigError: they cannot be had.
+        """
+        return self
+
     @abstractmethod
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """What an encoder of this view receives.

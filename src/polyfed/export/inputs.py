@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.data.images import MEAN_STD
+from polyfed.data.images import mean_std
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers import Hashing, PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec, View
@@ -81,7 +81,7 @@ def recipe(
 
 
 def _of_pixels(view: Pixels) -> Recipe:
-    mean, std = MEAN_STD[view.normalise]
+    mean, std = mean_std(view.normalise)
     sides, resampling = f"({view.size}, {view.size})", f"Image.Resampling.{view.resampling.upper()}"
     crop = view.fit == "crop"
     resize = f"ImageOps.fit(upright, {sides}, {resampling})" if crop else f"upright.resize({sides}, {resampling})"

@@ -114,7 +114,7 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
     several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
     recipes = {
         name: recipe(
-            encoder.view,
+            encoder.view.resolved(context),
             specs[name],
             modality=name,
             context=context,

@@ -1,43 +1,79 @@
-"""Parts of models that are never trained: neither exchanged nor kept, and held once per process."""
+"""What of a model is never trained: neither exchanged nor kept, and held once per process."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_Place = tuple[torch.device, torch.dtype]
 
 
 class Frozen(nn.Module):
-    """A network in evaluation mode that follows from settings, seed and files alone, so that it can be made again.
+    """A network of which nothing is trained, or a few tensors, such as adapters or its last layers.
 
-    Its tensors are no part of ``Model.trained`` and ``Model.exchanged``; a saved model has them in a file of their own.
-    Copies of it share one network for each device and type of numbers.
+    Its other tensors follow from settings, seed and files alone, so that they can be made again. They are no part of
+    ``Model.trained`` and ``Model.exchanged``; a saved model has them in a file of their own. Copies share one of each
+    for each device and type of numbers.
 
     Attributes:
-        digest: size, and digest of what it is made of (``123x0123abcd``): models with others cannot be averaged.
+        module: the network.
+        digest: size, and digest of what is frozen (``123x0123abcd``): models with others cannot be averaged.
     """
 
-    def __init__(self, module: nn.Module, digest: str) -> None:
-        super().__init__()
-        module.eval().requires_grad_(False)
-        first = next(itertools.chain(module.parameters(), module.buffers()))
-        self.digest, self._key = digest, (first.device, first.dtype)
-        # in a dictionary it is no submodule, which would be trained, exchanged and saved
-        self._shared: dict[tuple[torch.device, torch.dtype], nn.Module] = {self._key: module}
+    def __init__(
+        self,
+        module: nn.Module,
+        digest: str,
+        *,
+        trained: Collection[str] = (),
+        still: Iterable[nn.Module] | None = None,
+        shared: dict[_Place, dict[str, Tensor]] | None = None,
+    ) -> None:
+        """Freeze a network.
 
-    @property
-    def module(self) -> nn.Module:
-        return self._shared[self._key]
+        Args:
+            module: the network; its tensors are shared from here on.
+            digest: see above.
+            trained: names of its tensors that are trained.
+            still: parts that stay in evaluation mode; None: the whole network.
+            shared: with networks made before of the same settings; None: with copies of this one alone.
+        """
+        super().__init__()
+        self.module, self.digest = module, digest
+        self._trained = frozenset(trained)
+        self._still = [module] if still is None else list(still)
+        for name, value in module.named_parameters():
+            value.requires_grad_(name in self._trained)
+        first = next(itertools.chain(module.parameters(), module.buffers()))
+        self._place: _Place = (first.device, first.dtype)
+        self._shared = {} if shared is None else shared
+        self._shared.setdefault(self._place, dict(self.tensors()))
+        self._prefix = ""
+        self.register_load_state_dict_post_hook(_without_frozen)
+        self.train(self.training)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
 
+    def train(self, mode: bool = True) -> Self:
+        """Training mode for what is trained; the rest, and batch norms whose statistics are frozen, stay as they are."""
+        super().train(mode)
+        for part in self._still:
+            part.eval()
+        for name, part in self.module.named_modules():
+            if isinstance(part, _BatchNorm) and f"{name}.running_mean" not in self._trained:
+                part.eval()
+        return self
+
     def tensors(self) -> dict[str, Tensor]:
-        return self.module.state_dict()
+        """What is frozen, by its names in ``module``."""
+        return {name: value for name, value in self.module.state_dict().items() if name not in self._trained}
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Have tensors of one's own, as of a saved model; copies made before keep theirs.
@@ -45,27 +81,77 @@ class Frozen(nn.Module):
         Raises:
             RuntimeError: one is missing, or has another shape.
         """
+        own = {}
         for name, value in self.tensors().items():
             shape = list(tensors[name].shape) if name in tensors else None
             if shape != list(value.shape):
                 raise RuntimeError(f"frozen '{name}' is {list(value.shape)} in the model, {shape} among those given")
-        module = copy.deepcopy(self.module)
-        module.load_state_dict(dict(tensors))
-        self._shared = {self._key: module}
+            own[name] = tensors[name].detach().to(value.device, value.dtype, copy=True)
+        self._hold(own)
+        self._shared = {self._place: own}
+
+    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, value in tensors.items():
+            path, _, leaf = name.rpartition(".")
+            part = self.module.get_submodule(path)
+            if leaf in part._parameters:
+                part._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+            else:
+                part._buffers[leaf] = value
+
+    # ---- what torch asks of a module
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        """The tensors that are trained."""
+        state = super().state_dict(*args, **named)
+        prefix = named.get("prefix", args[1] if len(args) > 1 else "")
+        for name in [name for name in state if self._is_frozen(name, prefix)]:
+            del state[name]
+        return state
+
+    def _is_frozen(self, name: str, prefix: str) -> bool:
+        start = f"{prefix}module."
+        return name.startswith(start) and name.removeprefix(start) not in self._trained
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self._prefix = prefix  # which the hook after loading is not told
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        device, dtype = self._key
+        device, dtype = self._place
         moved = fn(torch.empty(0, device=device, dtype=dtype))
-        key = (moved.device, moved.dtype)
-        if key not in self._shared:
-            self._shared[key] = copy.deepcopy(self.module)._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._key = key
+        place = (moved.device, moved.dtype)
+        frozen = self._shared[self._place]
+        if place != self._place and place not in self._shared:
+            self._shared[place] = {name: fn(value) for name, value in frozen.items()}
+        # away while torch walks over the rest, or each copy would move them for itself
+        self._hold({name: value.new_empty(0) for name, value in frozen.items()})
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._hold(self._shared[place])
+        self._place = place
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        shared = copy.copy(self)
-        memo[id(self)] = shared
-        return shared
+        for value in itertools.chain(self.module.parameters(), self.module.buffers()):
+            memo.setdefault(id(value), value)
+        for name, value in self.module.named_parameters():
+            if name in self._trained:
+                memo[id(value)] = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+            else:
+                memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
+        for name, value in self.module.named_buffers():
+            if name in self._trained:
+                memo[id(value)] = value.detach().clone()
+        memo[id(self._shared)] = self._shared
+        made = self.__class__.__new__(self.__class__)
+        memo[id(self)] = made
+        made.__dict__ = {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
+        return made
+
+
+def _without_frozen(part: Frozen, incompatible: Any) -> None:
+    missing: list[str] = incompatible.missing_keys
+    missing[:] = [name for name in missing if not part._is_frozen(name, part._prefix)]
 
 
 def frozen_parts(model: nn.Module) -> dict[str, Frozen]:
@@ -73,7 +159,7 @@ def frozen_parts(model: nn.Module) -> dict[str, Frozen]:
 
 
 def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a model that are not exchanged, by the names that they would have in it."""
+    """All tensors of a model that are not exchanged, by the names that they have in its parts."""
     return {
         f"{name}.{key}": value for name, part in frozen_parts(model).items() for key, value in part.tensors().items()
     }

@@ -102,17 +102,27 @@ class EncoderTower(nn.Module):
         dim: width d of the embedding.
         pie: width e of its local features if a PIE block is wanted, else None.
         dropout: share of the pooled vector dropped in training.
+        project: what turns the pooled vector into the embedding, if not a linear layer.
     """
 
-    def __init__(self, trunk: nn.Module, width: int, dim: int, *, pie: int | None = None, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        trunk: nn.Module,
+        width: int,
+        dim: int,
+        *,
+        pie: int | None = None,
+        dropout: float = 0.0,
+        project: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.trunk = trunk
+        self.trunk, self.width = trunk, width
         self.dropout = nn.Dropout(dropout)
-        self.project = nn.Linear(width, dim)
+        self.project = nn.Linear(width, dim) if project is None else project
         self.pie = None if pie is None else PIE(pie, dim)
 
     def split(self) -> tuple[nn.Module, int]:
-        return self.trunk, self.project.in_features
+        return self.trunk, self.width
 
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
@@ -128,9 +138,9 @@ class EncoderTower(nn.Module):
             ValueError: the local features have another width than the pooled vector.
         """
         _, local, mask, _ = self.trunk(x)
-        if local.shape[-1] != self.project.in_features:
+        if local.shape[-1] != self.width:
             raise ValueError(
-                f"local features of width {local.shape[-1]} do not fit the projection from {self.project.in_features}; "
+                f"local features of width {local.shape[-1]} do not fit the projection from {self.width}; "
                 "fuse vectors rather than positions"
             )
         return self.project(self.dropout(local)), mask

@@ -78,7 +78,9 @@ def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
             f"privacy.samples: the loss of {who}'s task '{task.component_name()}' compares samples of a batch, so no "
             "gradient is one sample's; protect the reply (privacy.reply), or choose a task whose loss is a mean"
         )
-    mixing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    mixing = [name for name in norms if not {f"{name}.weight", f"{name}.bias"}.isdisjoint(trained)]
     if mixing:
         raise ConfigError(
             f"privacy.samples: '{mixing[0]}' of {who}'s model is a batch norm, which mixes samples; set `norm: group` "

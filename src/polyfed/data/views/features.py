@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbone_inputs import PREPROCESSOR, ImagePreparation, Prepared, TextPreparation
+from polyfed.data.backbone_inputs import ImagePreparation, Prepared, TextPreparation
 from polyfed.data.backbones import (
     BackboneTower,
     Pool,
@@ -27,11 +27,11 @@ from polyfed.data.backbones import (
     channels_last,
     digest,
     frozen_backbone,
-    has_tokenizer,
     locate,
     most_tokens,
     outline,
-    reads_images,
+    pool_of,
+    sees,
 )
 from polyfed.data.cache import CacheFullError, remembered, unreadable
 from polyfed.data.digests import content_digest
@@ -66,8 +66,13 @@ class Features(View):
     )
     pool: Pool = Field(
         default="auto",
-        description="cls, mean (of all positions), pooled (its own pooler) or tokens (all positions); auto: "
-        "cls for transformers, mean for convolutional networks",
+        description="cls, mean (of all positions), pooled (its own pooler), projected (where towers meet) or tokens (all "
+        "positions); auto: pooled for a tower of several, else cls for transformers, mean for convolutional networks",
+    )
+    before_last: int | None = Field(
+        default=None,
+        ge=1,
+        description="of pool tokens: the states that the last so many layers work on, for encoders that train these",
     )
     positions: int | None = Field(
         default=None,
@@ -88,8 +93,13 @@ class Features(View):
 
     @model_validator(mode="after")
     def _averages_tokens(self) -> Self:
-        if self.positions is not None and self.pool != "tokens":
-            raise ValueError(f"positions: {self.positions} has no effect with pool '{self.pool}'; set pool to tokens")
+        for key in ("positions", "before_last"):
+            if getattr(self, key) is not None and self.pool != "tokens":
+                raise ValueError(
+                    f"{key}: {getattr(self, key)} acts with pool tokens, not '{self.pool}'; set pool to tokens"
+                )
+        if self.positions and self.before_last:
+            raise ValueError("positions and before_last exclude each other; leave one out")
         return self
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
@@ -126,7 +136,7 @@ class Features(View):
         Raises:
             ConfigError: the folder lacks the preprocessor or the tokenizer.
         """
-        if self._sees(folder):
+        if sees(folder, self.tower):
             if self.positions is not None and math.isqrt(self.positions) ** 2 != self.positions:
                 raise ConfigError(f"view features: positions is {self.positions}, of pictures a square such as 4 or 9")
             return ImagePreparation.of(folder, self.size, self.fit)
@@ -141,19 +151,12 @@ class Features(View):
     def _folder(self, context: DataContext) -> Path:
         return locate(self.backbone, context.weights, key="view features, backbone")
 
-    def _sees(self, folder: Path) -> bool:
-        if self.tower != "whole":
-            return self.tower == "vision"
-        if (folder / PREPROCESSOR).is_file() or has_tokenizer(folder):
-            return (folder / PREPROCESSOR).is_file()
-        return reads_images(folder)
-
     def _shape(self, folder: Path) -> tuple[int, ...]:
         shape = self.prepare(folder).shape
-        dtype = torch.float32 if self._sees(folder) else torch.int64
+        dtype = torch.float32 if sees(folder, self.tower) else torch.int64
         blank = torch.zeros(1, *shape, dtype=dtype, device="meta")
-        mask = None if self._sees(folder) else torch.ones(1, *shape, dtype=torch.bool, device="meta")
-        return tuple(self.averaged(outline(folder, self.pool, self.tower)(blank), mask).shape[1:])
+        mask = None if sees(folder, self.tower) else torch.ones(1, *shape, dtype=torch.bool, device="meta")
+        return tuple(self.averaged(outline(folder, self.pool, self.tower, self.before_last)(blank), mask).shape[1:])
 
     def averaged(self, features: Tensor, mask: Tensor | None) -> Tensor:
         return features if self.positions is None else averaged_neighbours(features, mask, self.positions)
@@ -161,9 +164,18 @@ class Features(View):
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
         # batch_size is not among them: it changes the speed only
-        settings = [self.size, self.fit] if self._sees(folder) else [self.length]
+        settings = [self.size, self.fit] if sees(folder, self.tower) else [self.length]
         settings += [] if self.positions is None else [self.positions]
-        identity = [_VERSION, content, digest(folder), self.pool, self.tower, self.precision, *settings]
+        settings += [] if self.before_last is None else ["before last", self.before_last]
+        identity = [
+            _VERSION,
+            content,
+            digest(folder),
+            pool_of(self.pool, self.tower),
+            self.tower,
+            self.precision,
+            *settings,
+        ]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return f"features-{re.sub(r'[^A-Za-z0-9.-]+', '-', folder.name)}-{self.pool}-{stamp}"
 
@@ -226,9 +238,11 @@ class FeatureComputation:
     @functools.cached_property
     def backbone(self) -> nn.Module:
         fitted, view = self.context.fitted, self.view
-        key = f"backbone {digest(self.folder)} {view.pool} {view.tower}"
+        key = f"backbone {digest(self.folder)} {view.pool} {view.tower} {view.before_last}"
         if key not in fitted:  # one for all columns
-            fitted[key] = channels_last(frozen_backbone(self.folder, view.pool, view.tower)).to(self.device)
+            fitted[key] = channels_last(frozen_backbone(self.folder, view.pool, view.tower, view.before_last)).to(
+                self.device
+            )
         backbone = fitted[key]
         assert isinstance(backbone, nn.Module)
         return backbone

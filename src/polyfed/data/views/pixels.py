@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.data.cache import decoded
-from polyfed.data.images import Augment, Normalisation, normalised
+from polyfed.data.images import Augment, MeanStd, Normalisation, normalised
 from polyfed.data.pictures import ImageFit, Resampling
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
@@ -24,7 +24,7 @@ class Pixels(View):
     size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
     fit: ImageFit = Field(default="squash", description="squash: change the shape; crop: cut out the middle square")
     resampling: Resampling = Field(default="bicubic", description="filter of the resize")
-    normalise: Normalisation = Field(default="half", description="mean and standard deviation of the pixels")
+    normalise: Normalisation | MeanStd = Field(default="half", description="mean and standard deviation of the pixels")
     augment: Augment = Field(default=Augment(), description="random changes in the training view")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
@@ -42,12 +42,12 @@ class PixelRows:
 
     Attributes:
         pictures: all pictures, usually a memory map.
-        normalise: name of the constants.
+        normalise: the constants, or their name.
         augment: changes of the training view.
     """
 
     pictures: UInt8[np.ndarray, "n 3 size size"]
-    normalise: Normalisation
+    normalise: Normalisation | MeanStd
     augment: Augment
 
     def __len__(self) -> int:

@@ -1,0 +1,59 @@
+"""What a pretrained network takes: pictures as its processor makes them, token ids of its own tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from polyfed.data.backbone_inputs import ImagePreparation
+from polyfed.data.backbones import BackboneTower, locate, most_tokens, sees
+from polyfed.data.images import Augment, MeanStd
+from polyfed.data.pictures import ImageFit
+from polyfed.data.samples import Inputs
+from polyfed.data.source import Column
+from polyfed.data.tokenizers import PretrainedTokenizer
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.tokens import Tokens
+
+
+class Native(View):
+    """Pixels or tokens as the folder of a pretrained network says: size, filter, mean and spread, or tokenizer."""
+
+    backbone: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
+    tower: BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
+    size: int | None = Field(
+        default=None, ge=8, le=2048, description="image side in pixels; the network's own by default"
+    )
+    fit: ImageFit | None = Field(default=None, description="squash or crop; as the network's processor by default")
+    augment: Augment = Field(default=Augment(), description="random changes of pictures in the training view")
+    length: int = Field(default=64, ge=2, le=8192, description="tokens of a text, the rest is cut off")
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        return self.resolved(context).open(column, modality, context)
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        return self.resolved(context).spec(modality, context)
+
+    def resolved(self, context: DataContext) -> Pixels | Tokens:
+        """The view with what the network's folder says.
+
+        Raises:
+            ConfigError: the folder cannot be had, or lacks its preprocessor or tokenizer.
+        """
+        folder = locate(self.backbone, context.weights, key="view native, backbone")
+        return self._pixels(folder) if sees(folder, self.tower) else self._tokens(folder)
+
+    def _pixels(self, folder: Path) -> Pixels:
+        own = ImagePreparation.of(folder, self.size, self.fit)
+        # pixels from 0 to 1 are 255 factors
+        span = 255 * own.factor
+        red, green, blue = (value / span for value in own.mean)
+        constants = MeanStd(mean=(red, green, blue), std=tuple(value / span for value in own.std))
+        return Pixels(size=own.size, fit=own.fit, resampling=own.resampling, normalise=constants, augment=self.augment)
+
+    def _tokens(self, folder: Path) -> Tokens:
+        most = most_tokens(folder)
+        length = self.length if most is None else min(self.length, most)
+        return Tokens(tokenizer=PretrainedTokenizer(path=str(folder)), length=length)

@@ -1,0 +1,160 @@
+"""Adapters: a few trained parameters beside a frozen pretrained network. Those within its layers are those of ``peft``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.models.layers import linear_roles
+
+if TYPE_CHECKING:
+    import peft
+
+_ROLES: dict[str, tuple[str, ...]] = {
+    "query_value": ("query", "value", "fused"),
+    "attention": ("query", "key", "value", "fused", "output"),
+    "linear": ("query", "key", "value", "fused", "output", "mlp"),
+}
+
+
+class Adapter(Settings):
+    """What is trained of a pretrained network besides the layer behind it."""
+
+    home: ClassVar[str] = "polyfed.models.adapters"
+    pip_extra: ClassVar[str] = "adapters"
+
+
+class LayerAdapter(Adapter):
+    """Adapters within a network's layers, by ``peft``."""
+
+    last: int | None = Field(
+        default=None, ge=1, description="adapt the last so many layers alone, on cached states of the others; null: all"
+    )
+
+    @abstractmethod
+    def config(self, body: nn.Module) -> peft.PeftConfig:
+        """What ``peft`` is to do with the network.
+
+        Raises:
+            ConfigError: it has no layers of the kind that is to be adapted.
+        """
+
+    def attach(self, body: nn.Module) -> None:
+        """Put adapters into the network's layers; their values are drawn from torch's global generator.
+
+        Raises:
+            ConfigError: see ``config``.
+        """
+        from peft import inject_adapter_in_model
+
+        inject_adapter_in_model(self.config(body), body)
+
+
+class LoRA(LayerAdapter):
+    """Low-rank adaptation (Hu et al., ICLR 2022): W + (alpha / r) B A, with B [out, r] zero at first and A [r, in].
+
+    With ``dora`` magnitude and direction apart (Liu et al., ICML 2024); with ``rank_stabilised`` the factor is
+    alpha / sqrt(r) (Kalajdzievski, 2023).
+    """
+
+    short_name: ClassVar[str] = "lora"
+
+    rank: int = Field(default=8, ge=1, description="r")
+    alpha: float = Field(default=16.0, gt=0, description="factor of the change, over r")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the input of A dropped in training")
+    targets: Literal["query_value", "attention", "linear"] | tuple[str, ...] = Field(
+        default="query_value",
+        description="linear layers: those of queries and values, all of attention, or all of each block; or ends of names",
+    )
+    dora: bool = Field(default=False, description="learn each row's magnitude apart")
+    rank_stabilised: bool = Field(default=False, description="alpha over the root of r")
+
+    def config(self, body: nn.Module) -> peft.PeftConfig:
+        from peft import LoraConfig
+
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # peft says int and takes any number
+            lora_dropout=self.dropout,
+            target_modules=targets_of(body, self.targets, self.last),
+            use_dora=self.dora,
+            use_rslora=self.rank_stabilised,
+        )
+
+
+class IA3(LayerAdapter):
+    """Learnt factors of keys, values and the inner features of each MLP (Liu et al., NeurIPS 2022), 1 at first."""
+
+    short_name: ClassVar[str] = "ia3"
+
+    def config(self, body: nn.Module) -> peft.PeftConfig:
+        from peft import IA3Config
+
+        roles = linear_roles(body, self.last)
+        inner = [name for name, role in roles.items() if role == "mlp" and _narrows(body.get_submodule(name))]
+        scaled = [name for name, role in roles.items() if role in ("key", "value", "fused")]
+        if not scaled:
+            raise _no_layers(roles, "keys and values")
+        return IA3Config(target_modules=[*scaled, *inner], feedforward_modules=inner)
+
+
+class Bottleneck(Adapter):
+    """CLIP-Adapter (Gao et al., IJCV 2024, Equations 5 to 7): ratio * A(v) + (1 - ratio) * v on pooled features v.
+
+    A(v) = relu(relu(v W1) W2) with ``reduction`` times fewer features inside.
+    """
+
+    short_name: ClassVar[str] = "bottleneck"
+    pip_extra: ClassVar[str] = ""
+
+    reduction: int = Field(default=4, ge=1, description="features over those of the hidden layer")
+    ratio: float = Field(default=0.2, gt=0, le=1, description="share of what is learnt")
+
+    def module(self, width: int) -> nn.Module:
+        return _Bottleneck(width, max(1, width // self.reduction), self.ratio)
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, width: int, hidden: int, ratio: float) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.ratio = ratio
+
+    def forward(self, x: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
+        learnt = torch.relu(self.up(torch.relu(self.down(x))))
+        return self.ratio * learnt + (1 - self.ratio) * x
+
+
+def targets_of(body: nn.Module, targets: str | Sequence[str], last: int | None) -> list[str]:
+    """Full names of the linear layers that are to be adapted.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    roles = linear_roles(body, last)
+    if isinstance(targets, str):
+        names = [name for name, role in roles.items() if role in _ROLES[targets]]
+    else:
+        names = [name for name in roles if name.endswith(tuple(targets))]
+    if not names:
+        raise _no_layers(roles, targets if isinstance(targets, str) else ", ".join(targets))
+    return names
+
+
+def _narrows(layer: Any) -> bool:
+    return bool(layer.in_features > layer.out_features)
+
+
+def _no_layers(roles: dict[str, str], what: str) -> ConfigError:
+    kinds = sorted({name.rpartition(".")[2] for name in roles})
+    return ConfigError(
+        f"adapter: the network has no linear layers for '{what}'; those of its blocks end in: {', '.join(kinds) or 'none'}"
+    )
