@@ -4,9 +4,7 @@ import pytest
 import torch
 from encoder_cases import CONTEXT, TEXTS, TOKENS
 
-from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import quiet
-from polyfed.data.view import DataContext, InputSpec
+from polyfed.data.view import InputSpec
 from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.gru import GRU, final_state
@@ -97,31 +95,3 @@ def test_bert_base_has_the_published_parameter_counts():
         counts[pooling] = sum(p.numel() for p in model.parameters())
     # methods.md 3.2: FedAFD counts BERT-base with its pooler, and 768->256
     assert counts == {"pooler": 109_679_104, "cls": 109_679_104 - 590_592}
-
-
-def test_pretrained_bert_equals_the_original(tmp_path):
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    with quiet():
-        BertModel(config).save_pretrained(tmp_path / "bert")
-        original = BertModel.from_pretrained(tmp_path / "bert").eval()
-    context = DataContext(tmp_path, weights=tmp_path)
-    mask = (TOKENS != 0).long()
-    expected = original(TOKENS, attention_mask=mask)
-    for pooling, value in (("cls", expected.last_hidden_state[:, 0]), ("pooler", expected.pooler_output)):
-        model = Bert(weights="bert", pooling=pooling).build(10, TEXTS, context).eval()
-        torch.testing.assert_close(model.trunk(TOKENS).pooled, value, atol=1e-5, rtol=1e-4)
-    larger = InputSpec((12,), tuple(f"w{i}" for i in range(30)))
-    with pytest.raises(ConfigError, match="room for 22 words in the vocabulary, its view gives 30"):
-        Bert(weights="bert").build(10, larger, context)
-
-
-def test_missing_pooler_weights_are_refused(tmp_path):
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    with quiet():
-        BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "bert")
-    with pytest.raises(ConfigError, match=r"lacks 2 weights of its model, such as 'pooler"):
-        Bert(weights="bert", pooling="pooler").build(10, TEXTS, DataContext(tmp_path, weights=tmp_path))

@@ -153,7 +153,6 @@ def small_backbones(stems: tuple[str, str], sizes: tuple[int, int]) -> Entries:
         "clients.paired.models.0.encoders.image.view.size": (sizes[0], "pictures of"),
         "clients.image.models.0.encoders.image.stem": (stems[0], SMALL),
         "clients.image.models.0.encoders.image.view.size": (sizes[1], "pictures of"),
-        "*.encoders.*.weights": (None, "from scratch"),
         "*.encoders.text.vectors": ([], "no GloVe vectors"),
         "*.encoders.image.size": ("tiny", SMALL),
         "*.encoders.text.positions": (512, SMALL),
@@ -165,34 +164,39 @@ def small_backbones(stems: tuple[str, str], sizes: tuple[int, int]) -> Entries:
 
 
 def published_backbones() -> Table:
-    """The backbones of paper and code, at the papers' sizes."""
+    """The backbones of paper and code, at the papers' sizes: sizes, stems and BERT's dropout come with the weights."""
     cnn = f"{SETUP}; weights as in the code, ImageNet"
+    pictures, texts = "code, src/networks/models/image_encoder.py", "code, src/networks/models/pcme.py"
     return Table(
         sourced={
-            "server.model.encoders.image.size": ("101", SETUP),
+            "server.model.encoders.image.name": ("hf", SETUP),
             "server.model.encoders.image.weights": ("microsoft/resnet-101", cnn),
-            "server.model.encoders.image.stem": ("large", cnn),
+            "server.model.encoders.image.trainable": ("all", f"{pictures}: requires_grad of the CNN"),
+            "server.model.encoders.image.pooling": ("mean", f"{pictures}, avgpool"),
+            "server.model.encoders.image.standardise": (False, f"{pictures}, fc"),
             "server.model.encoders.image.view.size": (224, f"{COCO}, crop_size"),
-            "server.model.encoders.text.size": ("base", SETUP),
+            "server.model.encoders.text.name": ("hf", SETUP),
             "server.model.encoders.text.weights": ("google-bert/bert-base-uncased", SETUP),
-            "server.model.encoders.text.pooling": ("cls", "code, src/networks/models/pcme.py"),
-            "server.model.encoders.text.view.tokenizer.name": ("pretrained", "code, src/networks/models/pcme.py"),
+            "server.model.encoders.text.trainable": (
+                "all",
+                "code, src/algorithms/base.py: all parameters go to the optimiser",
+            ),
+            "server.model.encoders.text.pooling": ("cls", texts),
+            "server.model.encoders.text.standardise": (False, f"{texts}, linear"),
+            "server.model.encoders.text.dropout": (0.0, f"{texts}, linear"),
+            "server.model.encoders.text.view.tokenizer.name": ("pretrained", texts),
             "server.model.encoders.text.view.tokenizer.path": ("google-bert/bert-base-uncased", SETUP),
-            "clients.*.encoders.image.size": ("18", SETUP),
+            "clients.image.models.0.encoders.image.name": ("hf", SETUP),
+            "clients.paired.models.0.encoders.image.name": ("hf", SETUP),
             "clients.*.encoders.image.weights": ("microsoft/resnet-18", cnn),
-            "clients.*.encoders.image.stem": ("large", cnn),
+            "clients.*.encoders.image.trainable": ("all", f"{CNN} and image_encoder.py"),
+            "clients.*.encoders.image.pooling": ("mean", f"{CNN} and image_encoder.py, avgpool"),
+            "clients.*.encoders.image.standardise": (False, f"{CNN} and image_encoder.py, fc"),
             "clients.paired.models.0.encoders.image.view.size": (224, f"{MM}, crop_size"),
             "*.encoders.text.vectors": (["glove-840b-300d"], f"{GRU}, torchtext's GloVe by its defaults"),
             "server.expected_test_items": (5000, "paper, Table 1: 1K and 5K test images of MS-COCO"),
         },
         chosen={"run.precision": ("bfloat16", "bfloat16")},
-        idle=dict.fromkeys(
-            (
-                *("*.encoders.image.widths", "*.encoders.image.depths", "*.encoders.image.block"),
-                "server.model.encoders.text.positions",
-            ),
-            "comes with the weights",
-        ),
     )
 
 
@@ -314,7 +318,6 @@ PAPER_SCALE = _federation(512, 2e-4, SETUP, 2.0, f"{COCO} and f30k.yaml, grad_cl
     PAPER_METHOD.chosen
     | _PUBLISHED.chosen
     | {"public.per_item": (1, "one caption of each public picture"), "run.seed": (0, "polyfed's choices")},
-    _PUBLISHED.idle,
 )
 
 OWN_HEAD = "The head, its training"

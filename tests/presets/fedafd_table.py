@@ -132,7 +132,6 @@ PAPER_SCALE = FEDERATION.changed(
         "server.expected_test_items": (5000, f"{SERVER}: five folds of COCO's 5,000 test pictures"),
     },
     PAPER_METHOD.chosen | _PUBLISHED.chosen | {"public.per_item": (1, "one caption of each public picture")},
-    _PUBLISHED.idle,
 )
 
 TABLES = {"fedafd-paper": PAPER, "fedafd-released": RELEASED, "fedafd-paper-scale": PAPER_SCALE}

@@ -75,7 +75,9 @@ class Blending(Settings):
         differences = [
             (weights[name].to(value.device) - value).float()
             for name, value in model.named_parameters()
-            if name.startswith(("encoders.", "final_norm.")) and (self.divergence == "norm" or value.ndim > 1)
+            if name.startswith(("encoders.", "final_norm."))
+            and name in weights  # what is frozen is not sent
+            and (self.divergence == "norm" or value.ndim > 1)
         ]
         norms = torch.stack([difference.norm() for difference in differences])
         return float(norms.norm() if self.divergence == "norm" else norms.mean())

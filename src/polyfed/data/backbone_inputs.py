@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import NO_CODE, PREPROCESSOR, has_tokenizer, quiet, read_backbone_config
+from polyfed.data.backbones import NO_CODE, PREPROCESSOR, full_length, has_tokenizer, quiet, read_backbone_config
 from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
 
 # image processors write a filter as its number in Pillow
@@ -120,11 +121,13 @@ class TextPreparation:
         tokenizer: tokenizer of ``transformers``.
         length: longest sequence.
         pad_to_length: pad every batch to ``length`` instead of to its longest text.
+        full: pad to so many, of which the network reads all; None: padding is masked.
     """
 
     tokenizer: Any
     length: int
     pad_to_length: bool
+    full: int | None = None
 
     @classmethod
     def of(cls, folder: Path, length: int, *, pad_to_length: bool) -> TextPreparation:
@@ -148,11 +151,11 @@ class TextPreparation:
         # batches are padded, and the mask says where
         if tokenizer.pad_token_id is None:
             raise ConfigError(f"the tokenizer in '{folder}' has no padding token; add one to its configuration")
-        return cls(tokenizer, length, pad_to_length)
+        return cls(tokenizer, length, pad_to_length, full_length(folder))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.length,)
+        return (self.full or self.length,)
 
     def __call__(self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS) -> Prepared:
         """Texts -> token ids and mask; they name no files and have no pixels.
@@ -168,4 +171,7 @@ class TextPreparation:
             list(values), padding=padding, truncation=True, max_length=self.length, return_tensors="pt"
         )
         ids = cast("Int64[Tensor, 'b l']", batch["input_ids"])
+        if self.full is not None:
+            ids = functional.pad(ids, (0, self.full - ids.shape[1]), value=self.tokenizer.pad_token_id)
+            return Prepared(ids, torch.ones_like(ids, dtype=torch.bool))
         return Prepared(ids, batch["attention_mask"].bool())

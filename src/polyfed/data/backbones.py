@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +59,7 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def locate(name: str, weights: Path | None, *, key: str = "weights") -> Path:
+def locate(name: str, weights: Path | None, *, key: str = "weights", files: Sequence[str] = _HASHED) -> Path:
     """The local folder of ``name``: a folder, absolute or below ``weights``, or a hub name ``owner/name``.
 
     A hub name is first looked for as ``weights/owner/name`` and ``weights/name``, then in the hub's own
@@ -69,6 +69,7 @@ def locate(name: str, weights: Path | None, *, key: str = "weights") -> Path:
         name: what the configuration says.
         weights: folder that relative paths start from.
         key: the setting that ``name`` was given for, for the error message.
+        files: what is asked of the hub.
 
     Raises:
         ConfigError: neither a folder nor a hub name that can be had.
@@ -84,7 +85,7 @@ def locate(name: str, weights: Path | None, *, key: str = "weights") -> Path:
 
     try:
         with quiet():
-            return Path(snapshot_download(name, allow_patterns=list(_HASHED), ignore_patterns=["onnx/*"]))
+            return Path(snapshot_download(name, allow_patterns=list(files), ignore_patterns=["onnx/*"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ConfigError(
             f"{key}: '{name}' is neither a folder below the weights folder ({weights or 'not set'}; "
@@ -176,6 +177,17 @@ def most_tokens(folder: Path) -> int | None:
     return most - int(config.pad_token_id) - 1
 
 
+def reads_padding(config: Any) -> bool:
+    """Whether a network was trained on texts that fill all its positions, padding read as words are (SigLIP)."""
+    return str(config.model_type).startswith("siglip")
+
+
+def full_length(folder: Path) -> int | None:
+    """Length to which texts are padded where ``reads_padding``; None: padding is masked."""
+    config = _configuration(folder).get_text_config()
+    return int(config.max_position_embeddings) if reads_padding(config) else None
+
+
 def _configuration(folder: Path) -> Any:
     from transformers import AutoConfig
 
@@ -231,8 +243,8 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
     """Features [b, c] (or [b, l, c] for ``tokens``) from the output of a ``transformers`` model.
 
     ``auto`` is the first token (CLS) of a transformer and the mean of a convolution map; ``mean`` is over all
-    valid positions; ``pooled`` is the model's own ``pooler_output``, which ``projected`` starts from; ``tokens`` keeps every position, zero
-    where ``mask`` is false.
+    valid positions; ``pooled`` is the model's own ``pooler_output``, which ``projected`` starts from; ``tokens`` keeps
+    every position, zero where ``mask`` is false.
 
     Raises:
         ConfigError: the model has no such output.
@@ -308,7 +320,11 @@ class Backbone(nn.Module):
         if self.before_last is not None:
             states: Tensor = self.output(x, mask, output_hidden_states=True).hidden_states[-1 - self.before_last]
             return states if mask is None else states * mask.unsqueeze(-1)
-        features = pooled(self.output(x, mask), self.pool, mask)
+        return self.features(self.output(x, mask), mask)
+
+    def features(self, output: Any, mask: Bool[Tensor, "b l"] | None) -> Tensor:
+        """``pooled``, and projected where ``pool`` says so."""
+        features = pooled(output, self.pool, mask)
         return features if self.projection is None else self.projection(features)
 
     def output(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None, **options: Any) -> Any:
@@ -349,17 +365,13 @@ def _own_projection(model: nn.Module, tower: BackboneTower) -> nn.Module:
 def frozen_backbone(
     folder: Path, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None
 ) -> Backbone:
-    """``load_backbone`` in evaluation mode, without gradients."""
-    return load_backbone(folder, pool, tower, before_last).eval().requires_grad_(False)
-
-
-def load_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None) -> Backbone:
-    """The backbone in ``folder`` with its weights; leaves torch's global generator as it was."""
+    """The backbone in ``folder`` with its weights, in evaluation mode, without gradients."""
     from transformers import AutoModel
 
-    # transformers draws what a file lacks, and may draw more on the way
+    # transformers draws what a file lacks, and may draw more on the way; torch's global generator stays as it was
     with isolated("backbone"):
-        return Backbone(load(folder, AutoModel, pooler=False), pool, tower, before_last)
+        backbone = Backbone(load(folder, AutoModel, pooler=False), pool, tower, before_last)
+    return backbone.eval().requires_grad_(False)
 
 
 def channels_last(model: nn.Module) -> nn.Module:

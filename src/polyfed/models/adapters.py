@@ -1,17 +1,19 @@
-"""Adapters: a few trained parameters beside a frozen pretrained network. Those within its layers are those of ``peft``."""
+"""Adapters: a few trained parameters beside a frozen pretrained network; within its layers they are ``peft``'s."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
+from polyfed.core.extras import how_to_install
 from polyfed.core.settings import Settings
 from polyfed.models.layers import linear_roles
 
@@ -38,6 +40,13 @@ class LayerAdapter(Adapter):
     last: int | None = Field(
         default=None, ge=1, description="adapt the last so many layers alone, on cached states of the others; null: all"
     )
+
+    @model_validator(mode="after")
+    def _can_be_had(self) -> Self:
+        if find_spec("peft") is None:
+            name, remedy = self.component_name(), how_to_install(self.pip_extra)
+            raise ValueError(f"adapter '{name}' needs the package peft, which is not there; {remedy}")
+        return self
 
     @abstractmethod
     def config(self, body: nn.Module) -> peft.PeftConfig:
@@ -72,7 +81,7 @@ class LoRA(LayerAdapter):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the input of A dropped in training")
     targets: Literal["query_value", "attention", "linear"] | tuple[str, ...] = Field(
         default="query_value",
-        description="linear layers: those of queries and values, all of attention, or all of each block; or ends of names",
+        description="linear layers: of queries and values, all of attention, or all of each block; or ends of names",
     )
     dora: bool = Field(default=False, description="learn each row's magnitude apart")
     rank_stabilised: bool = Field(default=False, description="alpha over the root of r")
@@ -91,7 +100,10 @@ class LoRA(LayerAdapter):
 
 
 class IA3(LayerAdapter):
-    """Learnt factors of keys, values and the inner features of each MLP (Liu et al., NeurIPS 2022), 1 at first."""
+    """Learnt factors of keys, values and the inner features of each MLP (Liu et al., NeurIPS 2022), 1 at first.
+
+    Where one layer gives queries, keys and values (ModernBERT), of all three.
+    """
 
     short_name: ClassVar[str] = "ia3"
 
@@ -154,7 +166,5 @@ def _narrows(layer: Any) -> bool:
 
 
 def _no_layers(roles: dict[str, str], what: str) -> ConfigError:
-    kinds = sorted({name.rpartition(".")[2] for name in roles})
-    return ConfigError(
-        f"adapter: the network has no linear layers for '{what}'; those of its blocks end in: {', '.join(kinds) or 'none'}"
-    )
+    kinds = ", ".join(sorted({name.rpartition(".")[2] for name in roles})) or "none"
+    return ConfigError(f"adapter: the network has no linear layers for '{what}'; those of its blocks end in: {kinds}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, SerializeAsAny
+from pydantic import SerializeAsAny
 from torch import nn
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 
 
@@ -26,6 +25,11 @@ class Encoder(Settings):
 
     view: SerializeAsAny[View]
 
+    def settings_of_projection(self) -> tuple[str, ...]:
+        """Those of ``projecting`` that are given, not left at their defaults."""
+        fields = type(self).model_fields
+        return tuple(key for key in self.projecting if key in fields and getattr(self, key) != fields[key].default)
+
     @abstractmethod
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """A module that maps the view's input [b, ...] to an embedding [b, dim], not normalised.
@@ -39,25 +43,6 @@ class Encoder(Settings):
         Part of the architecture's name, as models with others cannot be averaged.
         """
         return ""
-
-
-class PretrainedEncoder(Encoder):
-    """Encoders that ``transformers`` builds, or loads where ``weights`` say so."""
-
-    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
-
-    def pretrained(self, kind: type, context: DataContext, channels: int | None = None, **options: Any) -> Any:
-        """The model of class ``kind`` with these weights.
-
-        Raises:
-            ConfigError: they cannot be had, or take another number of channels.
-        """
-        name = self.component_name()
-        folder = locate(str(self.weights), context.weights, key=f"encoder {name}, weights")
-        model: Any = load(folder, kind, **options)
-        if channels is not None:
-            check_channels(channels, int(model.config.num_channels), name, self.weights)
-        return model
 
 
 def image_shape(spec: InputSpec, encoder: str) -> tuple[int, int, int]:

@@ -55,14 +55,14 @@ class Frozen(nn.Module):
         self._shared = {} if shared is None else shared
         self._shared.setdefault(self._place, dict(self.tensors()))
         self._prefix = ""
-        self.register_load_state_dict_post_hook(_without_frozen)
+        self.register_load_state_dict_post_hook(_without_frozen)  # type: ignore[no-untyped-call]
         self.train(self.training)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for what is trained; the rest, and batch norms whose statistics are frozen, stay as they are."""
+        """Training mode for what is trained; parts that are still, and batch norms of frozen statistics, have none."""
         super().train(mode)
         for part in self._still:
             part.eval()
@@ -132,21 +132,16 @@ class Frozen(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        for value in itertools.chain(self.module.parameters(), self.module.buffers()):
-            memo.setdefault(id(value), value)
-        for name, value in self.module.named_parameters():
-            if name in self._trained:
-                memo[id(value)] = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
-            else:
-                memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
-        for name, value in self.module.named_buffers():
-            if name in self._trained:
-                memo[id(value)] = value.detach().clone()
+        # new tensors in any case: one whose memory is changed later must not be that of another copy
+        for name, value in itertools.chain(self.module.named_parameters(), self.module.named_buffers()):
+            made = value.detach().clone() if name in self._trained else value.detach()
+            is_parameter = isinstance(value, nn.Parameter)
+            memo[id(value)] = nn.Parameter(made, requires_grad=value.requires_grad) if is_parameter else made
         memo[id(self._shared)] = self._shared
-        made = self.__class__.__new__(self.__class__)
-        memo[id(self)] = made
-        made.__dict__ = {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
-        return made
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__dict__ = {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
+        return other
 
 
 def _without_frozen(part: Frozen, incompatible: Any) -> None:

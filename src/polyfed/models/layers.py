@@ -14,7 +14,8 @@ _PARTS = {
     **dict.fromkeys(("v", "value", "v_proj", "v_lin"), "value"),
     **dict.fromkeys(("qkv", "Wqkv", "qkv_proj", "in_proj"), "fused"),
 }
-_BEFORE = ("pre_layrnorm",)  # norms between embeddings and layers
+_BEFORE = ("pre_layrnorm", "embeddings_project")  # between embeddings and layers
+_BESIDE = ("relative_attention_bias", "rel_embeddings")  # what all layers use
 
 
 def layers_path(body: nn.Module) -> str:
@@ -26,14 +27,10 @@ def layers_path(body: nn.Module) -> str:
     lists = [name for name, part in body.named_modules() if isinstance(part, nn.ModuleList)]
     if len(lists) != 1 or not hasattr(body, "embeddings"):
         raise ConfigError(
-            f"network '{type(body).__name__}' is no transformer of embeddings and one list of layers; train all or none "
-            "of it"
+            f"network '{type(body).__name__}' is no transformer of embeddings and one list of layers; train all or "
+            "none of it"
         )
-    return lists[0]
-
-
-def depth_of(body: nn.Module) -> int:
-    return len(_layers(body))
+    return str(lists[0])
 
 
 def linear_roles(body: nn.Module, last: int | None = None) -> dict[str, str]:
@@ -73,16 +70,16 @@ def _first(layers: nn.ModuleList, last: int) -> int:
 
 
 def before(body: nn.Module, last: int) -> list[nn.Module]:
-    """All that works on an input before the last so many layers do.
+    """All that works on an input before the last so many layers do, and what they share with the others.
 
     Raises:
         ConfigError: there are fewer layers; see ``layers_path`` too.
     """
     layers = _layers(body)
     names = ("embeddings", *_BEFORE)
-    return [part for name in names if (part := getattr(body, name, None)) is not None] + [
-        *layers[: _first(layers, last)]
-    ]
+    parts = [part for name in names if (part := getattr(body, name, None)) is not None]
+    parts += [part for name, part in body.named_modules() if name.endswith(_BESIDE)]
+    return [*parts, *layers[: _first(layers, last)]]
 
 
 def start_at_last(body: nn.Module, last: int) -> None:
@@ -108,26 +105,15 @@ class _Entry(nn.Module):
 
     def __init__(self, embeddings: Any) -> None:
         super().__init__()
-        weight = next(embeddings.parameters())
         # asked for its type of numbers alone
-        self.patch_embeddings = _Named(projection=_Named(weight=weight.new_empty(0)))
+        like = nn.Module()
+        like.register_buffer("weight", next(embeddings.parameters()).new_empty(0), persistent=False)
+        self.patch_embeddings = nn.Module()
+        self.patch_embeddings.projection = like
 
-    def forward(self, *states: Tensor, **named: Any) -> Tensor:
-        for name in ("pixel_values", "input_ids"):
-            if named.get(name) is not None:
-                state: Tensor = named[name]
-                return state
-        return states[0]
-
-
-class _Named(nn.Module):
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                self.register_buffer(name, value, persistent=False)
-            else:
-                setattr(self, name, value)
+    def forward(self, *inputs: Tensor | None, **named: Any) -> Tensor:
+        given: tuple[Tensor | None, ...] = (named.get("pixel_values"), named.get("input_ids"), *inputs)
+        return next(value for value in given if value is not None)
 
 
 class _Passed(nn.Module):

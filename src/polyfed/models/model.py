@@ -41,10 +41,8 @@ class ModelSettings(Settings):
             if self.final_norm:
                 raise ValueError("final_norm and aligner both end the encoders; choose one")
             for modality, encoder in self.encoders.items():
-                for key in encoder.projecting:
-                    field = type(encoder).model_fields.get(key)
-                    if field is not None and getattr(encoder, key) != field.default:
-                        raise ValueError(f"encoders.{modality}.{key} has no effect with aligner; remove it")
+                for key in encoder.settings_of_projection():
+                    raise ValueError(f"encoders.{modality}.{key} has no effect with aligner; remove it")
         return self
 
     @property

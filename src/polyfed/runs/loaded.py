@@ -182,7 +182,8 @@ def loaded_model(name: str, model: Model, views: Mapping[str, View], context: Da
         context: where the views find what they learnt.
     """
 
-    def encoder(modality: str, view: View) -> LoadedEncoder:
+    def encoder(modality: str, given: View) -> LoadedEncoder:
+        view = given.resolved(context)
         view.spec(modality, context)  # what was learnt is read once, and stays in this context
         return LoadedEncoder(
             view,

@@ -27,6 +27,7 @@ from polyfed.data.backbones import (
     channels_last,
     digest,
     frozen_backbone,
+    full_length,
     locate,
     most_tokens,
     outline,
@@ -66,13 +67,9 @@ class Features(View):
     )
     pool: Pool = Field(
         default="auto",
-        description="cls, mean (of all positions), pooled (its own pooler), projected (where towers meet) or tokens (all "
-        "positions); auto: pooled for a tower of several, else cls for transformers, mean for convolutional networks",
-    )
-    before_last: int | None = Field(
-        default=None,
-        ge=1,
-        description="of pool tokens: the states that the last so many layers work on, for encoders that train these",
+        description="cls, mean (of all positions), pooled (its own pooler), projected (where towers meet) or tokens "
+        "(all positions); auto: pooled for a tower of several, else cls for transformers, mean for convolutional "
+        "networks",
     )
     positions: int | None = Field(
         default=None,
@@ -93,14 +90,14 @@ class Features(View):
 
     @model_validator(mode="after")
     def _averages_tokens(self) -> Self:
-        for key in ("positions", "before_last"):
-            if getattr(self, key) is not None and self.pool != "tokens":
-                raise ValueError(
-                    f"{key}: {getattr(self, key)} acts with pool tokens, not '{self.pool}'; set pool to tokens"
-                )
-        if self.positions and self.before_last:
-            raise ValueError("positions and before_last exclude each other; leave one out")
+        if self.positions is not None and self.pool != "tokens":
+            raise ValueError(f"positions: {self.positions} has no effect with pool '{self.pool}'; set pool to tokens")
         return self
+
+    @property
+    def left(self) -> int | None:
+        """How many layers of the backbone are still to work on what it gives; None: it is the backbone's output."""
+        return None
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Features of a column, nested columns flattened in item order.
@@ -156,7 +153,7 @@ class Features(View):
         dtype = torch.float32 if sees(folder, self.tower) else torch.int64
         blank = torch.zeros(1, *shape, dtype=dtype, device="meta")
         mask = None if sees(folder, self.tower) else torch.ones(1, *shape, dtype=torch.bool, device="meta")
-        return tuple(self.averaged(outline(folder, self.pool, self.tower, self.before_last)(blank), mask).shape[1:])
+        return tuple(self.averaged(outline(folder, self.pool, self.tower, self.left)(blank), mask).shape[1:])
 
     def averaged(self, features: Tensor, mask: Tensor | None) -> Tensor:
         return features if self.positions is None else averaged_neighbours(features, mask, self.positions)
@@ -164,18 +161,13 @@ class Features(View):
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
         # batch_size is not among them: it changes the speed only
-        settings = [self.size, self.fit] if sees(folder, self.tower) else [self.length]
+        settings: list[Any] = [self.size, self.fit]
+        if not sees(folder, self.tower):
+            settings = [self.length, *filter(None, [full_length(folder)])]
         settings += [] if self.positions is None else [self.positions]
-        settings += [] if self.before_last is None else ["before last", self.before_last]
-        identity = [
-            _VERSION,
-            content,
-            digest(folder),
-            pool_of(self.pool, self.tower),
-            self.tower,
-            self.precision,
-            *settings,
-        ]
+        settings += [] if self.left is None else ["before last", self.left]
+        pool = pool_of(self.pool, self.tower)
+        identity = [_VERSION, content, digest(folder), pool, self.tower, self.precision, *settings]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return f"features-{re.sub(r'[^A-Za-z0-9.-]+', '-', folder.name)}-{self.pool}-{stamp}"
 
@@ -238,11 +230,10 @@ class FeatureComputation:
     @functools.cached_property
     def backbone(self) -> nn.Module:
         fitted, view = self.context.fitted, self.view
-        key = f"backbone {digest(self.folder)} {view.pool} {view.tower} {view.before_last}"
+        key = f"backbone {digest(self.folder)} {view.pool} {view.tower} {view.left}"
         if key not in fitted:  # one for all columns
-            fitted[key] = channels_last(frozen_backbone(self.folder, view.pool, view.tower, view.before_last)).to(
-                self.device
-            )
+            loaded = frozen_backbone(self.folder, view.pool, view.tower, view.left)
+            fitted[key] = channels_last(loaded).to(self.device)
         backbone = fitted[key]
         assert isinstance(backbone, nn.Module)
         return backbone

@@ -16,6 +16,7 @@ from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 from polyfed.engines.local import LocalEngine
 from polyfed.lab.analysis.cost import bytes_by_kind, one_of_each, one_round, unhurried
+from polyfed.lab.analysis.random_networks import RandomNetworks
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.traffic import WAYS
 from polyfed.models.model import ModelSettings
@@ -106,8 +107,9 @@ class PlannedTraffic(AnalysisResult):
 def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: int = WORDS) -> PlannedTraffic:
     """Run a round twice with a few blank public items, and go on from there: bytes grow in proportion to these.
 
-    No data and no pretrained weights are read. Private data, how long clients train and how precisely they compute
-    change no byte; what a method sends by the values of its outputs alone does, and is not known before.
+    No data and no pretrained weights are read, but of encoders ``hf`` their ``config.json``. Private data, how long
+    clients train and how precisely they compute change no byte; what a method sends by the values of its outputs alone
+    does, and is not known before.
 
     Args:
         experiment: its settings.
@@ -118,7 +120,9 @@ def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: i
         ConfigError: a view needs what cannot be made up, or the number of classes is missing.
     """
     exchanged = 0 if experiment.public is None else _exchanged(experiment)
-    tried = [_tried(experiment, stand_in(experiment, classes, items, words)) for items in _TRIED]
+    with tempfile.TemporaryDirectory() as place:
+        networks = RandomNetworks(experiment.data.weights_folder, Path(place))
+        tried = [_tried(experiment, stand_in(experiment, classes, items, networks, words)) for items in _TRIED]
     lines = {}
     for line, moved in tried[0].items():
         slope = (tried[1][line] - moved) / (_TRIED[1] - _TRIED[0])
@@ -156,17 +160,18 @@ def _tried(experiment: Experiment, blank: Experiment) -> dict[Line, int]:
 # ---- the same experiment without data and weights
 
 
-def stand_in(experiment: Experiment, classes: Mapping[str, int], items: int, words: int = WORDS) -> Experiment:
+def stand_in(
+    experiment: Experiment, classes: Mapping[str, int], items: int, networks: RandomNetworks, words: int = WORDS
+) -> Experiment:
     """The experiment over blank data, with ``items`` public ones and models of the same size that start at random.
 
     Raises:
         ConfigError: as ``planned_traffic``.
     """
     content = experiment.model_dump(mode="json")
-    content["data"]["sources"] = _blank_sources(experiment, classes, items)
     for model in _models(content):
-        for encoder in model["encoders"].values():
-            _forget_weights(encoder, words)
+        model["encoders"] = {name: _at_random(own, networks, words) for name, own in model["encoders"].items()}
+    content["data"]["sources"] = _blank_sources(Experiment.parse(content), classes, items)
     for group in content["clients"].values():
         group["items"] = "public" if group["items"] == "public" else None
         group |= {"split": "train", "partition": "iid", "test": "all", "test_split": None, "test_items": None}
@@ -200,11 +205,14 @@ def _models(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from group["models"]
 
 
-def _forget_weights(encoder: dict[str, Any], words: int) -> None:
+def _at_random(encoder: dict[str, Any], networks: RandomNetworks, words: int) -> dict[str, Any]:
+    if encoder["name"] == "hf":
+        return networks.stand_in(encoder)
     encoder |= {key: empty for key, empty in (("weights", None), ("vectors", [])) if key in encoder}
     tokenizer = encoder["view"].get("tokenizer")
     if tokenizer is not None:
         encoder["view"]["tokenizer"] = {"name": "hashing", "size": tokenizer.get("size", words)}
+    return encoder
 
 
 def _blank_sources(experiment: Experiment, classes: Mapping[str, int], items: int) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoder import PretrainedEncoder, token_length
+from polyfed.models.encoder import Encoder, token_length
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.towers import EncoderTower, LocalFeatures
 
@@ -30,15 +30,13 @@ _PRESETS = {
 }
 
 
-class Bert(PretrainedEncoder):
-    """BERT; its CLS token, the mean of its tokens, or its own pooler (a tanh layer on CLS) projected to d."""
+class Bert(Encoder):
+    """BERT from scratch; its CLS token, the mean of its tokens, or its pooler (a tanh layer on CLS) projected to d."""
 
     view: SerializeAsAny[View] = Tokens()
-    size: Literal["tiny", "mini", "small", "base"] = Field(
-        default="tiny", description="architecture, unless `weights` bring their own"
-    )
+    size: Literal["tiny", "mini", "small", "base"] = Field(default="tiny", description="architecture")
     pooling: Literal["cls", "mean", "pooler"] = Field(default="cls", description="which tokens make the embedding")
-    positions: int = Field(default=512, ge=1, description="longest text, unless `weights` bring their own")
+    positions: int = Field(default=512, ge=1, description="longest text")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout within the transformer")
     pie: bool = Field(default=False, description="attention over the tokens (PVSE)")
 
@@ -46,31 +44,20 @@ class Bert(PretrainedEncoder):
         """Maps token ids [b, l] to [b, dim].
 
         Raises:
-            ConfigError: the view gives no tokens, or more or longer ones than the model has room for; or the
-                weights cannot be had.
+            ConfigError: the view gives no tokens, or longer texts than the model has room for.
         """
-        length, words = token_length(spec, "bert"), len(spec.vocabulary)
-        model = self._model(words, spec.pad, context)
-        config = model.config
-        for needed, room, what, remedy in (
-            (length, config.max_position_embeddings, "tokens a text", "set the view's length to {} or less"),
-            (words, config.vocab_size, "words in the vocabulary", "give the view a vocabulary of {} words or less"),
-        ):
-            if needed > room:
-                raise ConfigError(
-                    f"encoder 'bert' has room for {room} {what}, its view gives {needed}; {remedy.format(room)}"
-                )
-        # of the model as built: pretrained weights bring their own width
-        width = int(model.config.hidden_size)
-        return EncoderTower(_BertTrunk(model, spec.pad, self.pooling), width, dim, pie=width if self.pie else None)
+        if (length := token_length(spec, "bert")) > self.positions:
+            raise ConfigError(
+                f"encoder 'bert' has room for {self.positions} tokens a text, its view gives {length}; set the view's "
+                f"length to {self.positions} or less"
+            )
+        trunk = _BertTrunk(self._model(len(spec.vocabulary), spec.pad), spec.pad, self.pooling)
+        width = _PRESETS[self.size].width
+        return EncoderTower(trunk, width, dim, pie=width if self.pie else None)
 
-    def _model(self, words: int, pad: int, context: DataContext) -> Any:
+    def _model(self, words: int, pad: int) -> Any:
         from transformers import BertConfig, BertModel
 
-        rates: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
-        pools = self.pooling == "pooler"
-        if self.weights:
-            return self.pretrained(BertModel, context, add_pooling_layer=pools, **rates)
         width, layers, heads = _PRESETS[self.size]
         config = BertConfig(
             vocab_size=words,
@@ -80,9 +67,10 @@ class Bert(PretrainedEncoder):
             intermediate_size=4 * width,
             max_position_embeddings=self.positions,
             pad_token_id=pad,
-            **rates,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
         )
-        return BertModel(config, add_pooling_layer=pools)
+        return BertModel(config, add_pooling_layer=self.pooling == "pooler")
 
 
 class _BertTrunk(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Self
 
-import torch
 from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from polyfed.data.backbones import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.convolutional import MapNorm, normed, require_own_norm
-from polyfed.models.encoder import PretrainedEncoder, image_shape
+from polyfed.models.convolutional import MapNorm, laid_out, normed
+from polyfed.models.encoder import Encoder, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 _BlockKind = Literal["basic", "bottleneck"]
@@ -36,22 +35,19 @@ _PRESETS = {
 }
 
 
-class ResNet(PretrainedEncoder):
-    """ResNet, its mean-pooled map projected to d; with ``pie``, attention over the map as well.
+class ResNet(Encoder):
+    """ResNet from scratch, its mean-pooled map projected to d; with ``pie``, attention over the map as well.
 
     Stems: ``large`` is the published one (7x7 stride 2, max-pool: a quarter of the side), ``medium`` a 3x3
-    convolution of stride 2, ``small`` a 3x3 convolution of stride 1 (CIFAR ResNets). ``auto`` keeps a
-    pretrained stem, and otherwise goes by the shorter side: small up to 40 pixels, medium up to 96, large
-    beyond, so that the last map is 3x3 or more.
+    convolution of stride 2, ``small`` a 3x3 convolution of stride 1 (CIFAR ResNets). ``auto`` goes by the shorter
+    side: small up to 40 pixels, medium up to 96, large beyond, so that the last map is 3x3 or more.
     """
 
     projecting = ("pie", "dropout")
 
     norm: MapNorm = "batch"
     view: SerializeAsAny[View] = Pixels(size=64)
-    size: Literal["tiny", "small", "18", "34", "50", "101"] = Field(
-        default="tiny", description="architecture, unless `weights` bring their own"
-    )
+    size: Literal["tiny", "small", "18", "34", "50", "101"] = Field(default="tiny", description="architecture")
     widths: tuple[int, ...] | None = Field(default=None, min_length=1, description="channels by stage, over `size`")
     depths: tuple[int, ...] | None = Field(default=None, min_length=1, description="blocks by stage, over `size`")
     block: _BlockKind | None = Field(default=None, description="kind of block, over `size`")
@@ -61,7 +57,6 @@ class ResNet(PretrainedEncoder):
 
     @model_validator(mode="after")
     def _stages_agree(self) -> Self:
-        require_own_norm(self.norm, self.weights)
         widths, depths, block = self._stages()
         if len(widths) != len(depths):
             raise ValueError(f"widths {list(widths)} and depths {list(depths)} differ in their number of stages")
@@ -73,10 +68,10 @@ class ResNet(PretrainedEncoder):
         """Maps images [b, c, h, w] to [b, dim].
 
         Raises:
-            ConfigError: the view gives no images, or the weights cannot be had.
+            ConfigError: the view gives no images.
         """
         channels, height, width = image_shape(spec, "resnet")
-        trunk = self._model(channels, context)
+        trunk = self._model(channels)
         stem = self._stem(min(height, width))
         if stem != "large":
             old = trunk.embedder.embedder.convolution
@@ -94,15 +89,13 @@ class ResNet(PretrainedEncoder):
     def _stem(self, side: int) -> str:
         if self.stem != "auto":
             return self.stem
-        if self.weights or side > 96:
+        if side > 96:
             return "large"
         return "small" if side <= 40 else "medium"
 
-    def _model(self, channels: int, context: DataContext) -> Any:
+    def _model(self, channels: int) -> Any:
         from transformers import ResNetConfig, ResNetModel
 
-        if self.weights:
-            return self.pretrained(ResNetModel, context, channels)
         widths, depths, block = self._stages()
         config = ResNetConfig(
             num_channels=channels,
@@ -127,7 +120,4 @@ class _ResNetTrunk(nn.Module):
         channels_last(self)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
-        # channels last: 1.2 to 1.6 times the training speed of the default layout on a CPU core; vmap lacks it
-        if not torch._C._are_functorch_transforms_active():
-            x = x.contiguous(memory_format=torch.channels_last)
-        return from_map(self.encoder(self.embedder(x)).last_hidden_state)
+        return from_map(self.encoder(self.embedder(laid_out(x))).last_hidden_state)

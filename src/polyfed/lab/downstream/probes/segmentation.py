@@ -123,7 +123,8 @@ class Segmentation(Probe):
 
     def _view(self, bench: Bench, task: str) -> Masks:
         # masks are resized or cropped as the pictures are
-        fit = cast(ImageFit, getattr(bench.subject.views[self.modality], "fit", "squash"))
+        view = bench.subject.views[self.modality].resolved(bench.subject.context)
+        fit = cast(ImageFit, getattr(view, "fit", "squash"))
         return Masks(size=self._size(bench, task), fit=fit)
 
     def _require_masks(self, bench: Bench, task: str, split: str) -> None:

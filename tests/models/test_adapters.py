@@ -1,0 +1,127 @@
+"""Adapters: those within layers are peft's own, the bottleneck is its formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.errors import ConfigError
+from polyfed.data.backbones import quiet
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.models import adapters
+from polyfed.models.adapters import Bottleneck
+from polyfed.models.encoders.hf import HF
+from tiny_networks import ROOM, WIDTH, WORDS, network, save
+
+peft = pytest.importorskip("peft")
+INPUTS = {
+    "vit": (InputSpec((3, 32, 32)), torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)),
+    "bert": (InputSpec((ROOM,), tuple(WORDS), pad=0), torch.tensor([[2, 7, 8, 29], [2, 9, 29, 0]])),
+}
+QUERY_VALUE = {"vit": ["q_proj", "v_proj"], "bert": ["query", "value"]}
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]
+CASES: list[tuple[str, dict[str, Any], Any]] = [
+    *((name, {"name": "lora", "rank": 2}, {"r": 2, "target_modules": QUERY_VALUE[name]}) for name in INPUTS),
+    ("bert", {"name": "lora", "dropout": 0.5}, {"lora_dropout": 0.5, "target_modules": QUERY_VALUE["bert"]}),
+    ("vit", {"name": "lora", "alpha": 3.0, "dora": True}, {"lora_alpha": 3, "use_dora": True}),
+    ("vit", {"name": "lora", "rank": 4, "rank_stabilised": True}, {"r": 4, "use_rslora": True}),
+    ("vit", {"name": "lora", "targets": "linear"}, {"target_modules": LINEAR}),
+    ("vit", {"name": "lora", "targets": ["fc1"], "last": 1}, {"target_modules": ["layers.2.mlp.fc1"]}),
+    ("vit", {"name": "ia3"}, {"target_modules": ["k_proj", "v_proj", "fc2"], "feedforward_modules": ["fc2"]}),
+]
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> DataContext:
+    folder = tmp_path_factory.mktemp("weights")
+    for name in (*INPUTS, "mobilenet"):
+        save(name, folder)
+    return DataContext(folder / "cache", folder)
+
+
+def trunk(name: str, adapter: dict[str, Any] | str, context: DataContext) -> Any:
+    given: Any = {"weights": name, "adapter": adapter, "view": "native"}
+    made: Any = HF.model_validate(given).build(5, INPUTS[name][0], context)
+    return made.trunk
+
+
+def plain(name: str, kind: str, options: dict[str, Any], context: DataContext) -> Any:
+    """What peft makes of the network by itself."""
+    usual = {"r": 8, "lora_alpha": 16, "target_modules": QUERY_VALUE[name]} if kind == "lora" else {}
+    config = (peft.LoraConfig if kind == "lora" else peft.IA3Config)(**usual | options)
+    with quiet():
+        body = type(network(name)).from_pretrained(context.weights / name)
+    return peft.get_peft_model(body, config)
+
+
+def outputs(model: Any, **inputs: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(3)  # dropout
+    found: torch.Tensor = model(**inputs).last_hidden_state
+    return found
+
+
+@pytest.mark.parametrize(("name", "adapter", "options"), CASES)
+def test_layers_compute_what_peft_computes(
+    name: str, adapter: dict[str, Any], options: dict[str, Any], context: DataContext
+) -> None:
+    ours = trunk(name, adapter, context).module.backbone.body
+    theirs = plain(name, str(adapter["name"]), options, context)
+    own = {key: value for key, value in ours.named_parameters() if value.requires_grad}
+    found = {key: value for key, value in theirs.named_parameters() if value.requires_grad}
+    assert {f"base_model.model.{key}" for key in own} == set(found)
+    with torch.no_grad():
+        for key, value in own.items():  # B and factors are zero and one at first, where all are alike
+            found[f"base_model.model.{key}"].copy_(value.normal_(0, 0.3))
+    x = INPUTS[name][1]
+    inputs = {"pixel_values": x} if name == "vit" else {"input_ids": x, "attention_mask": (x != 0).long()}
+    with quiet():
+        untouched = outputs(type(network(name)).from_pretrained(context.weights / name).eval(), **inputs)
+    for mode in (False, True):
+        expected = outputs(theirs.train(mode), **inputs)
+        torch.testing.assert_close(outputs(ours.train(mode), **inputs), expected, atol=1e-6, rtol=1e-6)
+        assert not torch.allclose(expected, untouched, atol=1e-3)
+
+
+def test_adapters_change_nothing_before_they_are_trained(context: DataContext) -> None:
+    x = INPUTS["vit"][1]
+    before = trunk("vit", "bottleneck", context)(x).pooled  # which acts behind the network
+    for adapter in ("lora", "ia3", {"name": "lora", "dora": True}):
+        torch.testing.assert_close(trunk("vit", adapter, context).eval()(x).pooled, before)
+
+
+def test_a_bottleneck_is_its_formula() -> None:
+    module: Any = Bottleneck(reduction=4, ratio=0.3).module(WIDTH)
+    first, second = module.down.weight.detach(), module.up.weight.detach()
+    assert (first.shape, second.shape) == ((4, WIDTH), (WIDTH, 4))
+    v = torch.randn(3, WIDTH)
+    for row, found in zip(v, module(v), strict=True):
+        inner = [max(0.0, float(sum(w * x for w, x in zip(weights, row, strict=True)))) for weights in first]
+        outer = [max(0.0, float(sum(w * x for w, x in zip(weights, inner, strict=True)))) for weights in second]
+        expected = [0.3 * a + 0.7 * float(x) for a, x in zip(outer, row, strict=True)]
+        torch.testing.assert_close(found, torch.tensor(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter", "message"),
+    [
+        ("mobilenet", "lora", "is no transformer of embeddings and one list of layers"),
+        ("vit", {"name": "lora", "targets": ["dense"]}, "no linear layers for 'dense'; .* end in: fc1, fc2, k_proj, o"),
+        ("vit", {"name": "lora", "last": 4}, "the network has 3 layers, not 4"),
+    ],
+)
+def test_what_a_network_does_not_have_cannot_be_adapted(
+    name: str, adapter: Any, message: str, context: DataContext
+) -> None:
+    given: Any = {"weights": name, "adapter": adapter, "view": "native"}
+    with pytest.raises(ConfigError, match=message):
+        HF.model_validate(given).build(5, INPUTS["vit"][0], context)
+
+
+def test_without_peft_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    given: Any = {"weights": "vit", "adapter": "lora"}
+    with pytest.raises(ConfigError, match=r'needs the package peft, .*pip install "polyfed\[adapters\]"'):
+        HF(**given)
+    HF(**given | {"adapter": "bottleneck"})
