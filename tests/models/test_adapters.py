@@ -92,7 +92,7 @@ def test_adapters_change_nothing_before_they_are_trained(context: DataContext) -
 
 
 def test_a_bottleneck_is_its_formula() -> None:
-    module: Any = Bottleneck(reduction=4, ratio=0.3).module(WIDTH)
+    module: Any = Bottleneck(reduction=4, ratio=0.3).behind(WIDTH)
     first, second = module.down.weight.detach(), module.up.weight.detach()
     assert (first.shape, second.shape) == ((4, WIDTH), (WIDTH, 4))
     v = torch.randn(3, WIDTH)

@@ -26,9 +26,10 @@ SETTINGS = "settings"
 FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
     "models": ("polyfed.models.encoder", "Encoder", "encoders of a modality"),
+    "adapters": ("polyfed.models.adapters", "Adapter", "what is trained of a frozen network"),
     "data": ("polyfed.data.source", "Source", "sources of data"),
-    "views": ("polyfed.data.view", "View", "how a modality is presented"),
-    "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "how texts become token ids"),
+    "views": ("polyfed.data.view", "View", "what encoders receive"),
+    "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "texts as token ids"),
     "partitions": ("polyfed.partitions.partition", "Partition", "how items are dealt out among clients"),
     "tasks": ("polyfed.tasks.task", "Task", "what a participant is trained for"),
     "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),

@@ -31,7 +31,10 @@ class Adapter(Settings):
     """What is trained of a pretrained network besides the layer behind it."""
 
     home: ClassVar[str] = "polyfed.models.adapters"
-    pip_extra: ClassVar[str] = "adapters"
+
+    @abstractmethod
+    def behind(self, width: int) -> nn.Module | None:
+        """What stands behind the network, on its pooled features [b, width]; None: nothing."""
 
 
 class LayerAdapter(Adapter):
@@ -44,9 +47,12 @@ class LayerAdapter(Adapter):
     @model_validator(mode="after")
     def _can_be_had(self) -> Self:
         if find_spec("peft") is None:
-            name, remedy = self.component_name(), how_to_install(self.pip_extra)
+            name, remedy = self.component_name(), how_to_install("adapters")
             raise ValueError(f"adapter '{name}' needs the package peft, which is not there; {remedy}")
         return self
+
+    def behind(self, width: int) -> None:
+        return None
 
     @abstractmethod
     def config(self, body: nn.Module) -> peft.PeftConfig:
@@ -75,6 +81,7 @@ class LoRA(LayerAdapter):
     """
 
     short_name: ClassVar[str] = "lora"
+    pip_extra: ClassVar[str] = "adapters"
 
     rank: int = Field(default=8, ge=1, description="r")
     alpha: float = Field(default=16.0, gt=0, description="factor of the change, over r")
@@ -106,6 +113,7 @@ class IA3(LayerAdapter):
     """
 
     short_name: ClassVar[str] = "ia3"
+    pip_extra: ClassVar[str] = "adapters"
 
     def config(self, body: nn.Module) -> peft.PeftConfig:
         from peft import IA3Config
@@ -125,12 +133,11 @@ class Bottleneck(Adapter):
     """
 
     short_name: ClassVar[str] = "bottleneck"
-    pip_extra: ClassVar[str] = ""
 
     reduction: int = Field(default=4, ge=1, description="features over those of the hidden layer")
     ratio: float = Field(default=0.2, gt=0, le=1, description="share of what is learnt")
 
-    def module(self, width: int) -> nn.Module:
+    def behind(self, width: int) -> nn.Module:
         return _Bottleneck(width, max(1, width // self.reduction), self.ratio)
 
 

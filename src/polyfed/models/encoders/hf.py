@@ -50,8 +50,9 @@ class HF(Encoder):
     projecting = ("pie", "dropout", "projection", "standardise")
 
     view: SerializeAsAny[View] = Field(
-        description="by default the network's features where all is frozen, the states before the first layer that is "
-        "trained, or what its own processor gives; keys of a view without a name are taken over into that"
+        default=cast("View", None),  # never: it follows from the rest
+        description="null: the network's features where all is frozen, the states before the first layer that is "
+        "trained, or what its own processor gives; keys of a view without a name are taken over into that",
     )
     weights: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
     tower: BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
@@ -167,7 +168,8 @@ class HF(Encoder):
         return EncoderTower(trunk, width, dim, pie=local if self.pie else None, project=self._project(width, dim))
 
     def _project(self, width: int, dim: int) -> nn.Module:
-        parts: list[nn.Module] = [self.adapter.module(width)] if isinstance(self.adapter, Bottleneck) else []
+        adapter = None if self.adapter is None else self.adapter.behind(width)
+        parts: list[nn.Module] = [] if adapter is None else [adapter]
         if self.projection == "new":
             parts += [nn.LayerNorm(width, elementwise_affine=False)] if self.standardise else []
             parts += [nn.Dropout(self.dropout), nn.Linear(width, dim)]
