@@ -113,6 +113,15 @@ def _side(config: dict[str, Any], folder: Path) -> int:
     return size
 
 
+def require_tokenizer(folder: Path) -> None:
+    """Raise ConfigError if the folder has none: for some models transformers would make one without words."""
+    if not has_tokenizer(folder):
+        raise ConfigError(
+            f"'{folder}' holds no tokenizer, by which its backbone takes texts; put the files of the published model "
+            "there, or what save_pretrained of its tokenizer writes"
+        )
+
+
 @dataclass(frozen=True)
 class TextPreparation:
     """Tokenise as the backbone's own tokenizer does; longer texts are cut at ``length`` tokens.
@@ -138,11 +147,7 @@ class TextPreparation:
         """
         from transformers import AutoTokenizer
 
-        if not has_tokenizer(folder):  # for some models transformers would make one without words
-            raise ConfigError(
-                f"'{folder}' holds no tokenizer, by which its backbone takes texts; put the files of the published "
-                "model there, or what save_pretrained of its tokenizer writes"
-            )
+        require_tokenizer(folder)
         try:
             with quiet():
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from polyfed.data.backbone_inputs import ImagePreparation
+from polyfed.data.backbone_inputs import ImagePreparation, require_tokenizer
 from polyfed.data.backbones import BackboneTower, locate, most_tokens, sees
 from polyfed.data.images import Augment, MeanStd
 from polyfed.data.pictures import ImageFit
@@ -54,6 +54,7 @@ class Native(View):
         return Pixels(size=own.size, fit=own.fit, resampling=own.resampling, normalise=constants, augment=self.augment)
 
     def _tokens(self, folder: Path) -> Tokens:
+        require_tokenizer(folder)
         most = most_tokens(folder)
         length = self.length if most is None else min(self.length, most)
         return Tokens(tokenizer=PretrainedTokenizer(path=str(folder)), length=length)
