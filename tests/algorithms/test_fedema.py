@@ -25,6 +25,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, site_of, woken
 from small_federations import Config, in_steps, plain_sgd
+from tiny_networks import save
 
 AUGMENT = {"flip": True, "jitter": True, "shift": 2}
 SMALL = {"name": "fedema", "local_epochs": 1, "byol": {"predictor_width": 16}}
@@ -186,6 +187,17 @@ def test_the_autoscaler_starts_at_tau_and_keeps_lambda(config: Config, tmp_path:
     rounds(session, 3)
     assert torch.equal(kept(session, "image-0", 3)["blending"]["lambda"], scale)
     assert round_records(session)[-1]["metrics"]["blending"] != pytest.approx(0.3, rel=1e-6)
+
+
+def test_what_is_frozen_counts_for_nothing(config: Config, tmp_path: Path) -> None:
+    """Adapters alone are sent, blended and compared."""
+    config["data"]["weights_dir"] = str(save("vit", tmp_path / "weights").parent)
+    view = {"name": "pixels", "size": 32, "augment": AUGMENT}
+    network = {"name": "hf", "weights": "vit", "adapter": "lora", "view": view}
+    config["clients"]["image"]["model"]["encoders"]["image"] = network
+    session = two_clients(config, tmp_path / "s", blending={"tau": 0.3})
+    rounds(session, 1, 2)
+    assert round_records(session)[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
 
 
 def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: Path) -> None:

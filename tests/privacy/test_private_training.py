@@ -27,6 +27,7 @@ from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.opened import Run
 from sessions import prepared, woken
 from small_federations import Config, federation_for, plain, topics, training
+from tiny_networks import save
 
 KEY = b"k" * 32
 
@@ -53,6 +54,8 @@ def pictures(tiny: Config, encoder: Config, folder: Path) -> Participant:
     image = tiny["clients"]["image"]
     view = {"name": "pixels", "size": 32}
     image["model"]["encoders"]["image"] = {**encoder, "view": view}
+    if "weights" in encoder:
+        tiny["data"]["weights_dir"] = str(save(encoder["weights"], folder / "weights").parent)
     tiny["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
     return woken(prepared(tiny, folder / "pictures"), "image")
 
@@ -62,11 +65,20 @@ def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor
     client.model.zero_grad(set_to_none=True)
     client.task_loss(samples.batch(torch.tensor([index]), None)).backward()
     return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in client.model.named_parameters()
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in client.model.trained().items()
     }
 
 
-@pytest.mark.parametrize("encoder", [None, {"name": "resnet", "norm": "group"}, {"name": "mobilenet", "norm": "group"}])
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        None,
+        {"name": "resnet", "norm": "group"},
+        {"name": "mobilenet", "norm": "group"},
+        {"name": "hf", "weights": "vit", "adapter": "lora"},
+        {"name": "hf", "weights": "mobilenet"},  # its batch norms stand still
+    ],
+)
 def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameters(
     client: Any, encoder: Config | None, tiny: Config, tmp_path: Path
 ) -> None:
@@ -98,7 +110,9 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
     empty = dict(one.clipped_sums(chosen[:0], torch.Generator()))
     assert all(float(total.abs().sum()) == 0 for total in empty.values())
     one.forget()
-    assert all(getattr(p, "grad_sample", None) is None and p.summed_grad is None for p in client.model.parameters())
+    assert all(
+        getattr(p, "grad_sample", None) is None and p.summed_grad is None for p in client.model.trained().values()
+    )
 
 
 def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
