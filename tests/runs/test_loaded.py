@@ -12,7 +12,11 @@ from PIL import Image
 
 from polyfed import load_model, open_run
 from polyfed.core.errors import ConfigError, DataError, RunError
+from polyfed.data.view import DataContext
 from polyfed.export.model import export_model
+from polyfed.models.model import ModelSettings
+from polyfed.runs.loaded import loaded_model
+from tiny_networks import save
 
 
 def values(run: Path) -> tuple[list[bytes], list[str]]:
@@ -121,3 +125,17 @@ def test_kept_models_of_clients(fedafd_run: Path) -> None:
     model = load_model(fedafd_run, "paired-1")
     assert model.encode(texts="a red square").shape == (1, 8)
     assert repr(model).startswith("LoadedModel(paired-1 of run: image, text")
+
+
+def test_modalities_of_any_name_are_told_by_what_their_networks_take(tmp_path: Path) -> None:
+    places = [save(name, tmp_path / "weights") for name in ("vit", "bert")]
+    context = DataContext(tmp_path / "cache")
+    encoders = {
+        name: {"name": "hf", "weights": str(place), "view": "native"}
+        for name, place in zip(("photo", "caption"), places, strict=True)
+    }
+    settings = ModelSettings.model_validate({"dim": 5, "encoders": encoders})
+    views = {name: encoder.view for name, encoder in settings.encoders.items()}
+    loaded = loaded_model("mine", settings.build({}, context).eval(), views, context)
+    assert (loaded.modality_of("image"), loaded.modality_of("text")) == ("photo", "caption")
+    assert loaded.encode(texts=["w1", "w2 w3"]).shape == (2, 5)
