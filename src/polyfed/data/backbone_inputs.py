@@ -62,9 +62,7 @@ class ImagePreparation:
                 "published model there, or what save_pretrained of its image processor writes"
             )
         config = read_backbone_config(folder, PREPROCESSOR)
-        normalise = config.get("do_normalize", True)
-        if normalise and not ("image_mean" in config and "image_std" in config):
-            raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
+        mean, std = _mean_and_std(config, folder)
         number = config.get("resample", 2)
         if number not in _PILLOW:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
@@ -73,8 +71,8 @@ class ImagePreparation:
             fit=fit or ("crop" if config.get("do_center_crop") else "squash"),
             resampling=_PILLOW[number],
             factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
-            mean=tuple(config["image_mean"]) if normalise else (0.0,) * 3,
-            std=tuple(config["image_std"]) if normalise else (1.0,) * 3,
+            mean=mean,
+            std=std,
         )
 
     @property
@@ -100,6 +98,14 @@ class ImagePreparation:
         """Bytes [b, 3, s, s] -> what the backbone takes."""
         mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
         return (pixels.float() * self.factor - mean) / std
+
+
+def _mean_and_std(config: dict[str, Any], folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if not config.get("do_normalize", True):
+        return (0.0,) * 3, (1.0,) * 3
+    if not ("image_mean" in config and "image_std" in config):
+        raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
+    return tuple(config["image_mean"]), tuple(config["image_std"])
 
 
 def _side(config: dict[str, Any], folder: Path) -> int:

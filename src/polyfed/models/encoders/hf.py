@@ -89,19 +89,23 @@ class HF(Encoder):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for problem in (*self._contradictions(), *self._misfits()):
+        for problem in (*self._contradictions(), *self._idle(), *self._misfits()):
             raise ValueError(problem)
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        """What is wrong, whatever the view."""
+        """What cannot be trained as it says."""
         if (self.trainable == "adapters") != (self.adapter is not None):
             kind = self.adapter and self.adapter.component_name()
             yield f"trainable is {self.trainable}, adapter is {kind}; adapters need one, and nothing else takes one"
         if isinstance(self.trainable, int) and self.trainable < 1:
             yield f"trainable is {self.trainable}; give none, all, adapters, or 1 or more last layers"
-        if self.projection == "own" and (idle := [key for key in ("pie", "dropout") if getattr(self, key)]):
-            yield f"{idle[0]} has no effect with projection own; leave one out"
+
+    def _idle(self) -> Iterator[str]:
+        """What has no effect."""
+        for key in ("pie", "dropout") if self.projection == "own" else ():
+            if getattr(self, key):
+                yield f"{key} has no effect with projection own; leave one out"
         if self.checkpointing and self._is_still:
             yield "checkpointing has no effect where no layer is trained; leave it out"
 
@@ -115,9 +119,13 @@ class HF(Encoder):
             return
         if not self._is_still and (view.left is None or view.left != self._last):
             yield f"view.name is {view.component_name()}, but layers of the network are trained; leave view.name out"
-        if view.left is None and view.pool not in ("tokens", self._pool):
+        if view.left is None:
+            yield from self._misfits_of(view)
+
+    def _misfits_of(self, view: Features) -> Iterator[str]:
+        if view.pool not in ("tokens", self._pool):
             yield f"view.pool is {view.pool}, the encoder asks for {self._pool}; leave view.pool out"
-        if view.left is None and view.pool == "tokens" and self._wanted not in ("mean", *self._led(view)):
+        if view.pool == "tokens" and self._wanted not in ("mean", *self._led(view)):
             yield f"the view gives positions, of which {self._wanted} cannot be had; set pooling to mean"
 
     def _led(self, view: Features) -> tuple[Pool, ...]:
@@ -322,16 +330,27 @@ def _default_view(data: Mapping[str, Any]) -> dict[str, Any]:
     """The view that lets most of the network be computed once."""
     view = {"backbone": data["weights"], "tower": data.get("tower", "whole")}
     cached = view | {"precision": data.get("precision", "fp32")}
-    trainable, adapter = data.get("trainable", "none"), data.get("adapter")
-    kind = adapter.get("name") if isinstance(adapter, Mapping) else adapter
-    if trainable == "none" or kind == "bottleneck" or isinstance(adapter, Bottleneck):
+    if _stands_still(data):
         own: Any = "projected" if data.get("projection") == "own" else data.get("pooling", "auto")
         if data.get("pie") and pool_of(own, view["tower"]) == "pooled":
             return view | {"name": "native"}  # a pooler needs the network itself, pie its positions
         return cached | {"name": "features", "pool": "tokens" if data.get("pie") else own}
-    last = adapter.get("last") if isinstance(adapter, Mapping) else getattr(adapter, "last", None)
-    last = trainable if isinstance(trainable, int) else last
+    last = _last_layers(data)
     # texts of CLIP and SigLIP are pooled where their ids say
     if not last or view["tower"] == "text":
         return view | {"name": "native"}
     return cached | {"name": "states", "before_last": last}
+
+
+def _stands_still(data: Mapping[str, Any]) -> bool:
+    """Whether no layer is trained, of settings that are not validated yet."""
+    adapter = data.get("adapter")
+    kind = adapter.get("name") if isinstance(adapter, Mapping) else adapter
+    return data.get("trainable", "none") == "none" or kind == "bottleneck" or isinstance(adapter, Bottleneck)
+
+
+def _last_layers(data: Mapping[str, Any]) -> Any:
+    trainable, adapter = data.get("trainable"), data.get("adapter")
+    if isinstance(trainable, int):
+        return trainable
+    return adapter.get("last") if isinstance(adapter, Mapping) else getattr(adapter, "last", None)
