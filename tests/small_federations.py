@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import functools
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.randomness import isolated
+from polyfed.data.backbones import quiet
 from polyfed.runs.config_files import merged
 
 Config = dict[str, Any]
 
 METHODS = tuple(Algorithm.available())
 """Of three clients and a few batches, an honest one moves one tensor or other far more than usual."""
+ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
+"""Methods of low-rank adapters."""
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
 
@@ -126,6 +135,50 @@ def transformers(**algorithm: Any) -> Config:
             "paired": {"count": 2} | paired,
         },
     )
+
+
+@functools.cache
+def pretrained_folder() -> Path:
+    """Weights of a small ViT and a small BERT, as pretrained ones lie in a folder."""
+    import transformers
+
+    folder = Path(tempfile.mkdtemp(prefix="polyfed-weights-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    with isolated("pretrained"), quiet():
+        vit = transformers.ViTModel(transformers.ViTConfig(**size, image_size=16, patch_size=8), add_pooling_layer=False)
+        bert = transformers.BertModel(transformers.BertConfig(**size, vocab_size=200, max_position_embeddings=24))
+        vit.save_pretrained(folder / "vit")
+        bert.save_pretrained(folder / "bert")
+    return folder
+
+
+def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
+    """One client of pictures, one of texts, two paired ones, with adapters of pretrained transformers."""
+    lora = {"name": "lora", "targets": "attention", "offset": algorithm.get("name") in ("flora", "fedex_lora")}
+
+    def encoders(rank: int) -> Config:
+        common = {"name": "hf", "adapter": lora | {"rank": rank}}
+        return {
+            "image": common | {"weights": "vit", "view": pixels()},
+            "text": common | {"weights": "bert", "view": words(16, 200)},
+        }
+
+    first, adam = encoders(ranks[0]), training("adam", 0.01, 8)
+    paired = {"source": "scenes", "task": RETRIEVAL | {"mask_siblings": True}, "training": adam}
+    made = experiment(
+        "adapted",
+        three_sources(scenes(24, 6, 6), {}),
+        _trained({"name": "fedit"} | algorithm),
+        server=paired | {"model": {"dim": 8, "encoders": first}},
+        clients={
+            "image": group(1, "pictures", {"image": first["image"]}, adam, dim=8),
+            "text": group(1, "texts", {"text": first["text"]}, adam, target="topic", dim=8),
+            "paired": {"count": 2, "models": [{"dim": 8, "encoders": encoders(rank)} for rank in ranks]} | paired,
+        },
+    )
+    made["data"]["weights_dir"] = str(pretrained_folder())
+    return made
 
 
 def three_kinds(**algorithm: Any) -> Config:
@@ -308,6 +361,8 @@ def _kind(method: str) -> Any:
         return classifiers
     if method in ("fedaid", "feddra"):
         return aligned
+    if method in ADAPTED:
+        return adapted
     exchanges_weights = Algorithm.named(method).has_global_models and method not in ("centralised", "fedet")
     return transformers if exchanges_weights else three_kinds
 

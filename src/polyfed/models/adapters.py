@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
@@ -74,35 +75,40 @@ class LayerAdapter(Adapter):
 
 
 class LoRA(LayerAdapter):
-    """Low-rank adaptation (Hu et al., ICLR 2022): W + (alpha / r) B A, with B [out, r] zero at first and A [r, in].
+    """Low-rank adaptation (Hu et al., ICLR 2022): W + s B A, with B [out, r] zero at first and A [r, in].
 
-    With ``dora`` magnitude and direction apart (Liu et al., ICML 2024); with ``rank_stabilised`` the factor is
-    alpha / sqrt(r) (Kalajdzievski, 2023).
+    With ``dora`` magnitude and direction apart (Liu et al., ICML 2024). s is alpha / r, or alpha / sqrt(r)
+    (Kalajdzievski, 2023); it must be equal for all whose adapters are averaged.
     """
 
     short_name: ClassVar[str] = "lora"
     pip_extra: ClassVar[str] = "adapters"
 
     rank: int = Field(default=8, ge=1, description="r")
-    alpha: float = Field(default=16.0, gt=0, description="factor of the change, over r")
+    scaling: float = Field(default=2.0, gt=0, description="s, alpha over r")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the input of A dropped in training")
     targets: Literal["query_value", "attention", "linear"] | tuple[str, ...] = Field(
         default="query_value",
         description="linear layers: of queries and values, all of attention, or all of each block; or ends of names",
     )
     dora: bool = Field(default=False, description="learn each row's magnitude apart")
-    rank_stabilised: bool = Field(default=False, description="alpha over the root of r")
+    offset: bool = Field(default=False, description="exchange too what FLoRA and FedEx-LoRA add to a layer for good")
+
+    def attach(self, body: nn.Module) -> None:
+        if self.offset:
+            for name in targets_of(body, self.targets, self.last):
+                body.set_submodule(name, OffsetLinear.of(body.get_submodule(name), self.scaling))
+        super().attach(body)
 
     def config(self, body: nn.Module) -> peft.PeftConfig:
         from peft import LoraConfig
 
         return LoraConfig(
             r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # peft says int and takes any number
+            lora_alpha=self.scaling * self.rank,  # type: ignore[arg-type]  # peft says int and takes any number
             lora_dropout=self.dropout,
             target_modules=targets_of(body, self.targets, self.last),
             use_dora=self.dora,
-            use_rslora=self.rank_stabilised,
         )
 
 
@@ -150,6 +156,35 @@ class _Bottleneck(nn.Module):
     def forward(self, x: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
         learnt = torch.relu(self.up(torch.relu(self.down(x))))
         return self.ratio * learnt + (1 - self.ratio) * x
+
+
+class OffsetLinear(nn.Linear):
+    """A frozen linear layer, and what methods have added to it for good: W + s offset.
+
+    Attributes:
+        offset: [out, in], exchanged and not trained.
+    """
+
+    offset: Tensor
+    scaling: float
+
+    @classmethod
+    def of(cls, layer: Any, scaling: float) -> OffsetLinear:
+        """The layer with a zero offset; its weight and bias are the very same."""
+        made = cls(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        made.weight, made.bias, made.scaling = layer.weight, layer.bias, scaling
+        made.register_buffer("offset", torch.zeros_like(layer.weight))
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight + self.scaling * self.offset, self.bias)
+
+
+def lora_layers(model: nn.Module) -> dict[str, Any]:
+    """Layers with low-rank adapters by name."""
+    return {
+        name: part for name, part in model.named_modules() if hasattr(part, "lora_A") and hasattr(part, "base_layer")
+    }
 
 
 def targets_of(body: nn.Module, targets: str | Sequence[str], last: int | None) -> list[str]:

@@ -237,9 +237,10 @@ class HF(Encoder):
         return [] if self._last is None else before(trunk.backbone.body, self._last)
 
     def _trained(self, trunk: NetworkTrunk, still: list[nn.Module]) -> set[str]:
-        """Names of the tensors that are trained."""
+        """Names of the tensors that are trained, or exchanged at least."""
         if isinstance(self.adapter, LayerAdapter):
-            return {name for name, value in trunk.named_parameters() if value.requires_grad}
+            trained = {name for name, value in trunk.named_parameters() if value.requires_grad}
+            return trained | {name for name in trunk.state_dict() if name.endswith(".offset")}
         held = {id(value) for part in still for value in part.state_dict(keep_vars=True).values()}
         return {name for name, value in trunk.state_dict(keep_vars=True).items() if id(value) not in held}
 

@@ -1,0 +1,311 @@
+"""How low-rank adapters that clients have trained become new global ones.
+
+A layer W is adapted by s B A, with A [r, in], B [out, r] and one scaling s for all clients. Averages of A and of B give
+another change than the average of the changes B A; rules differ in what they do about it, and about unequal ranks.
+Means are over all clients, of whatever type, that have a layer of that name; so are those of all other tensors of one
+name and shape.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import model_validator
+from torch import Tensor
+
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.mean import GlobalModel, Update, WeightedMean
+from polyfed.core.errors import ConfigError
+from polyfed.optim.servers import Models
+
+_FACTOR = re.compile(r"(.+)\.lora_([AB])\.\w+\.weight")
+OFFSET = "base_layer.offset"
+"""What has been added to a layer besides its adapter, in units of B A (``models.adapters.OffsetLinear``)."""
+
+
+class Factors(NamedTuple):
+    """A layer's adapter."""
+
+    a: Float[Tensor, "r in"]
+    b: Float[Tensor, "out r"]
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+    @property
+    def change(self) -> Float[Tensor, "out in"]:
+        return self.b @ self.a
+
+
+class FactorNames(NamedTuple):
+    """Names of the tensors of a layer's adapter; the last may be of none."""
+
+    a: str
+    b: str
+    offset: str
+
+
+def factor_names(names: Iterable[str]) -> dict[str, FactorNames]:
+    """Adapted layer -> names of its factors, of the tensors of a model."""
+    matches = [match for name in names if (match := _FACTOR.fullmatch(name))]
+    named: dict[str, dict[str, str]] = {}
+    for match in matches:
+        named.setdefault(match[1], {})[match[2]] = match[0]
+    return {layer: FactorNames(own["A"], own["B"], f"{layer}.{OFFSET}") for layer, own in named.items()}
+
+
+def without(names: Iterable[str], *, factor: str = "", offsets: bool = False) -> frozenset[str]:
+    """Names of tensors but those of a factor (``a`` or ``b``) or those of offsets."""
+    names = frozenset(names)
+    own = factor_names(names).values()
+    left = {getattr(layer, factor) for layer in own} if factor else set()
+    return names - left - ({layer.offset for layer in own} if offsets else set())
+
+
+def leading(factors: Factors, rank: int) -> Factors:
+    """The first ``rank`` directions, or all and zeros."""
+    missing = max(0, rank - factors.rank)
+    a = torch.cat([factors.a[:rank], factors.a.new_zeros(missing, factors.a.shape[1])])
+    return Factors(a, torch.cat([factors.b[:, :rank], factors.b.new_zeros(len(factors.b), missing)], dim=1))
+
+
+def best_factors(change: Float[Tensor, "out in"], rank: int) -> Factors:
+    """The factors whose product is nearest to a change (Eckart and Young, 1936), singular values with B."""
+    u, s, v = torch.linalg.svd(change.float(), full_matrices=False)
+    return leading(Factors(v, u * s), rank)
+
+
+class LayerMean:
+    """What clients made of a layer, folded one client at a time.
+
+    Attributes:
+        weight: n, of all clients so far.
+        change: sum_c n_c B_c A_c / n.
+    """
+
+    def __init__(self) -> None:
+        self.weight, self.change = 0.0, torch.zeros(())
+
+    def add(self, factors: Factors, weight: float) -> None:
+        self.weight += weight
+        self.change = torch.lerp(self.change, factors.change, weight / self.weight)
+
+
+class LowRankAveraging(Averaging):
+    """Averages adapters layer by layer; subclasses say how those of one layer."""
+
+    layer_mean: ClassVar[type[LayerMean]] = LayerMean
+    has_offset: ClassVar[bool] = False
+    needs_equal_ranks: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _is_exact(self) -> Self:
+        if self.mean != "exact":
+            raise ValueError(
+                "mean: sequential interpolates tensor by tensor, this rule averages layers; leave it at exact"
+            )
+        return self
+
+    @abstractmethod
+    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+        """A layer's new adapter, of the rank of the old one of a type.
+
+        Args:
+            mean: of what clients sent.
+            old: what the type had.
+        """
+
+    def offset(self, mean: LayerMean, new: Factors) -> Float[Tensor, "out in"] | None:
+        """What the new adapter leaves out, to be added to the layer for good; None: nothing is."""
+        return None
+
+    def average(
+        self,
+        weights: Models,
+        models: Mapping[str, GlobalModel],
+        updates: Iterable[Update],
+        asked: Mapping[str, float],
+    ) -> dict[str, dict[str, Tensor]]:
+        names = {kind: factor_names(tensors) for kind, tensors in weights.items()}
+        layers: dict[str, LayerMean] = {}
+        others, counted = WeightedMean(), 0.0
+        for kind, tensors, samples in updates:
+            if samples > 0:
+                counted += samples
+                for layer, own in names[kind].items():
+                    # a factor that is not sent is as it was: methods keep one of the two still, or at clients
+                    factors = Factors(*(tensors.get(name, weights[kind][name]).float() for name in own[:2]))
+                    layers.setdefault(layer, self.layer_mean()).add(factors, samples)
+                others.add(_others(tensors, names[kind]), samples)
+            del tensors  # before the next come
+        means = others.take() if counted else {}
+        return {kind: self._of_type(old, names[kind], layers, means) for kind, old in weights.items()}
+
+    def _of_type(
+        self,
+        old: Mapping[str, Tensor],
+        names: Mapping[str, FactorNames],
+        layers: Mapping[str, LayerMean],
+        means: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        new = {name: means.get(_key(name, value), value) for name, value in old.items()}
+        for layer, own in names.items():
+            if layer in layers:
+                given, mean = Factors(old[own.a], old[own.b]), layers[layer]
+                factors = self.factors(mean, given)
+                new[own.a], new[own.b] = factors.a.to(given.a), factors.b.to(given.b)
+                if own.offset in old and (left := self.offset(mean, factors)) is not None:
+                    new[own.offset] = old[own.offset] + left.to(old[own.offset])
+        return new
+
+    def require(self, models: Mapping[str, GlobalModel]) -> None:
+        for model in models.values():
+            names = factor_names(model.shapes)
+            if self.has_offset and any(own.offset not in model.shapes for own in names.values()):
+                raise ConfigError(
+                    f"algorithm.averaging '{self.component_name()}' adds to layers for good, and clients "
+                    f"{', '.join(model.clients[:3])} do not exchange that; set adapter.offset: true in their encoders"
+                )
+        ranks = {
+            (layer, model.shapes[own.a][0]): model.clients[:1]
+            for model in models.values()
+            for layer, own in factor_names(model.shapes).items()
+        }
+        if self.needs_equal_ranks:
+            self._require_equal(ranks)
+        if not ranks:
+            raise ConfigError(
+                f"algorithm.averaging is '{self.component_name()}', but no client's model has low-rank adapters; give "
+                "encoders 'hf' an adapter 'lora', or choose by_type"
+            )
+
+
+    def _require_equal(self, ranks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
+        first: dict[str, int] = {}
+        for (layer, rank), clients in ranks.items():
+            if rank != first.setdefault(layer, rank):
+                raise ConfigError(
+                    f"algorithm.averaging '{self.component_name()}' needs adapters of one rank, and those of '{layer}' "
+                    f"are {first[layer]} and, of client {clients[0]}, {rank}; make adapter.rank alike, or choose the "
+                    "method flexlora, hetlora or flora"
+                )
+
+
+def _others(tensors: Mapping[str, Tensor], names: Mapping[str, FactorNames]) -> dict[str, Tensor]:
+    factors = {name for own in names.values() for name in own}
+    return {_key(name, value): value for name, value in tensors.items() if name not in factors}
+
+
+def _key(name: str, value: Tensor) -> str:
+    return f"{name} {tuple(value.shape)}"
+
+
+class _FactorMeans(LayerMean):
+    """The means of A and of B too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._factors = WeightedMean()
+
+    def add(self, factors: Factors, weight: float) -> None:
+        super().add(factors, weight)
+        self._factors.add(factors._asdict(), weight)
+
+    @property
+    def factors(self) -> Factors:
+        return Factors(**self._factors.result())
+
+
+class Separate(LowRankAveraging):
+    """FedIT (Zhang et al., ICASSP 2024): the means of A and of B, whose product is not the mean of the changes."""
+
+    short_name: ClassVar[str] = "separate"
+    layer_mean = _FactorMeans
+    needs_equal_ranks = True
+
+    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+        assert isinstance(mean, _FactorMeans)
+        return mean.factors
+
+
+class Residual(LowRankAveraging):
+    """FedEx-LoRA (Singhal et al., ACL 2025, Eq. 10 to 13): the means of A and of B, and what their product leaves out.
+
+    W_0 <- W_0 + s (mean(B A) - mean(B) mean(A)): the layer becomes the average of the clients' layers.
+    """
+
+    short_name: ClassVar[str] = "residual"
+    layer_mean = _FactorMeans
+    has_offset = needs_equal_ranks = True
+
+    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+        assert isinstance(mean, _FactorMeans)
+        return mean.factors
+
+    def offset(self, mean: LayerMean, new: Factors) -> Float[Tensor, "out in"]:
+        return mean.change - new.change
+
+
+class Stacked(LowRankAveraging):
+    """FLoRA (Wang et al., NeurIPS 2024, Eq. 6 to 8): factors side by side, added to the layer for good.
+
+    [n_1 B_1 ... n_K B_K] [A_1; ...; A_K] / n is the mean of the changes, whatever the ranks; new adapters start at zero.
+    """
+
+    short_name: ClassVar[str] = "stacked"
+    has_offset = True
+
+    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+        return Factors(old.a, torch.zeros_like(old.b))
+
+    def offset(self, mean: LayerMean, new: Factors) -> Float[Tensor, "out in"]:
+        return mean.change
+
+
+class SingularValues(LowRankAveraging):
+    """FlexLoRA (Bai et al., NeurIPS 2024, Algorithm 1): a type gets the nearest factors of its rank to the mean change."""
+
+    short_name: ClassVar[str] = "singular_values"
+
+    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+        return best_factors(mean.change, old.rank)
+
+
+class _PaddedMeans(LayerMean):
+    """Means of factors filled up with zeros, weighted by the size of their change as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors: Factors | None = None
+        self._total = 0.0
+
+    def add(self, factors: Factors, weight: float) -> None:
+        super().add(factors, weight)
+        size = weight * float(torch.linalg.matrix_norm(factors.change))
+        old = self.factors or Factors(torch.zeros_like(factors.a), torch.zeros_like(factors.b))
+        rank = max(old.rank, factors.rank)
+        self._total += size
+        share = size / self._total if self._total > 0 else 0.0
+        pairs = zip(leading(old, rank), leading(factors, rank), strict=True)
+        self.factors = Factors(*(torch.lerp(before, own, share) for before, own in pairs))
+
+
+class Padded(LowRankAveraging):
+    """HetLoRA (Cho et al., EMNLP 2024, Eq. 2 to 4): factors filled up with zeros, weighted by the norm of B A.
+
+    Each type gets the first directions, as many as its rank.
+    """
+
+    short_name: ClassVar[str] = "padded"
+    layer_mean = _PaddedMeans
+
+    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+        assert isinstance(mean, _PaddedMeans)
+        assert mean.factors is not None
+        return leading(mean.factors, old.rank)

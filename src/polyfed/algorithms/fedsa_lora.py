@@ -1,0 +1,56 @@
+"""FedSA-LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from polyfed.aggregation.low_rank import Separate, without
+from polyfed.algorithms.algorithm import (
+    Client,
+    ClientInfo,
+    Cohort,
+    Lifetime,
+    Reply,
+    Server,
+    WeightAveraging,
+    Weights,
+    client_step,
+    each,
+)
+from polyfed.algorithms.fedavg import FedAvg
+
+
+class FedSALoRA(FedAvg):
+    """Federated share-A low-rank adaptation (Guo et al., ICLR 2025, section 3.2).
+
+    A, which learns what is general, is averaged, as is all that has no factors; B, which learns what is a client's own,
+    stays there.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
+    has_global_models: ClassVar[bool] = False
+
+    averaging: WeightAveraging = Separate()
+
+    # ---- server half
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast all but B, train both, average."""
+        sent = without((name for weights in server.weights.values() for name in weights), factor="b")
+
+        def part(client: ClientInfo) -> Weights:
+            return Weights({name: value for name, value in server.weights_for(client).items() if name in sent})
+
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(part))
+        server.average_weights(replies, cohort.clients, self.averaging)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the client's own model with what was received in it."""
+        client.model.load(weights, partly=True)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        trained = client.model.exchanged()
+        return Reply(weights=Weights({name: trained[name] for name in weights}), num_examples=client.num_examples)

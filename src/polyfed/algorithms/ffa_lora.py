@@ -1,0 +1,75 @@
+"""FFA-LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polyfed.aggregation.low_rank import Separate, factor_names, without
+from polyfed.algorithms.algorithm import (
+    Client,
+    ClientInfo,
+    Cohort,
+    Reply,
+    Server,
+    WeightAveraging,
+    Weights,
+    client_step,
+    each,
+)
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.core.randomness import generator
+
+
+class FFALoRA(FedAvg):
+    """Federated freeze-A low-rank adaptation (Sun et al., ICLR 2024, section 4).
+
+    A is drawn once, from the seed of the run, and neither trained nor sent; B is averaged. The mean of B times A is the
+    mean of the changes, and noise of a private run does not multiply.
+    """
+
+    averaging: WeightAveraging = Separate()
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        server.update_weights(
+            {kind: tensors | drawn(tensors, server.clock.seed) for kind, tensors in server.weights.items()}
+        )
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast all but A, train, average."""
+        sent = without((name for weights in server.weights.values() for name in weights), factor="a")
+
+        def part(client: ClientInfo) -> Weights:
+            return Weights({name: value for name, value in server.weights_for(client).items() if name in sent})
+
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(part))
+        server.average_weights(replies, cohort.clients, self.averaging)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train B, and what has no factors, with the A that all have."""
+        own = client.model.exchanged()
+        fixed = drawn(own, client.clock.seed)
+        client.load_weights({**own, **fixed, **weights})
+        client.trainer(only=lambda name: name not in fixed)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        trained = client.model.exchanged()
+        return Reply(weights=Weights({name: trained[name] for name in weights}), num_examples=client.num_examples)
+
+
+def drawn(tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """A of every layer, uniform as that of ``peft``, from the seed and the layer's name alone."""
+    new = {}
+    for layer, own in factor_names(tensors).items():
+        a = tensors[own.a]
+        bound = a.shape[1] ** -0.5
+        draw = torch.rand(a.shape, generator=generator(seed, "factor a", layer))
+        new[own.a] = (bound * (2 * draw - 1)).to(a)
+    return new

@@ -1,0 +1,166 @@
+"""Averages of low-rank adapters against full changes W B A, by hand and for unequal ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.aggregation.low_rank import (
+    Factors,
+    LowRankAveraging,
+    Padded,
+    Residual,
+    Separate,
+    SingularValues,
+    Stacked,
+    best_factors,
+    factor_names,
+    leading,
+    without,
+)
+from polyfed.aggregation.mean import GlobalModel
+from polyfed.core.errors import ConfigError
+
+LAYERS = {"encoders.image.q": (6, 5), "encoders.text.v": (4, 7)}
+COUNTS = (3.0, 1.0, 4.0)
+
+
+def model(rank: int, seed: int, layers: tuple[str, ...] = tuple(LAYERS)) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {"encoders.image.project.weight": torch.randn(2, 6, generator=draw)}
+    for layer in layers:
+        out, inner = LAYERS[layer]
+        tensors[f"{layer}.lora_A.default.weight"] = torch.randn(rank, inner, generator=draw)
+        tensors[f"{layer}.lora_B.default.weight"] = torch.randn(out, rank, generator=draw)
+    return tensors
+
+
+def with_offsets(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, **{f"{layer}.base_layer.offset": torch.zeros(size) for layer, size in LAYERS.items()}}
+
+
+def factors(tensors: Mapping[str, Tensor], layer: str) -> Factors:
+    return Factors(tensors[f"{layer}.lora_A.default.weight"], tensors[f"{layer}.lora_B.default.weight"])
+
+
+def averaged(rule: LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]):
+    updates = [(kind, tensors, count) for (kind, tensors), count in zip(sent, COUNTS, strict=False)]
+    return rule.average(old, {}, updates, {})
+
+
+def mean_change(sent: list[tuple[str, dict[str, Tensor]]], layer: str) -> Tensor:
+    """The average of the full changes, term by term."""
+    pairs = [
+        (factors(tensors, layer), count)
+        for (_, tensors), count in zip(sent, COUNTS, strict=False)
+        if f"{layer}.lora_A.default.weight" in tensors
+    ]
+    total = sum(count for _, count in pairs)
+    change = torch.zeros(LAYERS[layer])
+    for own, count in pairs:
+        for place in range(own.rank):
+            change += count / total * torch.outer(own.b[:, place], own.a[place])
+    return change
+
+
+@pytest.mark.parametrize("rule", [Residual(), Stacked()])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_exact_rules_equal_the_average_of_full_changes(rule: LowRankAveraging, layer: str) -> None:
+    old = {"both": with_offsets(model(3, 0))}
+    sent = [("both", model(3, seed)) for seed in (1, 2, 3)]
+    for round_number in (1, 2):  # offsets add up
+        before = old["both"][f"{layer}.base_layer.offset"]
+        old = averaged(rule, old, sent)
+        new = old["both"]
+        whole = new[f"{layer}.base_layer.offset"] + factors(new, layer).change
+        torch.testing.assert_close(whole, before + mean_change(sent, layer), atol=1e-6, rtol=1e-6)
+        if round_number == 1 and isinstance(rule, Stacked):
+            assert not factors(new, layer).b.any()
+
+
+def test_means_of_factors_are_not_the_mean_of_the_changes() -> None:
+    old, sent = {"both": model(3, 0)}, [("both", model(3, seed)) for seed in (1, 2)]
+    new = averaged(Separate(), old, sent)["both"]
+    layer = "encoders.image.q"
+    first, second = (factors(tensors, layer) for _, tensors in sent)
+    torch.testing.assert_close(factors(new, layer).a, (3 * first.a + second.a) / 4)
+    torch.testing.assert_close(factors(new, layer).b, (3 * first.b + second.b) / 4)
+    assert not torch.allclose(factors(new, layer).change, mean_change(sent, layer), atol=0.1)
+
+
+def test_singular_values_of_unequal_ranks() -> None:
+    old = {"large": model(4, 0), "small": model(1, 9)}
+    sent = [("large", model(4, 1)), ("small", model(1, 2)), ("small", model(1, 3))]
+    new = averaged(SingularValues(), old, sent)
+    for kind, rank in (("large", 4), ("small", 1)):
+        u, s, v = torch.linalg.svd(mean_change(sent, "encoders.image.q"))
+        nearest = (u[:, :rank] * s[:rank]) @ v[:rank]
+        torch.testing.assert_close(factors(new[kind], "encoders.image.q").change, nearest, atol=1e-5, rtol=1e-5)
+        assert factors(new[kind], "encoders.image.q").rank == rank
+    assert torch.equal(new["large"]["encoders.image.project.weight"], new["small"]["encoders.image.project.weight"])
+
+
+def test_padded_factors_weigh_by_the_size_of_their_change() -> None:
+    old = {"large": model(3, 0), "small": model(1, 9)}
+    sent = [("large", model(3, 1)), ("small", model(1, 2))]
+    new, layer = averaged(Padded(), old, sent), "encoders.text.v"
+    big, little = (factors(tensors, layer) for _, tensors in sent)
+    sizes = [count * float(own.change.norm()) for count, own in zip(COUNTS, (big, little), strict=False)]
+    expected = (sizes[0] * big.a + sizes[1] * torch.cat([little.a, torch.zeros(2, 7)])) / sum(sizes)
+    torch.testing.assert_close(factors(new["large"], layer).a, expected)
+    torch.testing.assert_close(factors(new["small"], layer).a, expected[:1])
+
+
+def test_clients_of_one_modality_average_what_they_have() -> None:
+    old = {"both": model(2, 0), "image": model(2, 5, ("encoders.image.q",))}
+    sent = [("both", model(2, 1)), ("image", model(2, 2, ("encoders.image.q",)))]
+    new = averaged(SingularValues(), old, sent)
+    torch.testing.assert_close(
+        factors(new["image"], "encoders.image.q").change, factors(new["both"], "encoders.image.q").change
+    )
+    text = factors(sent[0][1], "encoders.text.v").change
+    torch.testing.assert_close(factors(new["both"], "encoders.text.v").change, text, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [Separate(), Residual(), Stacked(), SingularValues(), Padded()])
+def test_nobody_replied_or_counts(rule: LowRankAveraging) -> None:
+    old = {"both": with_offsets(model(2, 0))}
+    for updates in ([], [("both", model(2, 1), 0.0)]):
+        new = rule.average(old, {}, updates, {})
+        assert all(torch.equal(new["both"][name], value) for name, value in old["both"].items())
+
+
+def test_a_factor_that_is_not_sent_is_as_it_was() -> None:
+    old, sent = {"both": model(2, 0)}, model(2, 1)
+    part = {name: sent[name] for name in without(sent, factor="a")}
+    assert len(part) == len(sent) - len(LAYERS)
+    new = averaged(Separate(), old, [("both", part)])["both"]
+    for layer in LAYERS:
+        torch.testing.assert_close(factors(new, layer).a, factors(old["both"], layer).a)
+        torch.testing.assert_close(factors(new, layer).b, factors(sent, layer).b)
+
+
+def test_the_nearest_factors_and_the_first_directions() -> None:
+    own = Factors(torch.randn(2, 5), torch.randn(6, 2))
+    torch.testing.assert_close(best_factors(own.change, 2).change, own.change, atol=1e-5, rtol=1e-5)
+    longer = leading(own, 4)
+    assert longer.rank == 4
+    torch.testing.assert_close(longer.change, own.change)
+    assert leading(own, 1).change.allclose(torch.outer(own.b[:, 0], own.a[0]))
+
+
+def test_rules_are_refused_where_there_is_nothing_to_average() -> None:
+    def outline(tensors: Mapping[str, Tensor]) -> dict[str, GlobalModel]:
+        return {"both": GlobalModel(("image",), {}, {name: tuple(v.shape) for name, v in tensors.items()}, ("a-1",))}
+
+    with pytest.raises(ConfigError, match="no client's model has low-rank adapters"):
+        Separate().require(outline({"encoders.image.project.weight": torch.zeros(2)}))
+    with pytest.raises(ConfigError, match=r"clients a-1 do not exchange that; set adapter.offset: true"):
+        Stacked().require(outline(model(2, 0)))
+    Stacked().require(outline(with_offsets(model(2, 0))))
+    with pytest.raises(ConfigError, match="leave it at exact"):
+        Padded(mean="sequential")
+    assert set(factor_names(model(2, 0))) == set(LAYERS)

@@ -1,0 +1,207 @@
+"""Methods of low-rank adapters: a round of each by hand, what crosses the wire, unequal ranks, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyfed
+from by_hand import assert_mean, copies, model_of, plain_training
+from polyfed.aggregation.low_rank import Factors, factor_names
+from polyfed.algorithms.ffa_lora import drawn
+from polyfed.core.errors import ConfigError
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from sessions import first_cohort, prepared, woken
+from small_federations import ADAPTED, Config, adapted, plain_sgd
+
+Models = dict[str, dict[str, Tensor]]
+UNEQUAL = ("flora", "hetlora", "flexlora")
+
+
+def session_of(config: Config, folder: Path) -> Session:
+    return prepared(plain_sgd(config, batch_size=8), folder)
+
+
+def unequal(**algorithm: Any) -> Config:
+    config = adapted((3, 1), **algorithm)
+    config["server"]["model"]["encoders"] = config["clients"]["paired"]["models"][0]["encoders"]
+    return config
+
+
+def trained_by_hand(session: Session, start: Models, **more: object) -> Models:
+    server = session.server
+    return {
+        info.id: plain_training(session, info.id, start[server.type_of(info)], **more)  # type: ignore[arg-type]
+        for info in server.clients
+    }
+
+
+def counts(session: Session) -> dict[str, int]:
+    return {info.id: info.samples for info in session.server.clients}
+
+
+def played(session: Session) -> Models:
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    return session.server.weights
+
+
+def changes(session: Session, models: Models) -> dict[str, Tensor]:
+    """Layer -> the mean of the clients' full changes B A, by those who have it."""
+    samples, sums, totals = counts(session), {}, {}
+    for client, tensors in models.items():
+        for layer, own in factor_names(tensors).items():
+            change = samples[client] * Factors(tensors[own.a], tensors[own.b]).change.double()
+            sums[layer], totals[layer] = sums.get(layer, 0) + change, totals.get(layer, 0) + samples[client]
+    return {layer: value / totals[layer] for layer, value in sums.items()}
+
+
+def test_fedit_averages_factors_over_all_who_have_the_layer(tmp_path: Path) -> None:
+    session = session_of(adapted(name="fedit"), tmp_path)
+    trained = trained_by_hand(session, copies(session.server.weights))
+    for kind, new in played(session).items():
+        for modality in ("image", "text"):
+            factors = {name: value for name, value in new.items() if f".{modality}." in name and "lora" in name}
+            having = {client: own for client, own in trained.items() if factors.keys() <= own.keys()}
+            assert not factors or len(having) == 3
+            assert_mean(factors, having, counts(session))
+        assert any("lora" in name for name in new), kind
+
+
+@pytest.mark.parametrize("method", ["fedex_lora", "flora"])
+def test_the_new_model_is_the_average_of_the_full_ones(method: str, tmp_path: Path) -> None:
+    session = session_of(adapted(name=method), tmp_path)
+    start = copies(session.server.weights)
+    if method == "flora":  # new adapters at each client
+        start = {info.id: start[session.server.type_of(info)] for info in session.server.clients}
+        algorithm = session.experiment.algorithm
+        start = {client: own | algorithm.fresh(woken(session, client), own) for client, own in start.items()}
+        trained = {client: plain_training(session, client, own) for client, own in start.items()}
+    else:
+        trained = trained_by_hand(session, start)
+    mean, new = changes(session, trained), played(session)["paired"]
+    assert len(mean) == 16
+    for layer, own in factor_names(new).items():
+        whole = new[own.offset] + Factors(new[own.a], new[own.b]).change
+        torch.testing.assert_close(whole.double(), mean[layer], atol=1e-6, rtol=1e-6)
+        assert mean[layer].abs().max() > 1e-9
+    assert bool(new[next(iter(factor_names(new).values())).b].any()) == (method == "fedex_lora")
+
+
+def test_an_offset_acts_as_if_it_were_in_the_layer(tmp_path: Path) -> None:
+    session = session_of(adapted(name="fedex_lora"), tmp_path)
+    weights = copies(session.server.weights)["paired"]
+    x, scaling = torch.randn(2, 3, 16, 16), 2.0
+    before = model_of(session, "paired-0", weights).eval()
+    frozen = {name: value for name, value in before.named_parameters() if "base_layer.weight" in name}
+    own = next(own for layer, own in factor_names(weights).items() if ".image." in layer)
+    offset = 0.1 * torch.randn_like(weights[own.offset])
+    with_offset = model_of(session, "paired-0", weights | {own.offset: offset}).eval()
+    added = copies({"": dict(before.state_dict())})[""]
+    name = own.offset.replace(".offset", ".weight")
+    expected = model_of(session, "paired-0", added).eval()
+    layer = expected.get_submodule(name.removesuffix(".weight"))
+    layer.weight = torch.nn.Parameter(frozen[name] + scaling * offset)
+    torch.testing.assert_close(with_offset.embed("image", x), expected.embed("image", x))
+    assert not torch.allclose(with_offset.embed("image", x), before.embed("image", x))
+
+
+def test_ffa_lora_trains_b_alone_with_one_a_for_all(tmp_path: Path) -> None:
+    session = session_of(adapted(name="ffa_lora"), tmp_path)
+    start = copies(session.server.weights)
+    for tensors in start.values():
+        for own in factor_names(tensors).values():
+            torch.testing.assert_close(tensors[own.a], drawn(tensors, 0)[own.a])
+
+    def still(name: str, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(gradient) if "lora_A" in name else gradient
+
+    trained = trained_by_hand(session, start, correct=still)
+    new = played(session)["paired"]
+    mean = changes(session, trained)
+    for layer, own in factor_names(new).items():
+        torch.testing.assert_close(new[own.a], start["paired"][own.a])
+        product = Factors(new[own.a], new[own.b]).change.double()
+        torch.testing.assert_close(product, mean[layer], atol=1e-6, rtol=1e-6)  # exact, as A is one for all
+
+
+def test_fedsa_lora_shares_a_and_leaves_b_with_its_client(tmp_path: Path) -> None:
+    session = session_of(adapted(name="fedsa_lora"), tmp_path)
+    start = copies(session.server.weights)
+    own_start = {}
+    for info in session.server.clients:  # a client's own B, which is zero at first as all are
+        own_start[info.id] = start[session.server.type_of(info)]
+    trained = {client: plain_training(session, client, own) for client, own in own_start.items()}
+    new = played(session)["paired"]
+    for layer, own in factor_names(new).items():
+        having = {client: tensors for client, tensors in trained.items() if own.a in tensors}
+        assert_mean({own.a: new[own.a]}, having, counts(session))
+        assert not new[own.b].any(), layer
+    kept = woken(session, "paired-0", (2, 0), (1, 0)).model.exchanged()
+    for own in factor_names(kept).values():
+        torch.testing.assert_close(kept[own.b], trained["paired-0"][own.b], atol=1e-6, rtol=1e-6)
+
+
+def test_flexlora_sends_each_rank_its_nearest_factors(tmp_path: Path) -> None:
+    session = session_of(unequal(name="flexlora"), tmp_path)
+    mean = changes(session, trained_by_hand(session, copies(session.server.weights)))
+    ranks = set()
+    for new in played(session).values():
+        for layer, own in factor_names(new).items():
+            u, s, v = torch.linalg.svd(mean[layer])
+            rank = len(new[own.a])
+            nearest = (u[:, :rank] * s[:rank]) @ v[:rank]
+            torch.testing.assert_close(Factors(new[own.a], new[own.b]).change.double(), nearest, atol=1e-6, rtol=1e-5)
+            ranks.add(rank)
+    assert ranks == {1, 3}
+
+
+def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> None:
+    config = unequal(name="hetlora", pruning=0.001, gamma=0.5)
+    session = session_of(config, tmp_path)
+    large, small = sorted(
+        (tensors for kind, tensors in session.server.weights.items() if "paired" in kind),
+        key=lambda tensors: -len(tensors[next(iter(factor_names(tensors).values())).a]),
+    )
+    for own in factor_names(small).values():
+        torch.testing.assert_close(small[own.a], large[own.a][:1])
+    played(session)
+    ranks = {int(rank) for rank in woken(session, "paired-0", (2, 0), (1, 0)).state["rank"].values()}
+    assert ranks == {3}  # B was zero: there is nothing that could have faded
+    algorithm = session.experiment.algorithm
+    tensors = {name: torch.ones_like(value) for name, value in large.items()}
+    layers = factor_names(tensors)
+    tail = algorithm.tail(tensors, dict.fromkeys(layers, 3))
+    expected = sum(float(tensors[own.a][1:].norm() * tensors[own.b][:, 1:].norm()) for own in layers.values())
+    assert float(tail) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ADAPTED)
+def test_only_adapters_and_what_is_new_cross(method: str, tmp_path: Path) -> None:
+    session = session_of(adapted(name=method), tmp_path)
+    for tensors in session.server.weights.values():
+        assert {part for name in tensors for part in ("lora_A", "lora_B", "project", "heads", "offset") if part in name}
+        assert all(any(part in name for part in ("lora_", "project", "heads", "offset")) for name in tensors)
+
+
+@pytest.mark.parametrize("method", [method for method in ADAPTED if method not in UNEQUAL])
+def test_unequal_ranks_are_refused_where_they_cannot_be_averaged(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs adapters of one rank.*flexlora, hetlora or flora"):
+        prepared(unequal(name=method), tmp_path)
+
+
+def test_models_without_adapters_are_refused(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] = {"name": "fedit"}
+    with pytest.raises(ConfigError, match="no client's model has low-rank adapters"):
+        prepared(tiny, tmp_path)
+
+
+@pytest.mark.parametrize("method", UNEQUAL)
+def test_unequal_ranks_run_and_resume(method: str, tmp_path: Path) -> None:
+    config = unequal(name=method)
+    finished = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert finished.metrics()["r1_sum"] >= 0
