@@ -139,7 +139,7 @@ def transformers(**algorithm: Any) -> Config:
 
 @functools.cache
 def pretrained_folder() -> Path:
-    """Weights of a small ViT and a small BERT, as pretrained ones lie in a folder."""
+    """Weights of a small ViT, BERT and CLIP, as pretrained ones lie in a folder."""
     import transformers
 
     folder = Path(tempfile.mkdtemp(prefix="polyfed-weights-"))
@@ -148,8 +148,11 @@ def pretrained_folder() -> Path:
     with isolated("pretrained"), quiet():
         vit = transformers.ViTModel(transformers.ViTConfig(**size, image_size=16, patch_size=8), add_pooling_layer=False)
         bert = transformers.BertModel(transformers.BertConfig(**size, vocab_size=200, max_position_embeddings=24))
-        vit.save_pretrained(folder / "vit")
-        bert.save_pretrained(folder / "bert")
+        towers = {"vision_config": size | {"image_size": 16, "patch_size": 8}}
+        towers |= {"text_config": size | {"vocab_size": 200, "max_position_embeddings": 24}}
+        clip = transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=8))
+        for name, model in {"vit": vit, "bert": bert, "clip": clip}.items():
+            model.save_pretrained(folder / name)
     return folder
 
 
@@ -165,6 +168,7 @@ def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
         }
 
     first, adam = encoders(ranks[0]), training("adam", 0.01, 8)
+    models: list[Config] = [{"dim": 8, "encoders": encoders(rank)} for rank in ranks]
     paired = {"source": "scenes", "task": RETRIEVAL | {"mask_siblings": True}, "training": adam}
     made = experiment(
         "adapted",
@@ -174,7 +178,7 @@ def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
         clients={
             "image": group(1, "pictures", {"image": first["image"]}, adam, dim=8),
             "text": group(1, "texts", {"text": first["text"]}, adam, target="topic", dim=8),
-            "paired": {"count": 2, "models": [{"dim": 8, "encoders": encoders(rank)} for rank in ranks]} | paired,
+            "paired": {"count": 2} | ({"model": models[0]} if len(ranks) == 1 else {"models": models}) | paired,
         },
     )
     made["data"]["weights_dir"] = str(pretrained_folder())

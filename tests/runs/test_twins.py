@@ -17,9 +17,9 @@ from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.server_side import build_federation
-from small_federations import METHODS, Config, aligned, federation_for, three_kinds, tiny_experiment
+from small_federations import METHODS, Config, aligned, federation_for, pretrained_folder, three_kinds, tiny_experiment
 
-KINDS = ("server-only", "no-private", "local", "pooled")
+KINDS = ("server-only", "no-private", "local", "pooled", "zero-shot")
 
 
 def twin(config: Config, kind: str, *overrides: str) -> Experiment:
@@ -292,3 +292,30 @@ def test_public_items_need_a_public_set(tmp_path: Path) -> None:
     config["clients"]["paired"]["items"] = "public"
     with pytest.raises(ConfigError, match=r"clients\.paired\.items is public, but there is no public set"):
         federation(Experiment.load(config), tmp_path)
+
+
+# ---- pretrained encoders as they come
+
+
+def of_towers(tiny: Config) -> Config:
+    """Paired clients that adapt a network of two towers, which meet in a space of its own."""
+    common = {"name": "hf", "weights": "clip", "projection": "own", "adapter": {"name": "lora", "rank": 2}}
+    image = common | {"tower": "vision", "view": {"name": "pixels", "size": 16}}
+    text = common | {"tower": "text", "view": {"name": "tokens", "tokenizer": {"name": "hashing", "size": 200}, "length": 16}}
+    model = {"dim": 8, "encoders": {"image": image, "text": text}}
+    tiny["clients"] = {"paired": tiny["clients"]["paired"] | {"model": model}}
+    tiny["server"]["model"] = model
+    tiny["data"]["weights_dir"] = str(pretrained_folder())
+    return tiny
+
+
+def test_zero_shot_is_what_the_run_began_with(tiny: Config, tmp_path: Path) -> None:
+    config = of_towers(tiny)
+    own = polyfed.run(Experiment.load(config), tmp_path / "own", quiet=True)
+    made = twin(config, "zero-shot")
+    assert (made.clients, made.server.model.encoders["image"].adapter) == ({}, None)
+    alone = polyfed.run(made, tmp_path / "alone", quiet=True)
+    before, after = (own.records.series("server", "r1_sum")[place] for place in (0, own.records.rounds))
+    assert alone.metrics()["r1_sum"] == pytest.approx(before)
+    assert after != before
+    assert not any(name.startswith("encoders.") for name in alone.server_model().model.exchanged())

@@ -16,7 +16,7 @@ class ServerOnly(Algorithm):
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 
-    server_epochs: int = Field(default=1, ge=1, description="passes over the public set a round")
+    server_epochs: int = Field(default=1, ge=0, description="passes over the public set a round; 0: it only evaluates")
 
     @property
     def server_passes(self) -> int:
@@ -25,8 +25,12 @@ class ServerOnly(Algorithm):
 
     @property
     def epochs_a_round(self) -> int:
-        return self.server_epochs
+        return max(1, self.server_epochs)
+
+    def require(self, *, has_public: bool, has_server: bool) -> None:
+        super().require(has_public=has_public or not self.server_epochs, has_server=has_server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Train on the public pairs; nobody is asked."""
-        server.fit(server.public_set, epochs=self.server_epochs)
+        if self.server_epochs:
+            server.fit(server.public_set, epochs=self.server_epochs)

@@ -23,6 +23,7 @@ _MEANING = {
     "no-private": "clients hold public data only",
     "local": "every client alone",
     "pooled": "the server alone on the public set and what clients hold of its source",
+    "zero-shot": "the server's pretrained encoders as they come",
 }
 _TUNED = ("server-only", "pooled")
 RATE, PASSES = "server.training.optimizer.lr", "algorithm.server_epochs"
@@ -34,9 +35,10 @@ _Content = dict[str, Any]
 class TwinSettings(Settings):
     """Which twin of the experiment is run in its place."""
 
-    kind: Literal["server-only", "no-private", "local", "pooled"] = Field(
+    kind: Literal["server-only", "no-private", "local", "pooled", "zero-shot"] = Field(
         description="the server alone on the public set; clients that hold public data only; every client alone; the "
-        "server alone on the public set and all that clients hold of its source"
+        "server alone on the public set and all that clients hold of its source; the server's pretrained encoders as they "
+        "come"
     )
     rate: PositiveFloat | None = Field(
         default=None, description="factor of server.training.optimizer.lr; null: chosen on validation"
@@ -86,6 +88,8 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
         changes |= _without_private_data(content)
     elif kind == "local":
         changes |= _every_client_alone(content["run"], algorithm)
+    elif kind == "zero-shot":
+        changes |= _as_they_come(content)
     else:
         changes |= _server_alone(content, algorithm)
     if kind == "pooled":
@@ -132,6 +136,10 @@ def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, st
             (public["items"] is None, "public.items is null: all that there is is public"),
             (not _held(content, public), f"no client holds private items of '{source}'"),
         ),
+        "zero-shot": _first_of(
+            (not content["server"], "there is no server model"),
+            (bool(new := _new_encoders(content)), f"the encoders of {new} end in a layer that is new, not in a common space"),
+        ),
     }
 
 
@@ -158,6 +166,28 @@ def _as_given(content: Mapping[str, Any], passes: int) -> _Content:
     optimizer["lr"] = float(f"{optimizer['lr'] * twin['rate']:.12g}")
     method = {"name": "server_only", "server_epochs": passes * twin["passes"]}
     return {"server": server, "algorithm": method, "twin": {**twin, "of": content["name"], "tuned": tuned}}
+
+
+# ---- nobody trains
+
+
+def _new_encoders(content: Mapping[str, Any]) -> str:
+    """Modalities of whose encoders the pretrained networks alone give no representations."""
+    encoders = (content["server"] or {"model": {"encoders": {}}})["model"]["encoders"]
+    return ", ".join(name for name, encoder in encoders.items() if encoder.get("projection") != "own")
+
+
+def _as_they_come(content: Mapping[str, Any]) -> _Content:
+    server = copy.deepcopy(content["server"])
+    encoders = server["model"]["encoders"]
+    for name, encoder in encoders.items():
+        kept = {key: value for key, value in encoder.items() if key not in ("trainable", "adapter")}
+        if encoder["view"].get("before_last"):  # the view of what is trained no more
+            kept["view"] = {key: encoder["view"][key] for key in ("size", "fit", "length", "precision")}
+        encoders[name] = kept
+    run = {**content["run"], "rounds": 1, "evaluate_clients": False, "sampling": {}, "phases": {}, "attackers": []}
+    method = {"name": "server_only", "server_epochs": 0}
+    return {"server": server, "clients": {}, "algorithm": method, "aggregation": {}, "run": run}
 
 
 def _pooled_items(content: Mapping[str, Any]) -> int | None:
