@@ -146,7 +146,9 @@ def pretrained_folder() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     with isolated("pretrained"), quiet():
-        vit = transformers.ViTModel(transformers.ViTConfig(**size, image_size=16, patch_size=8), add_pooling_layer=False)
+        vit = transformers.ViTModel(
+            transformers.ViTConfig(**size, image_size=16, patch_size=8), add_pooling_layer=False
+        )
         bert = transformers.BertModel(transformers.BertConfig(**size, vocab_size=200, max_position_embeddings=24))
         towers = {"vision_config": size | {"image_size": 16, "patch_size": 8}}
         towers |= {"text_config": size | {"vocab_size": 200, "max_position_embeddings": 24}}

@@ -46,7 +46,9 @@ def factors(tensors: Mapping[str, Tensor], layer: str) -> Factors:
     return Factors(tensors[f"{layer}.lora_A.default.weight"], tensors[f"{layer}.lora_B.default.weight"])
 
 
-def averaged(rule: LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]):
+def averaged(
+    rule: LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]
+):
     updates = [(kind, tensors, count) for (kind, tensors), count in zip(sent, COUNTS, strict=False)]
     return rule.average(old, {}, updates, {})
 

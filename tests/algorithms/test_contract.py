@@ -42,9 +42,10 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "scaffold:full"}
+ALIKE |= {"fedit", "flexlora", "ffa_lora", "fedex_lora"}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
 optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
-sent alike, and ``test_scaffold`` has two rounds of both."""
+sent alike, and ``test_scaffold`` has two rounds of both; ``hetlora`` and ``flora`` run what the other adapters' methods do."""
 
 
 def method_of(form: str) -> type[Algorithm]:
@@ -147,6 +148,11 @@ class Parts:
         """Of targets of the client's modalities, which may differ between captions of one picture."""
         return self.public(*self.client.modalities, once=False)
 
+    def less(self, part: str, *, up_only: bool = False) -> Sizes:
+        """Of the model but for tensors of that name."""
+        left = sum(v.nbytes for name, v in self.session.server.weights_for(self.client).items() if part in name)
+        return {"down weights": [self.model - (0 if up_only else left)] * 2, "up weights": [self.model - left] * 2}
+
     def weights(self, down: int | None = None, up: int | None = None) -> Sizes:
         """Of the model in both rounds, and what is added in the second way down and in each way up."""
         return {"down weights": [self.model, self.model + (down or 0)], "up weights": [self.model + (up or 0)] * 2}
@@ -167,6 +173,13 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedavg": Parts.weights,
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
     "fedema": Parts.weights,
+    "fedex_lora": lambda its: its.less(".offset", up_only=True),
+    "fedit": Parts.weights,
+    "fedsa_lora": lambda its: its.less(".lora_B."),
+    "ffa_lora": lambda its: its.less(".lora_A."),
+    "flexlora": Parts.weights,
+    "flora": lambda its: its.less(".offset", up_only=True),
+    "hetlora": Parts.weights,
     "fedet": lambda its: its.weights() | _told(its, [0, 0]),
     "fedgems": lambda its: _told(its, its.own),
     "fediot": Parts.weights,

@@ -301,7 +301,10 @@ def of_towers(tiny: Config) -> Config:
     """Paired clients that adapt a network of two towers, which meet in a space of its own."""
     common = {"name": "hf", "weights": "clip", "projection": "own", "adapter": {"name": "lora", "rank": 2}}
     image = common | {"tower": "vision", "view": {"name": "pixels", "size": 16}}
-    text = common | {"tower": "text", "view": {"name": "tokens", "tokenizer": {"name": "hashing", "size": 200}, "length": 16}}
+    text = common | {
+        "tower": "text",
+        "view": {"name": "tokens", "tokenizer": {"name": "hashing", "size": 200}, "length": 16},
+    }
     model = {"dim": 8, "encoders": {"image": image, "text": text}}
     tiny["clients"] = {"paired": tiny["clients"]["paired"] | {"model": model}}
     tiny["server"]["model"] = model

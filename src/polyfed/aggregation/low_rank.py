@@ -21,6 +21,7 @@ from torch import Tensor
 from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.mean import GlobalModel, Update, WeightedMean
 from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
 from polyfed.optim.servers import Models
 
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.\w+\.weight")
@@ -73,6 +74,17 @@ def leading(factors: Factors, rank: int) -> Factors:
     missing = max(0, rank - factors.rank)
     a = torch.cat([factors.a[:rank], factors.a.new_zeros(missing, factors.a.shape[1])])
     return Factors(a, torch.cat([factors.b[:, :rank], factors.b.new_zeros(len(factors.b), missing)], dim=1))
+
+
+def fresh(tensors: Mapping[str, Tensor], *key: int | str) -> dict[str, Tensor]:
+    """New factors of every layer, by names: A uniform as that of ``peft``, from the key and the layer's name alone, and B
+    of zeros."""
+    new = {}
+    for layer, own in factor_names(tensors).items():
+        a, b = tensors[own.a], tensors[own.b]
+        draw = torch.rand(a.shape, generator=generator("factors", *key, layer))
+        new[own.a], new[own.b] = ((2 * draw - 1) * a.shape[1] ** -0.5).to(a), torch.zeros_like(b)
+    return new
 
 
 def best_factors(change: Float[Tensor, "out in"], rank: int) -> Factors:
@@ -184,7 +196,6 @@ class LowRankAveraging(Averaging):
                 f"algorithm.averaging is '{self.component_name()}', but no client's model has low-rank adapters; give "
                 "encoders 'hf' an adapter 'lora', or choose by_type"
             )
-
 
     def _require_equal(self, ranks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         first: dict[str, int] = {}

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
-
-from polyfed.aggregation.low_rank import Separate, factor_names, without
+from polyfed.aggregation.low_rank import Separate, fresh, without
 from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
@@ -20,7 +15,6 @@ from polyfed.algorithms.algorithm import (
     each,
 )
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.core.randomness import generator
 
 
 class FFALoRA(FedAvg):
@@ -36,9 +30,8 @@ class FFALoRA(FedAvg):
 
     def setup(self, server: Server) -> None:
         super().setup(server)
-        server.update_weights(
-            {kind: tensors | drawn(tensors, server.clock.seed) for kind, tensors in server.weights.items()}
-        )
+        seed = server.clock.seed
+        server.update_weights({kind: {**tensors, **fresh(tensors, seed)} for kind, tensors in server.weights.items()})
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast all but A, train, average."""
@@ -56,20 +49,8 @@ class FFALoRA(FedAvg):
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train B, and what has no factors, with the A that all have."""
         own = client.model.exchanged()
-        fixed = drawn(own, client.clock.seed)
-        client.load_weights({**own, **fixed, **weights})
-        client.trainer(only=lambda name: name not in fixed)
+        client.load_weights({**own, **fresh(own, client.clock.seed), **weights})
+        client.trainer(only=lambda name: name in weights)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         trained = client.model.exchanged()
         return Reply(weights=Weights({name: trained[name] for name in weights}), num_examples=client.num_examples)
-
-
-def drawn(tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """A of every layer, uniform as that of ``peft``, from the seed and the layer's name alone."""
-    new = {}
-    for layer, own in factor_names(tensors).items():
-        a = tensors[own.a]
-        bound = a.shape[1] ** -0.5
-        draw = torch.rand(a.shape, generator=generator(seed, "factor a", layer))
-        new[own.a] = (bound * (2 * draw - 1)).to(a)
-    return new

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
-
-from polyfed.aggregation.low_rank import Stacked, factor_names, without
+from polyfed.aggregation.low_rank import Stacked, fresh, without
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 
@@ -16,9 +12,9 @@ from polyfed.algorithms.fedavg import FedAvg
 class FLoRA(FedAvg):
     """Stacked low-rank adapters, of whatever ranks (Wang et al., NeurIPS 2024, Algorithm 1).
 
-    Clients begin each round with new adapters. These side by side are the mean of their changes, which is added to the
-    frozen layers. Needs ``adapter.offset``. The sum of all rounds so far is sent, not the stack of the last one: clients
-    need not take part in each.
+    Each round begins with new adapters. These side by side are the mean of their changes, which is added to the frozen
+    layers. Needs ``adapter.offset``. The sum of all rounds so far is sent, not the stack of the last one: clients need
+    not take part in each.
     """
 
     averaging: WeightAveraging = Stacked()
@@ -30,7 +26,9 @@ class FLoRA(FedAvg):
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast what was added so far, train new adapters, add their mean."""
+        """Broadcast what was added so far and new adapters, train these, add their mean."""
+        key = server.clock.seed, server.clock.round
+        server.update_weights({kind: {**tensors, **fresh(tensors, *key)} for kind, tensors in server.weights.items()})
         sent = without((name for weights in server.weights.values() for name in weights), offsets=True)
         replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
         server.average_weights(replies, cohort.clients, self.averaging)
@@ -39,20 +37,10 @@ class FLoRA(FedAvg):
 
     @client_step(weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
-        """Train new adapters on the received layers."""
-        client.load_weights({**weights, **self.fresh(client, weights)})
+        """Train the new adapters; what was added before does not change, and is not sent back."""
+        client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         trained, sent = client.model.exchanged(), without(weights, offsets=True)
         return Reply(
             weights=Weights({name: trained[name] for name in trained if name in sent}), num_examples=client.num_examples
         )
-
-    def fresh(self, client: Client, weights: Weights) -> dict[str, Tensor]:
-        """New A, uniform as that of ``peft``, and B of zeros."""
-        generator = client.generator("adapters")
-        new: dict[str, Tensor] = {}
-        for own in factor_names(weights).values():
-            a = torch.empty(weights[own.a].shape)
-            nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
-            new |= {own.a: a, own.b: torch.zeros(weights[own.b].shape)}
-        return new

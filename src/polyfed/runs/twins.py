@@ -138,7 +138,10 @@ def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, st
         ),
         "zero-shot": _first_of(
             (not content["server"], "there is no server model"),
-            (bool(new := _new_encoders(content)), f"the encoders of {new} end in a layer that is new, not in a common space"),
+            (
+                bool(new := _new_encoders(content)),
+                f"the encoders of {new} end in a layer that is new, not in a common space",
+            ),
         ),
     }
 
