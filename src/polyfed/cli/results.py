@@ -167,12 +167,17 @@ def compare_command(
 
 def export_command(
     run: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export, RUN/hugging-face")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="new folder; by default RUN/export, hugging-face or adapters")
+    ] = None,
     which: BestOrLast = None,
     weights_dir: WeightsDir = None,
     form: Annotated[
-        Literal["torch", "onnx", "huggingface"],
-        typer.Option("--format", help="torch.export programs; these and ONNX; or a folder for AutoModel, with a card"),
+        Literal["torch", "onnx", "huggingface", "peft"],
+        typer.Option(
+            "--format",
+            help="torch.export programs; these and ONNX; a folder for AutoModel, with a card; or adapters for peft",
+        ),
     ] = "torch",
     push: Annotated[
         str | None, typer.Option(metavar="OWNER/NAME", help="upload the Hugging Face folder there, private")
@@ -184,6 +189,7 @@ def export_command(
     Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format onnx; polyfed
     export runs/shop-seed0 --format huggingface --push me/shop
     """
+    from polyfed.export.adapters import export_adapters
     from polyfed.export.hugging_face import export_hugging_face
     from polyfed.export.model import export_model
 
@@ -192,6 +198,8 @@ def export_command(
         path = export_hugging_face(opened, out, which=which, push=push)
     elif push is not None:
         raise ConfigError(f"--push {push}: only a folder of --format huggingface is uploaded; add that")
+    elif form == "peft":
+        path = export_adapters(opened, out, which=which)
     else:
         path = export_model(opened, out, which=which, onnx=form == "onnx")
     typer.echo(f"exported and checked: {path}{f', uploaded: {push}' if push else ''}")

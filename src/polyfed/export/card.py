@@ -31,14 +31,7 @@ def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[
         "pipeline_tag": "feature-extraction",
         "tags": ["polyfed", "federated-learning", "multimodal", *([method] if method else []), *config["modalities"]],
     }
-    # the model is that of a round, so its metrics are those of that round
-    number = int(config["round"])
-    metrics = {
-        f"{name} ({kind})": figure(value)
-        for kind in ("test", "validation")
-        for name in records.metric_names(SERVER, kind)
-        if (value := records.series(SERVER, name, kind).get(number)) is not None
-    }
+    metrics = measured_in(records, number := int(config["round"]))
     template = markdown_templates().get_template("card.md.j2")
     return (
         "---\n"
@@ -62,6 +55,16 @@ def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[
             example=Markup(next(iter(recipes.values())).example),
         )
     )
+
+
+def measured_in(records: RunRecords, number: int) -> dict[str, str]:
+    """Metrics of the server in a round, which is that of a saved model."""
+    return {
+        f"{name} ({kind})": figure(value)
+        for kind in ("test", "validation")
+        for name in records.metric_names(SERVER, kind)
+        if (value := records.series(SERVER, name, kind).get(number)) is not None
+    }
 
 
 def _plain(section: Any) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -16,6 +18,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.core.settings import Settings
+from polyfed.data.backbones import BackboneTower, local_folder, missing_folder
 from polyfed.models.layers import linear_roles
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ class LayerAdapter(Adapter):
     last: int | None = Field(
         default=None, ge=1, description="adapt the last so many layers alone, on cached states of the others; null: all"
     )
+    start: str | None = Field(
+        default=None, min_length=1, description="peft folder to start from, absolute or below data.weights_dir"
+    )
 
     @model_validator(mode="after")
     def _can_be_had(self) -> Self:
@@ -63,15 +69,25 @@ class LayerAdapter(Adapter):
             ConfigError: it has no layers of the kind that is to be adapted.
         """
 
-    def attach(self, body: nn.Module) -> None:
-        """Put adapters into the network's layers; their values are drawn from torch's global generator.
+    def attach(self, body: nn.Module, weights: Path | None = None, tower: BackboneTower = "whole") -> None:
+        """Put adapters into the network's layers; their values are drawn from torch's global generator, or read.
+
+        Args:
+            body: the network, or a tower of several.
+            weights: folder that ``start`` is relative to.
+            tower: which of them.
 
         Raises:
-            ConfigError: see ``config``.
+            ConfigError: see ``config``; or ``start`` is no folder of such an adapter.
         """
         from peft import inject_adapter_in_model
 
         inject_adapter_in_model(self.config(body), body)
+        if self.start is not None:
+            folder = local_folder(self.start, weights)
+            if folder is None:
+                raise missing_folder(self.start, weights, "adapter.start")
+            _read(body, folder, tower)
 
 
 class LoRA(LayerAdapter):
@@ -94,11 +110,11 @@ class LoRA(LayerAdapter):
     dora: bool = Field(default=False, description="learn each row's magnitude apart")
     offset: bool = Field(default=False, description="exchange too what FLoRA and FedEx-LoRA add to a layer for good")
 
-    def attach(self, body: nn.Module) -> None:
+    def attach(self, body: nn.Module, weights: Path | None = None, tower: BackboneTower = "whole") -> None:
         if self.offset:
             for name in targets_of(body, self.targets, self.last):
                 body.set_submodule(name, OffsetLinear.of(body.get_submodule(name), self.scaling))
-        super().attach(body)
+        super().attach(body, weights, tower)
 
     def config(self, body: nn.Module) -> peft.PeftConfig:
         from peft import LoraConfig
@@ -180,11 +196,50 @@ class OffsetLinear(nn.Linear):
         return F.linear(input, self.weight + self.scaling * self.offset, self.bias)
 
 
-def lora_layers(model: nn.Module) -> dict[str, Any]:
-    """Layers with low-rank adapters by name."""
-    return {
-        name: part for name, part in model.named_modules() if hasattr(part, "lora_A") and hasattr(part, "base_layer")
-    }
+def adapted_layers(body: nn.Module) -> dict[str, Any]:
+    """Layers with adapters of ``peft`` by name."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return {name: part for name, part in body.named_modules() if isinstance(part, BaseTunerLayer)}
+
+
+def merged_weights(body: nn.Module) -> dict[str, Tensor]:
+    """Adapted layer -> the weight that layer, offset and adapter come to."""
+    merged = {}
+    for name, layer in adapted_layers(body).items():
+        own = copy.deepcopy(layer)
+        own.merge(adapter_names=["default"])
+        base = own.get_base_layer()
+        added = base.scaling * base.offset if isinstance(base, OffsetLinear) else 0
+        merged[name] = (base.weight + added).detach()
+    return merged
+
+
+PEFT_NAMES: dict[BackboneTower, str] = {
+    "whole": "base_model.model.",
+    "vision": "base_model.model.vision_model.",
+    "text": "base_model.model.text_model.",
+}
+"""What names of a folder of ``peft`` begin with."""
+
+
+def _read(body: nn.Module, folder: Path, tower: BackboneTower) -> None:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"adapter.start: '{folder}' holds no readable adapter_model.safetensors: {error}") from error
+    given = {name.removeprefix(PEFT_NAMES[tower]): value for name, value in tensors.items()}
+    own = {name: tuple(value.shape) for name, value in get_peft_model_state_dict(body).items()}
+    if wrong := sorted(set(own.items()) ^ {(name, tuple(value.shape)) for name, value in given.items()}):
+        raise ConfigError(
+            f"adapter.start: the adapter in '{folder}' is not as the settings say, first at '{wrong[0][0]}' "
+            f"{list(wrong[0][1])}; give its kind, rank and targets"
+        )
+    set_peft_model_state_dict(body, given)
 
 
 def targets_of(body: nn.Module, targets: str | Sequence[str], last: int | None) -> list[str]:

@@ -219,7 +219,7 @@ class HF(Encoder):
         trunk = cast("NetworkTrunk", copy.deepcopy(self._base(spec, context)).module)
         body = trunk.backbone.body
         if isinstance(self.adapter, LayerAdapter):
-            self.adapter.attach(body)
+            self.adapter.attach(body, context.weights, self.tower)
         still = self._still(trunk)
         trained = self._trained(trunk, still)
         _own(trunk, trained)
@@ -307,6 +307,14 @@ class HF(Encoder):
                 f"encoder 'hf': '{self.weights}' has room for {room} {what}, its view gives {given}; shorten the "
                 "view's length, or give it the tokenizer of these weights"
             )
+
+
+def body_of(tower: nn.Module) -> nn.Module:
+    """The network of ``transformers`` within an encoder that does not work on its cached output."""
+    trunk = tower.get_submodule("trunk")
+    inner = trunk.module if isinstance(trunk, Frozen) else trunk
+    assert isinstance(inner, _Trunk)
+    return inner.backbone.body
 
 
 def _own(module: nn.Module, names: Collection[str]) -> None:

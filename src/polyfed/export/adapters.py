@@ -1,0 +1,142 @@
+"""Export of adapters as folders of ``peft``, one a modality: ``PeftModel.from_pretrained(network, FOLDER/MODALITY)``.
+
+<modality>/adapter_config.json         kind, ranks, adapted layers, and the pretrained network
+<modality>/adapter_model.safetensors   the adapter
+<modality>/projection.safetensors      what maps the network's pooled vector to representations, if that is new
+README.md                              model card
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyfed.core.errors import RunError
+from polyfed.core.version import __version__
+from polyfed.data.backbones import load, locate
+from polyfed.export.card import measured_in
+from polyfed.export.model import new_folder
+from polyfed.models.adapters import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
+from polyfed.models.encoders.hf import HF, body_of
+from polyfed.reporting.facts import component, setting
+from polyfed.reporting.markup import markdown_templates
+from polyfed.runs.opened import Run, as_run
+from polyfed.runs.saved import ServerModel
+
+_PLAIN = PEFT_NAMES["whole"]
+_TINY = 1e-6  # of the largest singular value of an offset: what is below is no rank of it
+
+
+def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None) -> Path:
+    """Export the adapters of a run's server model; the folder appears complete and checked, or not at all.
+
+    What methods have added to layers for good becomes a part of the adapter, of as many further ranks as it has.
+
+    Args:
+        run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
+        out: new folder; by default ``adapters`` in the run folder.
+        which: ``best`` or ``last``; by default ``best`` if there is one.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunError: no run or model, ``out`` is not empty, or no encoder has an adapter within its layers.
+        ConfigError: the pretrained weights are not there.
+    """
+    on_cpu = replace(as_run(run), device="cpu")
+    saved, out = on_cpu.server_model(which), Path(out) if out else on_cpu.folder / "adapters"
+    encoders = dict(_adapted(saved))
+    if not encoders:
+        raise RunError(
+            f"'{on_cpu.folder}': no encoder of the server has an adapter within its layers (lora, ia3); export the "
+            "model with --format torch, onnx or huggingface"
+        )
+    saved.warn_if_untrained()
+    with new_folder(out) as draft:
+        for modality, encoder in encoders.items():
+            _write(saved, modality, encoder, draft / modality)
+        (draft / "README.md").write_text(_card(on_cpu, saved, encoders), "utf-8")
+    return out
+
+
+def _adapted(saved: ServerModel) -> Iterator[tuple[str, HF]]:
+    for modality, encoder in saved.settings.encoders.items():
+        if isinstance(encoder, HF) and isinstance(encoder.adapter, LayerAdapter):
+            yield modality, encoder
+
+
+def _card(run: Run, saved: ServerModel, encoders: Mapping[str, HF]) -> str:
+    return (
+        markdown_templates()
+        .get_template("adapter.md.j2")
+        .render(
+            name=run.conditions.name,
+            bases={modality: encoder.weights for modality, encoder in encoders.items()},
+            method=component(setting(run.records.config, "algorithm")),
+            rounds=saved.facts.round,
+            version=__version__,
+            metrics=measured_in(run.records, saved.facts.round),
+        )
+    )
+
+
+def _write(saved: ServerModel, modality: str, encoder: HF, folder: Path) -> None:
+    from peft import get_peft_model_state_dict
+
+    assert isinstance(encoder.adapter, LayerAdapter)
+    tower = saved.model.encoders[modality]
+    body: Any = body_of(tower)
+    prefix = PEFT_NAMES[encoder.tower]
+    start, config = prefix.removeprefix(_PLAIN), copy.deepcopy(body.peft_config["default"])
+    for key in ("target_modules", "feedforward_modules"):
+        if names := getattr(config, key, None):
+            setattr(config, key, sorted(f"{start}{name}" for name in names))
+    config.base_model_name_or_path, config.inference_mode = encoder.weights, True
+    tensors = dict(get_peft_model_state_dict(body))
+    if isinstance(encoder.adapter, LoRA) and encoder.adapter.offset:
+        for name, (a, b) in _with_offsets(adapted_layers(body)).items():
+            tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+            config.rank_pattern[f"{start}{name}"] = len(a)
+            config.alpha_pattern[f"{start}{name}"] = encoder.adapter.scaling * len(a)
+    folder.mkdir()
+    config.save_pretrained(str(folder))
+    _save({f"{prefix}{name}": value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+    if encoder.projection == "new":
+        _save(tower.get_submodule("project").state_dict(), folder / "projection.safetensors")
+    _require_equal(saved, tower, encoder, folder)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: value.detach().contiguous() for name, value in tensors.items()}, path, {"format": "pt"})
+
+
+def _with_offsets(layers: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Layer -> factors (A, B) of adapter and offset together."""
+    joined = {}
+    for name, layer in layers.items():
+        u, s, v = torch.linalg.svd(layer.base_layer.offset, full_matrices=False)
+        rank = int((s > _TINY * s.max()).sum())
+        a = torch.cat([layer.lora_A["default"].weight, v[:rank]])
+        joined[name] = a, torch.cat([layer.lora_B["default"].weight, u[:, :rank] * s[:rank]], dim=1)
+    return joined
+
+
+def _require_equal(saved: ServerModel, tower: Any, encoder: HF, folder: Path) -> None:
+    """Raise RunError unless plain ``peft`` makes of the folder what the run has."""
+    from peft import PeftModel
+    from transformers import AutoModel
+
+    base: Any = load(locate(encoder.weights, saved.context.weights), AutoModel, pooler=False)
+    plain: Any = PeftModel.from_pretrained(base, str(folder)).eval()
+    found, start = dict(plain.merge_and_unload().named_parameters()), PEFT_NAMES[encoder.tower].removeprefix(_PLAIN)
+    for name, expected in merged_weights(body_of(tower)).items():
+        if not torch.allclose(found[f"{start}{name}.weight"], expected, atol=1e-5):
+            raise RunError(f"'{folder.name}': plain peft reads another '{name}' than the run has; report this")

@@ -1,0 +1,82 @@
+"""Adapters as folders of peft: plain peft reads them, and a run starts from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModel
+
+import polyfed
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.export.adapters import export_adapters
+from polyfed.models.encoders.hf import body_of
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
+from small_federations import Config, adapted, pretrained_folder
+
+X = {"image": torch.randn(2, 3, 16, 16), "text": torch.tensor([[3, 4, 9, 7], [5, 6, 8, 2]])}
+
+
+def trained(folder: Path, **algorithm: Any) -> Run:
+    config = adapted(**algorithm)
+    config["run"]["rounds"] = 2
+    for group in config["clients"].values():
+        group["training"] = {"optimizer": {"kind": "adam", "lr": 0.1}, "batch_size": 8}
+    return polyfed.run(Experiment.load(config), folder, quiet=True)
+
+
+def plain(modality: str, adapter: Path) -> Any:
+    network = AutoModel.from_pretrained(pretrained_folder() / {"image": "vit", "text": "bert"}[modality])
+    return PeftModel.from_pretrained(network, str(adapter)).eval()
+
+
+@pytest.mark.parametrize("method", ["fedit", "fedex_lora"])
+def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", name=method)
+    folder = export_adapters(run, which="last")
+    model = run.server_model("last").model
+    for modality, x in X.items():
+        with torch.no_grad():
+            own = model.encoders[modality].trunk(x).pooled
+            found = plain(modality, folder / modality)(x).last_hidden_state[:, 0]
+        torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
+        bare = AutoModel.from_pretrained(pretrained_folder() / {"image": "vit", "text": "bert"}[modality]).eval()
+        assert not torch.allclose(bare(x).last_hidden_state[:, 0], own, atol=1e-5)
+    assert method in (folder / "README.md").read_text()
+    assert (folder / "image" / "projection.safetensors").is_file()
+
+
+def from_folder(config: Config, folder: Path, **adapter: Any) -> Config:
+    for participant in (config["server"], *config["clients"].values()):
+        for modality, encoder in participant["model"]["encoders"].items():
+            encoder["adapter"] = encoder["adapter"] | {"start": str(folder / modality)} | adapter
+    return config
+
+
+def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run")
+    folder = export_adapters(run, tmp_path / "adapters", which="last")
+    config = from_folder(adapted(), folder)
+    model = Experiment.load(config).server.model.build({}, run.server_model().context)
+    for modality, x in X.items():
+        with torch.no_grad():
+            own, found = (body_of(one.encoders[modality])(x) for one in (run.server_model("last").model, model.eval()))
+        torch.testing.assert_close(found.last_hidden_state, own.last_hidden_state)
+    with pytest.raises(ConfigError, match="is not as the settings say, first at"):
+        other = Experiment.load(from_folder(adapted((3,)), folder))
+        other.server.model.build({}, run.server_model().context)
+    with pytest.raises(ConfigError, match="adapter.start: no folder"):
+        other = Experiment.load(from_folder(adapted(), Path("nowhere")))
+        other.server.model.build({}, run.server_model().context)
+
+
+def test_a_run_without_adapters_has_none_to_export(tiny: Config, tmp_path: Path) -> None:
+    tiny["run"]["rounds"] = 1
+    run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
+    with pytest.raises(RunError, match="no encoder of the server has an adapter within its layers"):
+        export_adapters(run)
+    assert not (run.folder / "adapters").exists()
