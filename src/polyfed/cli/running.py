@@ -38,7 +38,7 @@ def run_command(
     twin: Annotated[
         str | None,
         typer.Option(
-            help="run a twin in its place: server-only, no-private, local, pooled or zero-shot; same as --set twin.kind="
+            help="run a twin in its place: server-only, no-private, local, pooled, zero-shot; same as --set twin.kind="
         ),
     ] = None,
     dry_run: Annotated[

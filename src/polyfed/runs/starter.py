@@ -16,6 +16,7 @@ from polyfed.data.roles import ColumnRoles
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable, TableSource
+from polyfed.runs.starter_encoders import FROM_SCRATCH, StarterEncoders
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -37,12 +38,8 @@ _WITH_PAIRS: Mapping[str, str] = {
 # The server learns what its clients' networks learnt about the public pairs (docs: change distillation).
 algorithm:
   name: change_distillation
-  targets: absolute  # networks from scratch; leave out over frozen features
-  digest: {by: gradient}
   teacher: {groups: [pairs]}
-  warmup_rounds: WARMUP  # of the server alone
-  local_epochs: 2  # passes of a client over its own data a round
-  distiller: {epochs: 8, weight: 10}  # passes of the server over the public pairs a round""",
+  LEARNING""",
     "creamfl": """\
 # Representations of the public pairs, weighted by how well they tell pairs apart (docs: CreamFL).
 algorithm:
@@ -51,6 +48,14 @@ algorithm:
   contrast: {inter: {tau: 0.1}}
   teacher: {weights: {name: gca, tau: 0.05}}""",
 }
+# frozen networks end in one layer, whose changes can be averaged; networks from scratch move too far for that
+_FROM_SCRATCH = """targets: absolute
+  digest: {by: gradient}
+  warmup_rounds: WARMUP  # of the server alone
+  local_epochs: 2  # passes of a client over its own data a round
+  distiller: {epochs: 8, weight: 10}  # passes of the server over the public pairs a round"""
+_PRETRAINED = """local_epochs: 6  # passes of a client over its own data a round
+  distiller: {epochs: 4}  # passes of the server over the public pairs a round"""
 _AVERAGES = """\
 # Weights are averaged by type of client, so that all of a type have one architecture (docs: weight exchange).
 algorithm: {name: fedavg, local_epochs: 1}"""
@@ -118,6 +123,7 @@ def starter_text(
     method: str | None = None,
     clients: int = 3,
     rounds: int = 10,
+    encoders: StarterEncoders = FROM_SCRATCH,
 ) -> str:
     """The YAML of an experiment in which ``clients`` clients of each kind of data train with a server.
 
@@ -128,6 +134,7 @@ def starter_text(
         method: one of ``STARTERS``; None: the one that fits the data.
         clients: of each kind.
         rounds: of the run.
+        encoders: pretrained networks.
 
     Raises:
         ConfigError: no data, or the method needs others.
@@ -136,6 +143,13 @@ def starter_text(
     chosen = _chosen(method, paths)
     sources = [StarterSource.of(kind, paths[kind]) for kind in _NEEDS if kind in paths]
     has_pairs = "pairs" in paths
+    tokenizer = "wordpiece" if has_pairs else "hashing"
+    learning = _FROM_SCRATCH if encoders.missing(parts_of(paths)) else _PRETRAINED
+    algorithm = _WITH_PAIRS.get(chosen, _AVERAGES).replace("LEARNING", learning)
+
+    def lines(kind: DataKind, large: bool) -> list[str]:
+        return [encoders.line(part, large=large, tokenizer=tokenizer) for part in _NEEDS[kind] if part != "label"]
+
     text: str = _template().render(
         name=name,
         file=file,
@@ -144,11 +158,19 @@ def starter_text(
         clients=clients,
         rounds=rounds,
         averages=chosen not in _WITH_PAIRS,
-        algorithm=_WITH_PAIRS.get(chosen, _AVERAGES).replace("WARMUP", str(int(rounds > 1))),
-        encoders=functools.partial(_encoders, tokenizer="wordpiece" if has_pairs else "hashing"),
+        algorithm=algorithm.replace("WARMUP", str(int(rounds > 1))),
+        encoders=lines,
+        weights=encoders.weights if encoders.names else None,
+        rate=0.002 if encoders.missing(parts_of(paths)) else 0.001,
         batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
     )
     return text
+
+
+def parts_of(paths: Mapping[DataKind, Path]) -> list[str]:
+    """What encoders read of such data."""
+    needed = [part for kind in paths for part in _NEEDS[kind] if part != "label"]
+    return list(dict.fromkeys(needed))
 
 
 def _chosen(method: str | None, paths: Mapping[DataKind, Path]) -> str:
@@ -159,14 +181,6 @@ def _chosen(method: str | None, paths: Mapping[DataKind, Path]) -> str:
     if method in _WITH_PAIRS and "pairs" not in paths:
         raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
     return method or (STARTERS[0] if "pairs" in paths else STARTERS[-1])
-
-
-def _encoders(kind: DataKind, large: bool, tokenizer: str) -> list[str]:
-    """Lines of YAML: from scratch, small enough for a laptop; a tokenizer that learns needs public texts."""
-    widths = "[32, 64, 128, 256]" if large else "[16, 32, 64, 128]"
-    image = f"image: {{name: resnet, widths: {widths}, depths: [1, 1, 1, 1], view: {{name: pixels, size: 64}}}}"
-    text = f"text: {{name: bag, width: {128 if large else 64}, view: {{name: tokens, tokenizer: {tokenizer}}}}}"
-    return [line for part, line in (("image", image), ("text", text)) if part in _NEEDS[kind]]
 
 
 def _columns(table: SplitTable) -> pa.Table:

