@@ -1,7 +1,8 @@
 """Peak memory of 100 clients over one frozen DeiT-tiny, against one client with the same pictures: at most 1.5 times.
 
-Once with features in the cache, and once on a full disk, where they are computed anew for every batch. Each federation
-runs in a process of its own: a round of FedAvg over generated pictures, with weights that are drawn at random.
+Once with features in the cache, once on a full disk, where they are computed anew for every batch, and once with
+low-rank adapters in all layers. Each federation runs in a process of its own: a round of FedAvg over generated pictures, with
+weights that are drawn at random.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def deit_tiny(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(how))
 
 
-def federation(clients: int, weights: Path) -> dict[str, Any]:
-    """Clients that classify pictures by a layer over the backbone."""
-    encoder = {"name": "projection", "view": {"name": "features", "backbone": str(weights)}}
+def federation(clients: int, weights: Path, kind: str) -> dict[str, Any]:
+    """Clients that classify pictures by a layer over the backbone, and by adapters within it."""
+    encoder: dict[str, Any] = {"name": "hf", "weights": str(weights)}
+    if kind == "adapters":
+        encoder |= {"adapter": {"name": "lora", "rank": 8}, "view": {"size": 96}}
     scenes = {"name": "scenes", "train": PICTURES, "validation": 4, "test": 20, "size": 64}
     scenes |= {"columns": {"image": "image"}, "targets": {"label": "label"}}
     group = {
@@ -58,37 +61,37 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def one(clients: int, disk: str, folder: Path) -> None:
+def one(clients: int, kind: str, folder: Path) -> None:
     """Run a federation, and print the peak of this process in bytes."""
     from polyfed import Experiment, run
 
-    os.environ["POLYFED_CACHE"] = str(folder / f"cache-{clients}-{disk}")
-    if disk == "full":
+    os.environ["POLYFED_CACHE"] = str(folder / f"cache-{clients}-{kind}")
+    if kind == "full disk":
         os.posix_fallocate = full
-    run(Experiment.parse(federation(clients, folder / "deit")), folder / f"run-{clients}-{disk}")
+    run(Experiment.parse(federation(clients, folder / "deit", kind)), folder / f"run-{clients}-{kind}")
     print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
 def main() -> None:
     """Measure and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one", nargs=3, metavar=("CLIENTS", "DISK", "FOLDER"), help="a single federation")
+    parser.add_argument("--one", nargs=3, metavar=("CLIENTS", "KIND", "FOLDER"), help="a single federation")
     options = parser.parse_args()
     if options.one:
-        clients, disk, folder = options.one
-        one(int(clients), disk, Path(folder))
+        clients, kind, folder = options.one
+        one(int(clients), kind, Path(folder))
         return
     with tempfile.TemporaryDirectory() as name:
         deit_tiny(Path(name) / "deit")
-        for disk in ("cached", "full"):
+        for kind in ("cached", "full disk", "adapters"):
             peaks = {}
             for clients in (1, 100):
-                command = [sys.executable, __file__, "--one", str(clients), disk, name]
+                command = [sys.executable, __file__, "--one", str(clients), kind, name]
                 told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 peaks[clients] = int(told.splitlines()[-1])
             ratio = peaks[100] / peaks[1]
             mib = {f"mib_{clients}": peak / 2**20 for clients, peak in peaks.items()}
-            harness.report(f"backbone/{disk}", ratio=ratio, against="one client", limit=LIMIT, ok=ratio <= LIMIT, **mib)
+            harness.report(f"backbone/{kind}", ratio=ratio, against="one client", limit=LIMIT, ok=ratio <= LIMIT, **mib)
 
 
 if __name__ == "__main__":
