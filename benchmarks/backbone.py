@@ -1,7 +1,8 @@
 """Peak memory of 100 clients over one frozen DeiT-tiny, against one client with the same pictures: at most 1.5 times.
 
 Once with features in the cache, once on a full disk, where they are computed anew for every batch, and once with
-low-rank adapters in all layers. Each federation runs in a process of its own: a round of FedAvg over generated pictures, with
+low-rank adapters in all layers. Each federation runs in a process of its own: a round of FedAvg over generated
+pictures, with
 weights that are drawn at random.
 """
 
