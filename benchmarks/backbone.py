@@ -2,8 +2,7 @@
 
 Once with features in the cache, once on a full disk, where they are computed anew for every batch, and once with
 low-rank adapters in all layers. Each federation runs in a process of its own: a round of FedAvg over generated
-pictures, with
-weights that are drawn at random.
+pictures, with weights that are drawn at random.
 """
 
 from __future__ import annotations
