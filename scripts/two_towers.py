@@ -1,10 +1,10 @@
-"""Make a small network of two towers that retrieves without further training: DeiT-tiny and MiniLM, joined on some pairs.
+"""Make a small network of two towers that retrieves as it comes: DeiT-tiny and MiniLM, joined on some pairs.
 
     python scripts/two_towers.py --data DATA --weights WEIGHTS --out WEIGHTS/two-towers-flickr8k
 
 Both networks stay as they are; their poolers and the two projections learn from the last 2,000 training pictures of
-Flickr8k, with an InfoNCE loss. The folder is a ``VisionTextDualEncoderModel`` of ``transformers``, with the preprocessor and
-the tokenizer of the two. Studies with a zero-shot twin leave those pictures out (``items`` below 4,000).
+Flickr8k, with an InfoNCE loss. The folder is a ``VisionTextDualEncoderModel`` of ``transformers``, with preprocessor
+and tokenizer of the two. Clients of studies with a zero-shot twin hold none of those pictures.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def rows(data: Path) -> list[dict[str, Any]]:
 @torch.no_grad()
 def first_states(model: Any, items: list[dict[str, Any]], weights: Path) -> tuple[Tensor, Tensor]:
     """What the two networks say first: of each picture [n, v], of each of its captions [n, 5, t]."""
-    from polyfed.data.backbone_inputs import ImagePreparation
     from transformers import AutoTokenizer
+
+    from polyfed.data.backbone_inputs import ImagePreparation
 
     prepare = ImagePreparation.of(weights / "deit-tiny-patch16-224", None, None)
     tokenizer = AutoTokenizer.from_pretrained(weights / "all-MiniLM-L6-v2")

@@ -185,7 +185,7 @@ def _as_they_come(content: Mapping[str, Any]) -> _Content:
     encoders = server["model"]["encoders"]
     for name, encoder in encoders.items():
         kept = {key: value for key, value in encoder.items() if key not in ("trainable", "adapter")}
-        if encoder["view"].get("before_last"):  # the view of what is trained no more
+        if encoder["view"]["name"] == "states":  # the view of what is trained no more
             kept["view"] = {key: encoder["view"][key] for key in ("size", "fit", "length", "precision")}
         encoders[name] = kept
     run = {**content["run"], "rounds": 1, "evaluate_clients": False, "sampling": {}, "phases": {}, "attackers": []}

@@ -313,7 +313,7 @@ def body_of(tower: nn.Module) -> nn.Module:
     """The network of ``transformers`` within an encoder that does not work on its cached output."""
     trunk = tower.get_submodule("trunk")
     inner = trunk.module if isinstance(trunk, Frozen) else trunk
-    assert isinstance(inner, _Trunk)
+    assert isinstance(inner, NetworkTrunk)
     return inner.backbone.body
 
 
