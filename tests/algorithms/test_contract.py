@@ -45,7 +45,7 @@ ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "sc
 ALIKE |= {"fedit", "flexlora", "ffa_lora", "fedex_lora"}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
 optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
-sent alike, and ``test_scaffold`` has two rounds of both; ``hetlora`` and ``flora`` run what the other adapters' methods do."""
+sent alike, and ``test_scaffold`` has two rounds of both; ``hetlora`` and ``flora`` run what others with adapters do."""
 
 
 def method_of(form: str) -> type[Algorithm]:

@@ -23,10 +23,13 @@ INPUTS = {
 QUERY_VALUE = {"vit": ["q_proj", "v_proj"], "bert": ["query", "value"]}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]
 CASES: list[tuple[str, dict[str, Any], Any]] = [
-    *((name, {"name": "lora", "rank": 2}, {"r": 2, "target_modules": QUERY_VALUE[name]}) for name in INPUTS),
+    *(
+        (name, {"name": "lora", "rank": 2}, {"r": 2, "lora_alpha": 4, "target_modules": QUERY_VALUE[name]})
+        for name in INPUTS
+    ),
     ("bert", {"name": "lora", "dropout": 0.5}, {"lora_dropout": 0.5, "target_modules": QUERY_VALUE["bert"]}),
-    ("vit", {"name": "lora", "alpha": 3.0, "dora": True}, {"lora_alpha": 3, "use_dora": True}),
-    ("vit", {"name": "lora", "rank": 4, "rank_stabilised": True}, {"r": 4, "use_rslora": True}),
+    ("vit", {"name": "lora", "scaling": 0.375, "dora": True}, {"lora_alpha": 3, "use_dora": True}),
+    ("vit", {"name": "lora", "rank": 4, "scaling": 8.0}, {"r": 4, "lora_alpha": 16, "use_rslora": True}),
     ("vit", {"name": "lora", "targets": "linear"}, {"target_modules": LINEAR}),
     ("vit", {"name": "lora", "targets": ["fc1"], "last": 1}, {"target_modules": ["layers.2.mlp.fc1"]}),
     ("vit", {"name": "ia3"}, {"target_modules": ["k_proj", "v_proj", "fc2"], "feedforward_modules": ["fc2"]}),

@@ -251,7 +251,7 @@ def without(section: str) -> Callable[[Config], object]:
                 ("pooled", r"server trains \(server_passes\)"),
             )
         ),
-        ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local' or 'pooled'"),
+        ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local', 'pooled' or 'zero-shot'"),
         ("pooled", lambda c: c.update(twin={"kind": "pooled", "passes": 0.5}), "twin.passes"),
         ("pooled", lambda c: c.update(twin={"kind": "pooled", "rate": 2}), "rate and passes: give both, or neither"),
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),

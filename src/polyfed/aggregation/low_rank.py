@@ -77,8 +77,7 @@ def leading(factors: Factors, rank: int) -> Factors:
 
 
 def fresh(tensors: Mapping[str, Tensor], *key: int | str) -> dict[str, Tensor]:
-    """New factors of every layer, by names: A uniform as that of ``peft``, from the key and the layer's name alone, and B
-    of zeros."""
+    """New factors of every layer, by names: A uniform as ``peft`` has it, from the key and the layer's name, B zero."""
     new = {}
     for layer, own in factor_names(tensors).items():
         a, b = tensors[own.a], tensors[own.b]
@@ -266,7 +265,7 @@ class Residual(LowRankAveraging):
 class Stacked(LowRankAveraging):
     """FLoRA (Wang et al., NeurIPS 2024, Eq. 6 to 8): factors side by side, added to the layer for good.
 
-    [n_1 B_1 ... n_K B_K] [A_1; ...; A_K] / n is the mean of the changes, whatever the ranks; new adapters start at zero.
+    [n_1 B_1 ... n_K B_K] [A_1; ...; A_K] / n is the mean of the changes, whatever the ranks; new adapters are zero.
     """
 
     short_name: ClassVar[str] = "stacked"
@@ -280,7 +279,7 @@ class Stacked(LowRankAveraging):
 
 
 class SingularValues(LowRankAveraging):
-    """FlexLoRA (Bai et al., NeurIPS 2024, Algorithm 1): a type gets the nearest factors of its rank to the mean change."""
+    """FlexLoRA (Bai et al., NeurIPS 2024, Algorithm 1): a type gets the factors of its rank nearest to the mean."""
 
     short_name: ClassVar[str] = "singular_values"
 

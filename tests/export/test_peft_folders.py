@@ -66,12 +66,13 @@ def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
         with torch.no_grad():
             own, found = (body_of(one.encoders[modality])(x) for one in (run.server_model("last").model, model.eval()))
         torch.testing.assert_close(found.last_hidden_state, own.last_hidden_state)
-    with pytest.raises(ConfigError, match="is not as the settings say, first at"):
-        other = Experiment.load(from_folder(adapted((3,)), folder))
-        other.server.model.build({}, run.server_model().context)
-    with pytest.raises(ConfigError, match="adapter.start: no folder"):
-        other = Experiment.load(from_folder(adapted(), Path("nowhere")))
-        other.server.model.build({}, run.server_model().context)
+    for other, message in (
+        (from_folder(adapted((3,)), folder), "is not as the settings say, first at"),
+        (from_folder(adapted(), Path("nowhere")), r"adapter\.start: no folder"),
+    ):
+        settings = Experiment.load(other).server.model
+        with pytest.raises(ConfigError, match=message):
+            settings.build({}, run.server_model().context)
 
 
 def test_a_run_without_adapters_has_none_to_export(tiny: Config, tmp_path: Path) -> None:
