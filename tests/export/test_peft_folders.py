@@ -34,7 +34,7 @@ def plain(modality: str, adapter: Path) -> Any:
     return PeftModel.from_pretrained(network, str(adapter)).eval()
 
 
-@pytest.mark.parametrize("method", ["fedit", "fedex_lora"])
+@pytest.mark.parametrize("method", [pytest.param("fedit", marks=pytest.mark.slow), "fedex_lora"])  # with offsets
 def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path) -> None:
     run = trained(tmp_path / "run", name=method)
     folder = export_adapters(run, which="last")

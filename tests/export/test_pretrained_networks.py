@@ -34,7 +34,7 @@ CASES = {
     ),
 }
 
-SLOW = {"siglip": pytest.mark.slow, "convolutions": pytest.mark.slow}
+SLOW = {"siglip": pytest.mark.slow, "convolutions": pytest.mark.slow, "clip": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW.get(case, ())) for case in CASES])
