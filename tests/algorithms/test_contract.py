@@ -45,7 +45,8 @@ ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "sc
 ALIKE |= {"fedit", "flexlora", "ffa_lora", "fedex_lora", "hetlora"}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
 optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
-sent alike, and ``test_scaffold`` has two rounds of both; ``flora`` and ``fedsa_lora`` run what others with adapters do."""
+sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` and ``fedsa_lora`` run what others with adapters
+do."""
 
 
 def method_of(form: str) -> type[Algorithm]:

@@ -42,13 +42,17 @@ def test_every_field_that_a_method_declares_is_in_its_line(name: str) -> None:
 def test_answers_are_those_that_the_pages_on_each_protection_give() -> None:
     answers = {name: dict(zip(protections.HEADS[2:], cells[2:], strict=True)) for name, cells in ROWS.items()}
     in_training = {name for name, answer in answers.items() if answer["noise in training"] == "yes"}
-    assert in_training == {"fedavg", "fedet", "fedmkd"}
+    adapters = {"fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "flexlora"}
+    assert in_training == {"fedavg", "fedet", "fedmkd"} | adapters
     assert {name for name, answer in answers.items() if answer["masked sums"] == "yes"} == {
         "fedavg",
         "fedcola",
         "fediot",
         "fedprox",
         "moon",
+        "fedit",
+        "ffa_lora",
+        "fedsa_lora",
     }
     assert answers["creamfl"]["masked sums"] == answers["fedmd"]["masked sums"] == "with `teacher.weights: count`"
     assert answers["fedproto"]["masked sums"] == "with `largest_norm: null`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from polyfed.aggregation.low_rank import Residual, without
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
@@ -15,6 +16,8 @@ class FedExLoRA(FedAvg):
     A and B are averaged, and what the product of the means lacks of the mean of the products is added to the frozen
     layer: what clients receive is the average of what they sent, to the last digit. Needs ``adapter.offset``.
     """
+
+    learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = Residual()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from polyfed.aggregation.low_rank import Separate
 from polyfed.algorithms.algorithm import WeightAveraging
 from polyfed.algorithms.fedavg import FedAvg
@@ -12,5 +14,7 @@ class FedIT(FedAvg):
 
     Factors A and B of each layer are averaged apart, over all clients that have the layer, whatever else they have.
     """
+
+    learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = Separate()

@@ -30,6 +30,7 @@ class FedSALoRA(FedAvg):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
     has_global_models: ClassVar[bool] = False
+    learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = Separate()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from polyfed.aggregation.low_rank import Separate, fresh, without
 from polyfed.algorithms.algorithm import (
     Client,
@@ -23,6 +25,8 @@ class FFALoRA(FedAvg):
     A is drawn once, from the seed of the run, and neither trained nor sent; B is averaged. The mean of B times A is the
     mean of the changes, and noise of a private run does not multiply.
     """
+
+    learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = Separate()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from polyfed.aggregation.low_rank import SingularValues
 from polyfed.algorithms.algorithm import WeightAveraging
@@ -14,6 +15,8 @@ class FlexLoRA(FedAvg):
 
     The server averages the changes B A themselves, and sends each client the nearest factors of its own rank.
     """
+
+    learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = SingularValues()
 

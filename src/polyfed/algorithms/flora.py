@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from polyfed.aggregation.low_rank import Stacked, fresh, without
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
@@ -16,6 +17,8 @@ class FLoRA(FedAvg):
     layers. Needs ``adapter.offset``. The sum of all rounds so far is sent, not the stack of the last one: clients need
     not take part in each.
     """
+
+    learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = Stacked()
 
