@@ -18,7 +18,9 @@ import harness
 import torch
 from torch import Tensor, nn
 
-from polyfed.aggregation.averaging import Averaging, BySlot, ByType, CollaborativeAveraging
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averagings.by_slot import BySlot, CollaborativeAveraging
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.mean import GlobalModel, Rule, Update, WeightedMean, interpolate
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.blocks import Blocks

@@ -6,6 +6,7 @@ from typing import Any
 
 _ABSOLUTE = {"targets": "absolute"}
 _FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
+_HALF = {"name": "momentum", "momentum": 0.0, "lr": 0.5}
 _NOT_JOINT = {"task": {"order": "last"}}
 _PROCRUSTES: dict[str, Any] = {"teacher": {"alignment": {"kind": "procrustes"}}}
 _RIDGE: dict[str, Any] = {"teacher": {"alignment": {"kind": "ridge"}}}
@@ -54,6 +55,14 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedcola", "complement"): {"layers": "mlp"},
     ("fedema", "blending"): {"lam": 0.5},
     ("fedema", "byol"): {"predictor_width": 8, "weight": 0.5},
+    ("fedex_lora", "averaging"): {"server_optimizer": _HALF},
+    ("fedit", "averaging"): "by_type",
+    ("fedsa_lora", "averaging"): {"server_optimizer": _HALF},
+    ("ffa_lora", "averaging"): {"server_optimizer": _HALF},
+    ("flexlora", "averaging"): "separate",
+    ("flora", "averaging"): {"server_optimizer": _HALF},
+    ("hetlora", "averaging"): "separate",
+    ("hetlora", "gamma"): 1.0,
     ("feddra", "guidance"): None,
     ("feddra", "local_epochs"): 2,
     ("feddra", "weights"): {"gamma": 5.0},

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging, BySlot, ByType
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averagings.by_slot import BySlot
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
 from polyfed.models.slots import Slot, TensorPlace
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.low_rank import (
+from polyfed.aggregation.averagings.low_rank import (
     Factors,
     LowRankAveraging,
     Padded,

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from polyfed.aggregation.averaging import BySlot
+from polyfed.aggregation.averagings.by_slot import BySlot
 from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
 from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Slot, TensorPlace

@@ -26,10 +26,10 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records
 from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, VALUES
-from small_federations import METHODS, Config, federation_for
+from small_federations import ADAPTED, METHODS, Config, federation_for
 
 Result = Mapping[str, Tensor]
-COSTLY = {"creamfl_averaged", "fed_mae", "fedafd", "fedaid", "fedcola", "feddra", "fedema", "fediot"}
+COSTLY = {"creamfl_averaged", "fed_mae", "fedafd", "fedaid", "fedcola", "feddra", "fedema", "fediot", *ADAPTED}
 TOLERANCE = 1e-6
 """Relative to the largest number: less is rounding."""
 

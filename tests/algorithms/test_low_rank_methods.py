@@ -11,7 +11,7 @@ from torch import Tensor
 
 import polyfed
 from by_hand import assert_mean, copies, model_of, plain_training
-from polyfed.aggregation.low_rank import Factors, factor_names, fresh
+from polyfed.aggregation.averagings.low_rank import Factors, factor_names, fresh
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -187,6 +187,11 @@ def test_only_adapters_and_what_is_new_cross(method: str, tmp_path: Path) -> Non
 def test_unequal_ranks_are_refused_where_they_cannot_be_averaged(method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs adapters of one rank.*flexlora, hetlora or flora"):
         prepared(unequal(name=method), tmp_path)
+
+
+def test_a_method_keeps_the_rule_that_it_is_made_of(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="averaging: is by_type, but the method goes with 'stacked'"):
+        Experiment.parse(adapted(name="flora", averaging="by_type"))
 
 
 def test_models_without_adapters_are_refused(tiny: Config, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from polyfed.aggregation.averaging import ByType
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averaging import ByType
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import (
     Algorithm,

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averaging import ByType
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from polyfed.aggregation.averaging import ByType
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.averaging import CollaborativeAveraging, require_equal
+from polyfed.aggregation.averagings.by_slot import CollaborativeAveraging, require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import (
     Algorithm,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from polyfed.aggregation.low_rank import Residual, without
+from polyfed.aggregation.averagings.low_rank import Residual, only, without
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 
@@ -19,7 +19,7 @@ class FedExLoRA(FedAvg):
 
     learns_by_fit: ClassVar[bool] = True
 
-    averaging: WeightAveraging = Residual()
+    averaging: Annotated[WeightAveraging, only(Residual)] = Residual()
 
     @property
     def summed(self) -> Mapping[str, str | None]:

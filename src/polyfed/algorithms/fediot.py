@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from polyfed.aggregation.averaging import BySlot, MultimodalAveraging
+from polyfed.aggregation.averagings.by_slot import BySlot, MultimodalAveraging
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

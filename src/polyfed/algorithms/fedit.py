@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyfed.aggregation.low_rank import Separate
+from polyfed.aggregation.averagings.low_rank import Separate
 from polyfed.algorithms.algorithm import WeightAveraging
 from polyfed.algorithms.fedavg import FedAvg
 

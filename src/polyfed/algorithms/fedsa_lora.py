@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from polyfed.aggregation.low_rank import Separate, without
+from polyfed.aggregation.averagings.low_rank import Separate, only, without
 from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
@@ -32,7 +32,7 @@ class FedSALoRA(FedAvg):
     has_global_models: ClassVar[bool] = False
     learns_by_fit: ClassVar[bool] = True
 
-    averaging: WeightAveraging = Separate()
+    averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
 
     # ---- server half
 

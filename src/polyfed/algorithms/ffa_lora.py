@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from polyfed.aggregation.low_rank import Separate, fresh, without
+from polyfed.aggregation.averagings.low_rank import Separate, fresh, only, without
 from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
@@ -28,7 +28,7 @@ class FFALoRA(FedAvg):
 
     learns_by_fit: ClassVar[bool] = True
 
-    averaging: WeightAveraging = Separate()
+    averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
 
     # ---- server half
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from polyfed.aggregation.low_rank import SingularValues
+from polyfed.aggregation.averagings.low_rank import SingularValues
 from polyfed.algorithms.algorithm import WeightAveraging
 from polyfed.algorithms.fedavg import FedAvg
 

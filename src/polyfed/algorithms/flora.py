@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from polyfed.aggregation.low_rank import Stacked, fresh, without
+from polyfed.aggregation.averagings.low_rank import Stacked, fresh, only, without
 from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 
@@ -20,7 +20,7 @@ class FLoRA(FedAvg):
 
     learns_by_fit: ClassVar[bool] = True
 
-    averaging: WeightAveraging = Stacked()
+    averaging: Annotated[WeightAveraging, only(Stacked)] = Stacked()
 
     @property
     def summed(self) -> Mapping[str, str | None]:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.low_rank import Factors, Padded, factor_names, leading
+from polyfed.aggregation.averagings.low_rank import Factors, Padded, factor_names, leading
 from polyfed.algorithms.algorithm import Client, Lifetime, Reply, Server, WeightAveraging, Weights, client_step
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch

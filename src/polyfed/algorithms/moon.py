@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.aggregation.averaging import ByType
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.averaging import ByType
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import (
     Algorithm,

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.averaging import Averaging
@@ -214,6 +214,18 @@ def _others(tensors: Mapping[str, Tensor], names: Mapping[str, FactorNames]) -> 
 
 def _key(name: str, value: Tensor) -> str:
     return f"{name} {tuple(value.shape)}"
+
+
+def only(rule: type[LowRankAveraging]) -> AfterValidator:
+    """Lets a method have no averaging but a rule that it is made of, of whatever settings."""
+
+    def check(averaging: Averaging) -> Averaging:
+        if not isinstance(averaging, rule):
+            name = rule.component_name()
+            raise ValueError(f"is {averaging.component_name()}, but the method goes with '{name}'; leave the name out")
+        return averaging
+
+    return AfterValidator(check)
 
 
 class _FactorMeans(LayerMean):

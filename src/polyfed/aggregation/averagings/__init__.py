@@ -1,0 +1,1 @@
+"""How trained weights become new global models."""
