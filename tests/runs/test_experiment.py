@@ -48,6 +48,8 @@ def test_presets_are_federations_and_what_papers_and_released_codes_state() -> N
         "fedaid": ["scenes", "fashion", "medpix", "cxr", "mimic"],
         "feddra": ["mimic"],
         "scarce-public": ["", "aligned"],
+        "adapters": ["flickr8k"],
+        "clip": ["flickr30k-lora"],
         "vqa": ["scenes", "easy", "easy-features", "daquar", "v2"],
     }
     names = {f"{family}-{name}".removesuffix("-") for family, ending in variants.items() for name in ending}

@@ -36,7 +36,7 @@ FAMILIES = {
     "rules": ("polyfed.privacy.rules", "RobustRule", "what a minority of false clients cannot move far"),
     "sums": ("polyfed.privacy.secure_sum", "SecureSum", "how replies are added up unseen"),
     "attacks": ("polyfed.federation.attack", "Attack", "what simulated attackers do"),
-    "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "how global models follow the averages"),
+    "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "of global models"),
     "probes": ("polyfed.lab.downstream.probe", "Probe", "tests of frozen encoders"),
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
     "sinks": ("polyfed.runs.sink", "Sink", "trackers that follow a run"),

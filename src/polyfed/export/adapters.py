@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyfed.core.errors import RunError
 from polyfed.core.version import __version__
-from polyfed.data.backbones import load, locate
+from polyfed.data.backbones import NO_CODE, load, locate
 from polyfed.export.card import measured_in
 from polyfed.export.model import new_folder
 from polyfed.models.adapters import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
@@ -135,7 +135,7 @@ def _require_equal(saved: ServerModel, tower: Any, encoder: HF, folder: Path) ->
     from transformers import AutoModel
 
     base: Any = load(locate(encoder.weights, saved.context.weights), AutoModel, pooler=False)
-    plain: Any = PeftModel.from_pretrained(base, str(folder)).eval()
+    plain: Any = PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()
     found, start = dict(plain.merge_and_unload().named_parameters()), PEFT_NAMES[encoder.tower].removeprefix(_PLAIN)
     for name, expected in merged_weights(body_of(tower)).items():
         if not torch.allclose(found[f"{start}{name}.weight"], expected, atol=1e-5):
