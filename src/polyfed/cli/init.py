@@ -68,8 +68,8 @@ def init_command(
         file.unlink()
         raise
     Terminal().print_tables(tables)
-    if encoders.missing(parts_of(paths)):
-        typer.echo(OFFLINE)
+    if missing := encoders.missing(parts_of(paths)):
+        typer.echo(OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
 
 

@@ -110,6 +110,12 @@ class LoRA(LayerAdapter):
     dora: bool = Field(default=False, description="learn each row's magnitude apart")
     offset: bool = Field(default=False, description="exchange too what FLoRA and FedEx-LoRA add to a layer for good")
 
+    @model_validator(mode="after")
+    def _has_one_change(self) -> Self:
+        if self.dora and self.offset:
+            raise ValueError("dora and offset: magnitudes would not see the offset; leave one out")
+        return self
+
     def attach(self, body: nn.Module, weights: Path | None = None, tower: BackboneTower = "whole") -> None:
         if self.offset:
             for name in targets_of(body, self.targets, self.last):

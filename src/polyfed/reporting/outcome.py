@@ -202,7 +202,12 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
                 twin = open_run(other).records
             except RunError:  # some other run is damaged: no reason to spoil the end of this one
                 continue
-            if _algorithm(twin) == algorithm and _conditions(twin, algorithm) == _conditions(records, algorithm):
+            is_trained = twin.section("twin").get("kind") != "zero-shot"
+            if (
+                is_trained
+                and _algorithm(twin) == algorithm
+                and _conditions(twin, algorithm) == _conditions(records, algorithm)
+            ):
                 return twin
     return None
 

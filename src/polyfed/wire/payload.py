@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -146,6 +146,10 @@ class Weights(TensorBundle):
     """Model parameters and buffers by name."""
 
     kind: ClassVar[str] = "weights"
+
+    def part(self, names: Collection[str]) -> Weights:
+        """Those tensors that are called so."""
+        return Weights({name: value for name, value in self.tensors.items() if name in names})
 
     def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
         """As of all bundles; variances of a batch normalisation must not be negative: their roots would be NaN."""

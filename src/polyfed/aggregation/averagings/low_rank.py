@@ -9,9 +9,9 @@ name and shape.
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.optim.servers import Models
 
-_FACTOR = re.compile(r"(.+)\.lora_([AB])\.\w+\.weight")
+_FACTOR = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 OFFSET = "base_layer.offset"
 """What has been added to a layer besides its adapter, in units of B A (``models.adapters.OffsetLinear``)."""
 
@@ -92,26 +92,80 @@ def best_factors(change: Float[Tensor, "out in"], rank: int) -> Factors:
     return leading(Factors(v, u * s), rank)
 
 
-class LayerMean:
-    """What clients made of a layer, folded one client at a time.
+class LayerMean(ABC):
+    """What clients made of a layer, folded one client at a time."""
+
+    @abstractmethod
+    def add(self, factors: Factors, weight: float) -> None:
+        """Fold the next client in.
+
+        Args:
+            factors: of its adapter.
+            weight: n_c, its number of samples.
+        """
+
+
+class ChangeMean(LayerMean):
+    """The mean of the changes.
 
     Attributes:
-        weight: n, of all clients so far.
         change: sum_c n_c B_c A_c / n.
     """
 
     def __init__(self) -> None:
-        self.weight, self.change = 0.0, torch.zeros(())
+        self.change, self._total = torch.zeros(()), 0.0
 
     def add(self, factors: Factors, weight: float) -> None:
-        self.weight += weight
-        self.change = torch.lerp(self.change, factors.change, weight / self.weight)
+        self._total += weight
+        self.change = torch.lerp(self.change, factors.change, weight / self._total)
+
+
+class FactorMean(LayerMean):
+    """The means of A and of B."""
+
+    def __init__(self) -> None:
+        self._mean = WeightedMean()
+
+    def add(self, factors: Factors, weight: float) -> None:
+        self._mean.add(factors._asdict(), weight)
+
+    @property
+    def factors(self) -> Factors:
+        return Factors(**self._mean.result())
+
+
+class BothMeans(LayerMean):
+    """The means of A, of B and of the changes."""
+
+    def __init__(self) -> None:
+        self.of_factors, self.of_changes = FactorMean(), ChangeMean()
+
+    def add(self, factors: Factors, weight: float) -> None:
+        self.of_factors.add(factors, weight)
+        self.of_changes.add(factors, weight)
+
+
+class PaddedMean(LayerMean):
+    """The means of factors filled up with zeros, weighted by n_c and the size of the client's change."""
+
+    def __init__(self) -> None:
+        self.factors: Factors | None = None
+        self._total = 0.0
+
+    def add(self, factors: Factors, weight: float) -> None:
+        size = weight * float(torch.linalg.matrix_norm(factors.change))
+        old = self.factors or Factors(torch.zeros_like(factors.a), torch.zeros_like(factors.b))
+        rank = max(old.rank, factors.rank)
+        self._total += size
+        share = size / self._total if self._total > 0 else 0.0
+        pairs = zip(leading(old, rank), leading(factors, rank), strict=True)
+        self.factors = Factors(*(torch.lerp(before, own, share) for before, own in pairs))
 
 
 class LowRankAveraging(Averaging):
     """Averages adapters layer by layer; subclasses say how those of one layer."""
 
-    layer_mean: ClassVar[type[LayerMean]] = LayerMean
+    layer_mean: ClassVar[type[LayerMean]]
     has_offset: ClassVar[bool] = False
     needs_equal_ranks: ClassVar[bool] = False
 
@@ -124,15 +178,15 @@ class LowRankAveraging(Averaging):
         return self
 
     @abstractmethod
-    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+    def factors(self, mean: Any, old: Factors) -> Factors:
         """A layer's new adapter, of the rank of the old one of a type.
 
         Args:
-            mean: of what clients sent.
+            mean: of what clients sent, a ``layer_mean``.
             old: what the type had.
         """
 
-    def offset(self, mean: LayerMean, new: Factors) -> Float[Tensor, "out in"] | None:
+    def offset(self, mean: Any, new: Factors) -> Float[Tensor, "out in"] | None:
         """What the new adapter leaves out, to be added to the layer for good; None: nothing is."""
         return None
 
@@ -183,6 +237,7 @@ class LowRankAveraging(Averaging):
                     f"algorithm.averaging '{self.component_name()}' adds to layers for good, and clients "
                     f"{', '.join(model.clients[:3])} do not exchange that; set adapter.offset: true in their encoders"
                 )
+            self._require_plain(model)
         ranks = {
             (layer, model.shapes[own.a][0]): model.clients[:1]
             for model in models.values()
@@ -194,6 +249,14 @@ class LowRankAveraging(Averaging):
             raise ConfigError(
                 f"algorithm.averaging is '{self.component_name()}', but no client's model has low-rank adapters; give "
                 "encoders 'hf' an adapter 'lora', or choose by_type"
+            )
+
+    def _require_plain(self, model: GlobalModel) -> None:
+        """DoRA's change is no B A, so that only means of factors apply to it."""
+        if self.layer_mean is not FactorMean and any("lora_magnitude_vector" in name for name in model.shapes):
+            raise ConfigError(
+                f"algorithm.averaging '{self.component_name()}' averages changes B A, and adapters of clients "
+                f"{', '.join(model.clients[:3])} have magnitudes besides; set adapter.dora: false, or choose fedit"
             )
 
     def _require_equal(self, ranks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
@@ -228,31 +291,14 @@ def only(rule: type[LowRankAveraging]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class _FactorMeans(LayerMean):
-    """The means of A and of B too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._factors = WeightedMean()
-
-    def add(self, factors: Factors, weight: float) -> None:
-        super().add(factors, weight)
-        self._factors.add(factors._asdict(), weight)
-
-    @property
-    def factors(self) -> Factors:
-        return Factors(**self._factors.result())
-
-
 class Separate(LowRankAveraging):
     """FedIT (Zhang et al., ICASSP 2024): the means of A and of B, whose product is not the mean of the changes."""
 
     short_name: ClassVar[str] = "separate"
-    layer_mean = _FactorMeans
+    layer_mean = FactorMean
     needs_equal_ranks = True
 
-    def factors(self, mean: LayerMean, old: Factors) -> Factors:
-        assert isinstance(mean, _FactorMeans)
+    def factors(self, mean: FactorMean, old: Factors) -> Factors:
         return mean.factors
 
 
@@ -263,15 +309,14 @@ class Residual(LowRankAveraging):
     """
 
     short_name: ClassVar[str] = "residual"
-    layer_mean = _FactorMeans
+    layer_mean = BothMeans
     has_offset = needs_equal_ranks = True
 
-    def factors(self, mean: LayerMean, old: Factors) -> Factors:
-        assert isinstance(mean, _FactorMeans)
-        return mean.factors
+    def factors(self, mean: BothMeans, old: Factors) -> Factors:
+        return mean.of_factors.factors
 
-    def offset(self, mean: LayerMean, new: Factors) -> Float[Tensor, "out in"]:
-        return mean.change - new.change
+    def offset(self, mean: BothMeans, new: Factors) -> Float[Tensor, "out in"]:
+        return mean.of_changes.change - new.change
 
 
 class Stacked(LowRankAveraging):
@@ -281,12 +326,13 @@ class Stacked(LowRankAveraging):
     """
 
     short_name: ClassVar[str] = "stacked"
+    layer_mean = ChangeMean
     has_offset = True
 
-    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+    def factors(self, mean: ChangeMean, old: Factors) -> Factors:
         return Factors(old.a, torch.zeros_like(old.b))
 
-    def offset(self, mean: LayerMean, new: Factors) -> Float[Tensor, "out in"]:
+    def offset(self, mean: ChangeMean, new: Factors) -> Float[Tensor, "out in"]:
         return mean.change
 
 
@@ -294,28 +340,10 @@ class SingularValues(LowRankAveraging):
     """FlexLoRA (Bai et al., NeurIPS 2024, Algorithm 1): a type gets the factors of its rank nearest to the mean."""
 
     short_name: ClassVar[str] = "singular_values"
+    layer_mean = ChangeMean
 
-    def factors(self, mean: LayerMean, old: Factors) -> Factors:
+    def factors(self, mean: ChangeMean, old: Factors) -> Factors:
         return best_factors(mean.change, old.rank)
-
-
-class _PaddedMeans(LayerMean):
-    """Means of factors filled up with zeros, weighted by the size of their change as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factors: Factors | None = None
-        self._total = 0.0
-
-    def add(self, factors: Factors, weight: float) -> None:
-        super().add(factors, weight)
-        size = weight * float(torch.linalg.matrix_norm(factors.change))
-        old = self.factors or Factors(torch.zeros_like(factors.a), torch.zeros_like(factors.b))
-        rank = max(old.rank, factors.rank)
-        self._total += size
-        share = size / self._total if self._total > 0 else 0.0
-        pairs = zip(leading(old, rank), leading(factors, rank), strict=True)
-        self.factors = Factors(*(torch.lerp(before, own, share) for before, own in pairs))
 
 
 class Padded(LowRankAveraging):
@@ -325,9 +353,8 @@ class Padded(LowRankAveraging):
     """
 
     short_name: ClassVar[str] = "padded"
-    layer_mean = _PaddedMeans
+    layer_mean = PaddedMean
 
-    def factors(self, mean: LayerMean, old: Factors) -> Factors:
-        assert isinstance(mean, _PaddedMeans)
+    def factors(self, mean: PaddedMean, old: Factors) -> Factors:
         assert mean.factors is not None
         return leading(mean.factors, old.rank)
