@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from polyfed.reporting.fitted_tables import column_groups, turned
+from polyfed.reporting.fitted_tables import column_groups
 from polyfed.reporting.tables import TextTable
 
 FIGURE = "50.38 ± 2.32 [79.02]"
@@ -36,7 +36,7 @@ def test_labels_are_wrapped_between_words_before_anything_else() -> None:
 
 
 def test_a_table_with_more_columns_than_rows_is_turned() -> None:
-    assert turned(table(2, 3)) == TextTable(
+    assert table(2, 3).turned() == TextTable(
         "A title", ("", "row 0", "row 1"), [[f"column {at}", FIGURE, FIGURE] for at in range(3)], ("A note.",)
     )
     lines = shown(table(2, 12))

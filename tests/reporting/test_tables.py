@@ -16,6 +16,11 @@ def test_markdown():
     )
 
 
+def test_what_is_wider_than_a_page_stands_upright_in_a_file():
+    wide = TextTable("T", ("", *map(str, range(30))), [("row", *map(str, range(100, 130)))])
+    assert wide.markdown().splitlines()[2:6] == ["|  | row |", "| --- | ---: |", "| 0 | 100 |", "| 1 | 101 |"]
+
+
 def test_rich_shows_all_cells_literally():
     console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     console.print(TABLE.rich())

@@ -43,7 +43,7 @@ class FittedTable:
 
 def _body(table: TextTable, width: int) -> Iterator[Table | Text]:
     may_turn = all(_is_figure(cell) for row in table.rows for cell in row)
-    for shape in (table, turned(table)) if may_turn else (table,):
+    for shape in (table, table.turned()) if may_turn else (table,):
         if widths := _widths(shape, width):
             yield _drawn(shape, widths)
             return
@@ -52,13 +52,6 @@ def _body(table: TextTable, width: int) -> Iterator[Table | Text]:
         return
     for part in column_groups(table, width):
         yield _drawn(part, _widths(part, width) or _squeezed(part, width))
-
-
-def turned(table: TextTable) -> TextTable:
-    """Rows as columns."""
-    corner, *heads = table.columns
-    body = [[head, *(row[place] for row in table.rows)] for place, head in enumerate(heads, 1)]
-    return replace(table, columns=(corner, *(row[0] for row in table.rows)), rows=body)
 
 
 def column_groups(table: TextTable, width: int) -> list[TextTable]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from polyfed.core.untrusted import markdown
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MIB = 2**20
+_MOST = 20  # columns of a page
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,16 @@ class TextTable:
 
         return FittedTable(self)
 
+    def turned(self) -> TextTable:
+        """Rows as columns."""
+        corner, *heads = self.columns
+        body = [[head, *(row[place] for row in self.rows)] for place, head in enumerate(heads, 1)]
+        return replace(self, columns=(corner, *(row[0] for row in self.rows)), rows=body)
+
     def markdown(self, level: int = 2) -> str:
-        """For a file; ``level`` is that of the heading."""
+        """For a file; ``level`` is that of the heading. What has more columns than a page shows is turned."""
+        if self.rows and len(self.columns) > max(_MOST, len(self.rows)):
+            return self.turned().markdown(level)
         names, *rows = ([markdown(cell) for cell in row] for row in (self.columns, *self.rows))
         ruler = ["---", *["---:"] * (len(self.columns) - 1)]
         body = [f"| {' | '.join(row)} |" for row in (names, ruler, *rows)] if rows else []

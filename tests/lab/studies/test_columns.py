@@ -17,6 +17,7 @@ from polyfed.lab.studies.columns.holdings import Holdings
 from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.study import Study
 from polyfed.runs.opened import Run, open_run
+from polyfed.runs.records import PartitionEntry, RunRecords
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +45,21 @@ def test_holdings_count_what_clients_hold(finished: Run) -> None:
         assert Holdings(of=client, label=label, share=True).measure(finished) == pytest.approx(
             100 * number / each.items
         )
-        assert Holdings(of=client, label="none such").measure(finished) == 0
+        with pytest.raises(ConfigError, match="label: no client holds 'none such'"):
+            Holdings(of=client, label="none such").measure(finished)
     assert with_classes
+
+
+def test_a_combination_of_columns_that_nobody_holds_counts_zero(finished: Run) -> None:
+    entry = PartitionEntry(
+        group="h", source="s", split="train", items=3, samples=3, labels={"none": 1, "a+b": 2}, index=[0, 1, 2],
+        columns={"a": {"1": 2}, "b": {"1": 2}},
+    )  # fmt: skip
+    run = Run(finished.folder)
+    run.__dict__["records"] = RunRecords(finished.folder, holdings={"h-0": entry})
+    assert [Holdings(of="h", label=label).measure(run) for label in ("a+b", "a", "none")] == [2, 0, 1]
+    with pytest.raises(ConfigError, match=r"label: no client holds '1'; .*none"):
+        Holdings(of="h", label="1").measure(run)
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])

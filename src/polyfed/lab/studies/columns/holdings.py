@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -37,8 +38,16 @@ class Holdings(ColumnSettings):
         if not matching:
             valid = dict.fromkeys([*(holding.group for holding in holdings.values()), *holdings])
             raise ConfigError(f"of: no client or group '{self.of}'; {nearest(self.of, valid)}")
+        if self.label is not None:
+            self._require_known(self.label, list(holdings.values()))
         counts = [self._count(holding) for holding in matching]
         return float(max(counts) if self.over == "largest" else min(counts))
+
+    def _require_known(self, label: str, holdings: Sequence[PartitionEntry]) -> None:
+        """Raise ConfigError for a class that nobody has, and that no combination of the partition's columns is."""
+        known = {name for holding in holdings for name in holding.labels or ()}
+        if known and label not in known and not {*label.split("+")} <= {*holdings[0].columns}:
+            raise ConfigError(f"label: no client holds '{label}'; {nearest(label, known)}")
 
     def _count(self, holding: PartitionEntry) -> float:
         count = float(self._items(holding))
