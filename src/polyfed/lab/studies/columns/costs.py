@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from statistics import median
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -98,7 +99,10 @@ def _costs(run: Run) -> Any:
 
 
 class Seconds(ColumnSettings):
-    """Wall time of the rounds; cells run side by side, so that only those of one invocation compare, and roughly."""
+    """Wall time of all rounds, or of the median round, which shows nothing of what one round computes for all.
+
+    Cells run side by side, so that only those of one invocation compare, and roughly.
+    """
 
     short_name: ClassVar[str] = "seconds"
     is_cost: ClassVar[bool] = True
@@ -108,5 +112,5 @@ class Seconds(ColumnSettings):
     digits: int = Field(default=1, ge=0, le=9)
 
     def measure(self, run: Run) -> float:
-        seconds = run.records.seconds
-        return sum(seconds.values()) / (max(1, len(seconds)) if self.per == "round" else 1)
+        seconds = run.records.seconds.values()
+        return median(seconds) if self.per == "round" else sum(seconds)
