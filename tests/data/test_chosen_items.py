@@ -46,6 +46,18 @@ def test_matches_default_to_the_items_and_survive_selection(tmp_path: Path) -> N
     assert assemble(split, views, context_of(tmp_path)).matches.tolist() == [0, 1, 0]
 
 
+# ---- the first rows
+
+
+def test_only_the_first_rows_of_a_split_are_items(tmp_path: Path) -> None:
+    written(written(tmp_path), "test")
+    kept = {"first": {"train": 4}, "matches": "group"}
+    assert len(opened(tmp_path, **kept).ids) == 4
+    assert len(opened(tmp_path, "test", **kept).ids) == len(opened(tmp_path, "train").ids) == 6
+    assert len(opened(tmp_path, **kept, where={"country": "Italy"}).ids) == 2
+    assert len(opened(tmp_path, first={"train": 99}).ids) == 6
+
+
 # ---- targets that are not integers
 
 

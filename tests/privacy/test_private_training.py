@@ -84,9 +84,27 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
 ) -> None:
     if encoder is not None:
         client = pictures(tiny, encoder, tmp_path)
-    chosen = torch.tensor([3, 0, 7, 11])
     # text: without its dropout; pictures: in training mode, where batch norms would mix samples
     client.model.train(encoder is not None)
+    require_sums_by_sample(client)
+
+
+@pytest.mark.parametrize(
+    ("weights", "more"),
+    [("bert", {}), ("bert", {"last": 1}), ("mpnet", {}), ("modernbert", {}), ("clip", {"tower": "text"})],
+)
+def test_masks_of_pretrained_networks_do_not_look_at_a_whole_batch(weights: str, more: Config, tmp_path: Path) -> None:
+    config, text = federation(), {"name": "hf", "weights": weights, "tower": more.pop("tower", "whole")}
+    config["data"]["weights_dir"] = str(save(weights, tmp_path / "weights").parent)
+    text |= {"adapter": {"name": "lora", "rank": 2, **more}, "view": {"length": 12}}
+    config["clients"]["text"]["model"] = {"dim": 6, "encoders": {"text": text}}
+    client = woken(prepared(config, tmp_path / "run"), "text-0")
+    client.model.eval()
+    require_sums_by_sample(client)
+
+
+def require_sums_by_sample(client: Any) -> None:
+    chosen = torch.tensor([3, 0, 7, 11])
     expected: dict[str, Tensor] = {}
     norms = []
     for index in chosen.tolist():

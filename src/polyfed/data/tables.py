@@ -80,6 +80,10 @@ class TableSource(Source):
         default_factory=dict,
         description="column -> value, or list of values, that an item must have; other rows are no items",
     )
+    first: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="split -> only so many of its rows, from the first on; the others are no items",
+    )
     incomplete: Literal["refuse", "leave_out"] = Field(
         default="refuse",
         description="items without a modality of ``columns`` (null; of texts also blank) or without a target: an error "
@@ -188,11 +192,13 @@ def _items(
     table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
 ) -> tuple[Mask | None, dict[str, int]]:
     """Which rows are items (None: all), and column -> how many fitting rows lack it."""
-    leave_out = source.incomplete == "leave_out"
-    if not source.where and not leave_out:
+    leave_out, first = source.incomplete == "leave_out", source.first.get(table.split)
+    if not source.where and not leave_out and first is None:
         return None, {}
     wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
     fitting: Mask = np.ones(table.count(), np.bool_)
+    if first is not None:
+        fitting[first:] = False
     for column, values in wanted.items():
         fitting &= _having(table, column, values, names.get(column, ()))
     if not fitting.any():

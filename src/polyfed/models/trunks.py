@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import Backbone, pooled, reads_padding
@@ -111,6 +113,39 @@ class Padding:
         # the end of the longest text counts as padding elsewhere, and so may have been cut off
         ids = F.pad(ids, (0, int(self.room is None or length < self.room)), value=self.pad)
         return ids, F.pad(ids[:, :-1] != self.pad, (1, 0), value=True)
+
+
+@contextmanager
+def by_sample(model: nn.Module) -> Iterator[None]:
+    """Lets ``torch.func.vmap`` take the samples of a batch one by one.
+
+    Networks of ``transformers`` otherwise leave a mask out where all of a batch is valid, which no value of one sample
+    may decide, and the quick kernels of attention know no ``vmap``.
+    """
+    trunks = [part for part in model.modules() if isinstance(part, NetworkTrunk)]
+    if not trunks:
+        yield
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    for kind, mask in (("sdpa", sdpa_mask), ("eager", eager_mask)):
+        AttentionMaskInterface.register(
+            f"{kind} by sample", lambda *args, mask=mask, **named: mask(*args, **named | whole)
+        )
+    AttentionInterface.register("sdpa by sample", sdpa_attention_forward)
+    configs: list[Any] = [trunk.backbone.body.config for trunk in trunks]
+    kinds = [config._attn_implementation for config in configs]
+    try:
+        for config, kind in zip(configs, kinds, strict=True):
+            config._attn_implementation = f"{kind} by sample"
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        for config, kind in zip(configs, kinds, strict=True):
+            config._attn_implementation = kind
 
 
 def goes_on(backbone: Backbone, last: int, x: Tensor) -> Backbone:

@@ -22,6 +22,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.extras import brought_by
 from polyfed.core.secret import keyed_digest, uniform_draws
 from polyfed.data.samples import Batch, Samples
+from polyfed.models.trunks import by_sample
 from polyfed.privacy.accounting import EXTRA, PrivacyCost
 from polyfed.privacy.release import noisy
 from polyfed.privacy.settings import SampleProtection
@@ -213,9 +214,11 @@ class PerSampleGradients:
 
     def _of(self, batch: Batch) -> dict[str, Tensor]:
         weights = {name: value.detach() for name, value in self._trained.items()}
-        gradients: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
-            weights, dict(vars(batch.to(self.participant.device)))
-        )
+        content = dict(vars(batch.to(self.participant.device)))
+        with by_sample(self._module):
+            gradients: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
+                weights, content
+            )
         return gradients
 
     def _loss(self, weights: dict[str, Tensor], one: dict[str, Any]) -> Tensor:
