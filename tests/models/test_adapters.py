@@ -1,7 +1,8 @@
-"""Adapters: those within layers are peft's own, the bottleneck is its formula."""
+"""Adapters: those within layers are peft's own, those behind the network are their formulas."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models import adapters
-from polyfed.models.adapters import Bottleneck
+from polyfed.models.adapters import layers
+from polyfed.models.adapters.features import Attention, Bottleneck
 from polyfed.models.encoders.hf import HF
 from tiny_networks import ROOM, WIDTH, WORDS, network, save
 
@@ -106,6 +107,21 @@ def test_a_bottleneck_is_its_formula() -> None:
         torch.testing.assert_close(found, torch.tensor(expected))
 
 
+def test_attention_is_its_formula() -> None:
+    module: Any = Attention().behind(WIDTH).requires_grad_(False)
+    for row in torch.randn(3, WIDTH):
+        inner = [
+            math.tanh(float(sum(w * x for w, x in zip(weights, row, strict=True)) + bias))
+            for weights, bias in zip(module.first.weight, module.first.bias, strict=True)
+        ]
+        scores = [
+            math.exp(float(sum(w * x for w, x in zip(weights, inner, strict=True)) + bias))
+            for weights, bias in zip(module.second.weight, module.second.bias, strict=True)
+        ]
+        expected = [score / sum(scores) * float(x) for score, x in zip(scores, row, strict=True)]
+        torch.testing.assert_close(module(row[None])[0], torch.tensor(expected))
+
+
 @pytest.mark.parametrize(
     ("name", "adapter", "message"),
     [
@@ -123,7 +139,7 @@ def test_what_a_network_does_not_have_cannot_be_adapted(
 
 
 def test_without_peft_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    monkeypatch.setattr(layers, "find_spec", lambda name: None)
     given: Any = {"weights": "vit", "adapter": "lora"}
     with pytest.raises(ConfigError, match=r'needs the package peft, .*pip install "polyfed\[adapters\]"'):
         HF(**given)

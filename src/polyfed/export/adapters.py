@@ -23,7 +23,7 @@ from polyfed.core.version import __version__
 from polyfed.data.backbones import NO_CODE, load, locate
 from polyfed.export.card import measured_in
 from polyfed.export.model import new_folder
-from polyfed.models.adapters import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
+from polyfed.models.adapters.layers import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
 from polyfed.models.encoders.hf import HF, body_of
 from polyfed.reporting.facts import component, setting
 from polyfed.reporting.markup import markdown_templates

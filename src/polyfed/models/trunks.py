@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -41,6 +41,28 @@ class CachedTrunk(nn.Module):
         return LocalFeatures(x[:, 0] if self.leads else masked_mean(x, mask), x, mask, self.leads)
 
 
+class PromptPlaces(NamedTuple):
+    """Where learnt vectors stand among the positions of a network.
+
+    Attributes:
+        at: of the first.
+        length: their number.
+        filler: token id that keeps their places; None: the network makes room itself.
+    """
+
+    at: int
+    length: int
+    filler: int | None
+
+    def among(self, x: Tensor, value: float) -> Tensor:
+        """Columns of a value among those of x [b, l]."""
+        filling = x.new_full((len(x), self.length), value)
+        return torch.cat([x[:, : self.at], filling, x[:, self.at :]], dim=1)
+
+    def left_out(self, hidden: Float[Tensor, "b m c"]) -> Float[Tensor, "b l c"]:
+        return torch.cat([hidden[:, : self.at], hidden[:, self.at + self.length :]], dim=1)
+
+
 class NetworkTrunk(nn.Module):
     """A pretrained network on pictures [b, c, h, w], token ids [b, l], or states of its first layers [b, l, e].
 
@@ -53,10 +75,17 @@ class NetworkTrunk(nn.Module):
     def __init__(self, backbone: Backbone, padding: Padding | None, coarse: bool) -> None:
         super().__init__()
         self.backbone, self.padding, self.coarse = backbone, padding, coarse
+        self.prompts: PromptPlaces | None = None
         pooler = getattr(backbone.body, "pooler", None)
         is_asked = backbone.pool in ("pooled", "projected")
         if not is_asked and pooler is not None and any(True for _ in pooler.parameters()):
             backbone.body.register_module("pooler", None)  # it would learn nothing, and many checkpoints lack it
+
+    def prompt(self, places: PromptPlaces) -> None:
+        """Have room for vectors that a part of the network puts among the embedded input."""
+        self.prompts = places
+        if self.padding is not None:
+            self.padding.leave_room(places.length)
 
     def forward(self, x: Tensor) -> LocalFeatures:
         x, mask = self._with_mask(x)
@@ -65,12 +94,23 @@ class NetworkTrunk(nn.Module):
             attended = mask.clone()
             attended[:, 0] = True  # an empty text is read as one padding token
         with torch.autocast(x.device.type, torch.bfloat16) if self.coarse else nullcontext():
-            output = self.backbone.output(x, attended)
+            output = self._output(x, attended)
             vector, local = self.backbone.features(output, attended), pooled(output, "tokens", attended)
         if self.coarse:
             vector, local = vector.float(), local.float()
         led = output.last_hidden_state.dim() == 3 and self.backbone.pool in ("auto", "cls")
         return LocalFeatures(vector, local, mask, led)
+
+    def _output(self, x: Tensor, attended: Tensor | None) -> Any:
+        """What the network gives, at the positions of its input alone."""
+        if self.prompts is None:
+            return self.backbone.output(x, attended)
+        if self.prompts.filler is not None:
+            x = self.prompts.among(x, self.prompts.filler)
+            attended = None if attended is None else self.prompts.among(attended, True)
+        output = self.backbone.output(x, attended)
+        output.last_hidden_state = self.prompts.left_out(output.last_hidden_state)
+        return output
 
     def _with_mask(self, x: Tensor) -> tuple[Tensor, Bool[Tensor, "b l"] | None]:
         if x.dim() == 4:
@@ -102,6 +142,10 @@ class Padding:
         end = len(spec.vocabulary) - 1 if config.eos_token_id == 2 else config.eos_token_id
         ends = str(config.model_type).startswith("clip") and spec.pad == end
         return cls(spec.pad, getattr(config, "max_position_embeddings", None), ends=ends, full=reads_padding(config))
+
+    def leave_room(self, positions: int) -> None:
+        """Fill texts up to so many positions less."""
+        self.room = None if self.room is None else self.room - positions
 
     def of(self, ids: Tensor) -> tuple[Tensor, Bool[Tensor, "b l"] | None]:
         """Ids as the network takes them, and which are valid; None: all are read."""

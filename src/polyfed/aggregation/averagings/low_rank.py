@@ -26,7 +26,7 @@ from polyfed.optim.servers import Models
 
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 OFFSET = "base_layer.offset"
-"""What has been added to a layer besides its adapter, in units of B A (``models.adapters.OffsetLinear``)."""
+"""What has been added to a layer besides its adapter, in units of B A (``models.adapters.layers.OffsetLinear``)."""
 
 
 class Factors(NamedTuple):

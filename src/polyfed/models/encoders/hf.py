@@ -27,8 +27,10 @@ from polyfed.data.backbones import (
 )
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
+from polyfed.data.views.native import Native
 from polyfed.data.views.states import States
-from polyfed.models.adapters import Adapter, Bottleneck, LayerAdapter
+from polyfed.models.adapter import Adapter, FeatureAdapter, NetworkAdapter
+from polyfed.models.adapters.layers import LayerAdapter
 from polyfed.models.encoder import Encoder, check_channels, image_shape, token_length
 from polyfed.models.frozen import Frozen
 from polyfed.models.layers import before, start_at_last
@@ -150,7 +152,7 @@ class HF(Encoder):
     @property
     def _is_still(self) -> bool:
         """Whether no layer of the network is trained."""
-        return self.trainable == "none" or isinstance(self.adapter, Bottleneck)
+        return self.trainable == "none" or isinstance(self.adapter, FeatureAdapter)
 
     @property
     def _is_cached(self) -> bool:
@@ -159,7 +161,7 @@ class HF(Encoder):
 
     def settings_of_projection(self) -> tuple[str, ...]:
         own = super().settings_of_projection()
-        return (*own, "adapter") if isinstance(self.adapter, Bottleneck) else own
+        return (*own, "adapter") if isinstance(self.adapter, FeatureAdapter) else own
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps what the view gives, pictures [b, c, h, w], token ids [b, l] or features, to [b, dim].
@@ -176,8 +178,7 @@ class HF(Encoder):
         return EncoderTower(trunk, width, dim, pie=local if self.pie else None, project=self._project(width, dim))
 
     def _project(self, width: int, dim: int) -> nn.Module:
-        adapter = None if self.adapter is None else self.adapter.behind(width)
-        parts: list[nn.Module] = [] if adapter is None else [adapter]
+        parts = [self.adapter.behind(width)] if isinstance(self.adapter, FeatureAdapter) else list[nn.Module]()
         if self.projection == "new":
             parts += [nn.LayerNorm(width, elementwise_affine=False)] if self.standardise else []
             parts += [nn.Dropout(self.dropout), nn.Linear(width, dim)]
@@ -218,8 +219,8 @@ class HF(Encoder):
         # the copy of what is frozen shares its tensors, which that of the module itself would not
         trunk = cast("NetworkTrunk", copy.deepcopy(self._base(spec, context)).module)
         body = trunk.backbone.body
-        if isinstance(self.adapter, LayerAdapter):
-            self.adapter.attach(body, context.weights, self.tower)
+        if isinstance(self.adapter, NetworkAdapter):
+            self.adapter.attach(trunk, self.tower, self._folder(context), context)
         still = self._still(trunk)
         trained = self._trained(trunk, still)
         _own(trunk, trained)
@@ -238,7 +239,7 @@ class HF(Encoder):
 
     def _trained(self, trunk: NetworkTrunk, still: list[nn.Module]) -> set[str]:
         """Names of the tensors that are trained, or exchanged at least."""
-        if isinstance(self.adapter, LayerAdapter):
+        if isinstance(self.adapter, NetworkAdapter):
             trained = {name for name, value in trunk.named_parameters() if value.requires_grad}
             return trained | {name for name in trunk.state_dict() if name.endswith(".offset")}
         held = {id(value) for part in still for value in part.state_dict(keep_vars=True).values()}
@@ -298,7 +299,9 @@ class HF(Encoder):
             needed = getattr(config, "num_channels", spec.shape[0])
             check_channels(image_shape(spec, "hf")[0], needed, "hf", self.weights)
             return
-        self._require_room(token_length(spec, "hf"), most_tokens(folder), "tokens a text")
+        prompts = self.adapter.positions if isinstance(self.adapter, NetworkAdapter) else 0
+        what = f"tokens a text, {prompts} of them prompts (adapter.length)" if prompts else "tokens a text"
+        self._require_room(token_length(spec, "hf") + prompts, most_tokens(folder), what)
         self._require_room(len(spec.vocabulary), config.vocab_size, "words in the vocabulary")
 
     def _require_room(self, given: int, room: int | None, what: str) -> None:
@@ -347,19 +350,30 @@ def _default_view(data: Mapping[str, Any]) -> dict[str, Any]:
     last = _last_layers(data)
     # texts of CLIP and SigLIP are pooled where their ids say
     if not last or view["tower"] == "text":
-        return view | {"name": "native"}
+        return view | {"name": "native"} | _room_for_prompts(data)
     return cached | {"name": "states", "before_last": last}
 
 
 def _stands_still(data: Mapping[str, Any]) -> bool:
     """Whether no layer is trained, of settings that are not validated yet."""
-    adapter = data.get("adapter")
-    kind = adapter.get("name") if isinstance(adapter, Mapping) else adapter
-    return data.get("trainable", "none") == "none" or kind == "bottleneck" or isinstance(adapter, Bottleneck)
+    return data.get("trainable", "none") == "none" or isinstance(_adapter_of(data), FeatureAdapter)
+
+
+def _room_for_prompts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Texts so much shorter that they and prompts are as long as texts usually are."""
+    adapter, usual = _adapter_of(data), Native.model_fields["length"].default
+    prompts = adapter.positions if isinstance(adapter, NetworkAdapter) else 0
+    return {"length": max(2, usual - prompts)} if prompts else {}
+
+
+def _adapter_of(data: Mapping[str, Any]) -> Adapter | None:
+    """The adapter, of settings that are not validated yet; None too if it is a wrong one, which is refused later."""
+    try:
+        return None if data.get("adapter") is None else Adapter.model_validate(data["adapter"])
+    except (ValueError, ConfigError):
+        return None
 
 
 def _last_layers(data: Mapping[str, Any]) -> Any:
-    trainable, adapter = data.get("trainable"), data.get("adapter")
-    if isinstance(trainable, int):
-        return trainable
-    return adapter.get("last") if isinstance(adapter, Mapping) else getattr(adapter, "last", None)
+    trainable = data.get("trainable")
+    return trainable if isinstance(trainable, int) else getattr(_adapter_of(data), "last", None)

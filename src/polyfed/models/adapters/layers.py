@@ -1,4 +1,4 @@
-"""Adapters: a few trained parameters beside a frozen pretrained network; within its layers they are ``peft``'s."""
+"""Adapters within a network's layers, which are ``peft``'s."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
-from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
-from polyfed.core.settings import Settings
 from polyfed.data.backbones import BackboneTower, local_folder, missing_folder
+from polyfed.data.view import DataContext
+from polyfed.models.adapter import NetworkAdapter
 from polyfed.models.layers import linear_roles
+from polyfed.models.trunks import NetworkTrunk
 
 if TYPE_CHECKING:
     import peft
@@ -31,17 +32,7 @@ _ROLES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Adapter(Settings):
-    """What is trained of a pretrained network besides the layer behind it."""
-
-    home: ClassVar[str] = "polyfed.models.adapters"
-
-    @abstractmethod
-    def behind(self, width: int) -> nn.Module | None:
-        """What stands behind the network, on its pooled features [b, width]; None: nothing."""
-
-
-class LayerAdapter(Adapter):
+class LayerAdapter(NetworkAdapter):
     """Adapters within a network's layers, by ``peft``."""
 
     last: int | None = Field(
@@ -58,9 +49,6 @@ class LayerAdapter(Adapter):
             raise ValueError(f"adapter '{name}' needs the package peft, which is not there; {remedy}")
         return self
 
-    def behind(self, width: int) -> None:
-        return None
-
     @abstractmethod
     def config(self, body: nn.Module) -> peft.PeftConfig:
         """What ``peft`` is to do with the network.
@@ -69,25 +57,13 @@ class LayerAdapter(Adapter):
             ConfigError: it has no layers of the kind that is to be adapted.
         """
 
-    def attach(self, body: nn.Module, weights: Path | None = None, tower: BackboneTower = "whole") -> None:
-        """Put adapters into the network's layers; their values are drawn from torch's global generator, or read.
-
-        Args:
-            body: the network, or a tower of several.
-            weights: folder that ``start`` is relative to.
-            tower: which of them.
-
-        Raises:
-            ConfigError: see ``config``; or ``start`` is no folder of such an adapter.
-        """
+    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
         from peft import inject_adapter_in_model
 
+        body = trunk.backbone.body
         inject_adapter_in_model(self.config(body), body)
         if self.start is not None:
-            folder = local_folder(self.start, weights)
-            if folder is None:
-                raise missing_folder(self.start, weights, "adapter.start")
-            _read(body, folder, tower)
+            _read(body, start_folder(self.start, context), tower)
 
 
 class LoRA(LayerAdapter):
@@ -116,11 +92,12 @@ class LoRA(LayerAdapter):
             raise ValueError("dora and offset: magnitudes would not see the offset; leave one out")
         return self
 
-    def attach(self, body: nn.Module, weights: Path | None = None, tower: BackboneTower = "whole") -> None:
+    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+        body = trunk.backbone.body
         if self.offset:
             for name in targets_of(body, self.targets, self.last):
                 body.set_submodule(name, OffsetLinear.of(body.get_submodule(name), self.scaling))
-        super().attach(body, weights, tower)
+        super().attach(trunk, tower, folder, context)
 
     def config(self, body: nn.Module) -> peft.PeftConfig:
         from peft import LoraConfig
@@ -152,32 +129,6 @@ class IA3(LayerAdapter):
         if not scaled:
             raise _no_layers(roles, "keys and values")
         return IA3Config(target_modules=[*scaled, *inner], feedforward_modules=inner)
-
-
-class Bottleneck(Adapter):
-    """CLIP-Adapter (Gao et al., IJCV 2024, Equations 5 to 7): ratio * A(v) + (1 - ratio) * v on pooled features v.
-
-    A(v) = relu(relu(v W1) W2) with ``reduction`` times fewer features inside.
-    """
-
-    short_name: ClassVar[str] = "bottleneck"
-
-    reduction: int = Field(default=4, ge=1, description="features over those of the hidden layer")
-    ratio: float = Field(default=0.2, gt=0, le=1, description="share of what is learnt")
-
-    def behind(self, width: int) -> nn.Module:
-        return _Bottleneck(width, max(1, width // self.reduction), self.ratio)
-
-
-class _Bottleneck(nn.Module):
-    def __init__(self, width: int, hidden: int, ratio: float) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        self.ratio = ratio
-
-    def forward(self, x: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
-        learnt = torch.relu(self.up(torch.relu(self.down(x))))
-        return self.ratio * learnt + (1 - self.ratio) * x
 
 
 class OffsetLinear(nn.Linear):
@@ -229,16 +180,37 @@ PEFT_NAMES: dict[BackboneTower, str] = {
 """What names of a folder of ``peft`` begin with."""
 
 
-def _read(body: nn.Module, folder: Path, tower: BackboneTower) -> None:
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+def start_folder(start: str, context: DataContext) -> Path:
+    """The folder of ``peft`` that an adapter starts from, absolute or below the weights folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    folder = local_folder(start, context.weights)
+    if folder is None:
+        raise missing_folder(start, context.weights, "adapter.start")
+    return folder
+
+
+def start_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder of ``peft``.
+
+    Raises:
+        ConfigError: it holds none that can be read.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(folder / "adapter_model.safetensors")
+        return load_file(folder / "adapter_model.safetensors")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"adapter.start: '{folder}' holds no readable adapter_model.safetensors: {error}") from error
-    given = {name.removeprefix(PEFT_NAMES[tower]): value for name, value in tensors.items()}
+
+
+def _read(body: nn.Module, folder: Path, tower: BackboneTower) -> None:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    given = {name.removeprefix(PEFT_NAMES[tower]): value for name, value in start_tensors(folder).items()}
     own = {name: tuple(value.shape) for name, value in get_peft_model_state_dict(body).items()}
     if wrong := sorted(set(own.items()) ^ {(name, tuple(value.shape)) for name, value in given.items()}):
         raise ConfigError(

@@ -1,0 +1,54 @@
+"""Adapters: a few trained parameters beside a frozen pretrained network."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from torch import nn
+
+from polyfed.core.settings import Settings
+from polyfed.data.backbones import BackboneTower
+from polyfed.data.view import DataContext
+from polyfed.models.trunks import NetworkTrunk
+
+
+class Adapter(Settings):
+    """What is trained of a pretrained network besides the layer behind it.
+
+    Subclasses live in ``polyfed.models.adapters``, and derive from one of the two kinds below.
+    """
+
+    home: ClassVar[str] = "polyfed.models.adapters"
+
+
+class FeatureAdapter(Adapter):
+    """Behind the network, on its pooled vector: the network itself is computed once and cached."""
+
+    @abstractmethod
+    def behind(self, width: int) -> nn.Module:
+        """A module on pooled vectors [b, width], which gives vectors of that width."""
+
+
+class NetworkAdapter(Adapter):
+    """Within the network."""
+
+    @property
+    def positions(self) -> int:
+        """By how many positions it makes the network's input longer."""
+        return 0
+
+    @abstractmethod
+    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+        """Put trained parameters into the network; their values are drawn from torch's global generator, or read.
+
+        Args:
+            trunk: the network, frozen.
+            tower: which of several it is.
+            folder: its weights.
+            context: where else files are.
+
+        Raises:
+            ConfigError: the network has no place for them, or what they start from cannot be had.
+        """

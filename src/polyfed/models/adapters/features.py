@@ -1,0 +1,60 @@
+"""Adapters behind a network, on its pooled vector v [b, c]."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.models.adapter import FeatureAdapter
+
+
+class Bottleneck(FeatureAdapter):
+    """CLIP-Adapter (Gao et al., IJCV 2024, Equations 5 to 7): ratio * A(v) + (1 - ratio) * v on pooled features v.
+
+    A(v) = relu(relu(v W1) W2) with ``reduction`` times fewer features inside.
+    """
+
+    short_name: ClassVar[str] = "bottleneck"
+
+    reduction: int = Field(default=4, ge=1, description="features over those of the hidden layer")
+    ratio: float = Field(default=0.2, gt=0, le=1, description="share of what is learnt")
+
+    def behind(self, width: int) -> nn.Module:
+        return _Bottleneck(width, max(1, width // self.reduction), self.ratio)
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, width: int, hidden: int, ratio: float) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.ratio = ratio
+
+    def forward(self, x: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
+        learnt = torch.relu(self.up(torch.relu(self.down(x))))
+        return self.ratio * learnt + (1 - self.ratio) * x
+
+
+class Attention(FeatureAdapter):
+    """FedCLIP's adapter (Lu et al., IEEE Data Engineering Bulletin 2023, section 3): softmax(W2 tanh(W1 v)) * v.
+
+    A weight for each feature, both layers of as many features as v; biases are learnt too.
+    """
+
+    short_name: ClassVar[str] = "attention"
+
+    def behind(self, width: int) -> nn.Module:
+        return _Attention(width)
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
+        weights: Tensor = self.second(torch.tanh(self.first(x))).softmax(-1)
+        return weights * x
