@@ -22,6 +22,8 @@ METHODS = tuple(Algorithm.available())
 """Of three clients and a few batches, an honest one moves one tensor or other far more than usual."""
 ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
 """Methods of low-rank adapters."""
+NAMED = ("promptfl", "pfedprompt", "fedtpg", "fedclip")
+"""Methods that classify pictures by the names of classes."""
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
 
@@ -153,7 +155,10 @@ def pretrained_folder() -> Path:
         towers = {"vision_config": size | {"image_size": 16, "patch_size": 8}}
         towers |= {"text_config": size | {"vocab_size": 200, "max_position_embeddings": 24}}
         clip = transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=8))
-        for name, model in {"vit": vit, "bert": bert, "clip": clip}.items():
+        # one whose texts have an end, which is where they are padded
+        towers["text_config"] |= {"eos_token_id": 0, "pad_token_id": 0, "bos_token_id": 1}
+        reader = transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=8))
+        for name, model in {"vit": vit, "bert": bert, "clip": clip, "reader": reader}.items():
             model.save_pretrained(folder / name)
     return folder
 
@@ -182,6 +187,38 @@ def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
             "text": group(1, "texts", {"text": first["text"]}, adam, target="topic", dim=8),
             "paired": {"count": 2} | ({"model": models[0]} if len(ranks) == 1 else {"models": models}) | paired,
         },
+    )
+    made["data"]["weights_dir"] = str(pretrained_folder())
+    return made
+
+
+def named(adapters: Config | None = None, **algorithm: Any) -> Config:
+    """Three clients of pictures with two sets of classes, and a server, that classify by names with a CLIP."""
+    method = algorithm.get("name", "promptfl")
+    adapters = adapters or {
+        "fedclip": {"image": "attention"},
+        "fedtpg": {"text": {"name": "prompt_generator", "length": 2, "heads": 2}},
+    }.get(method, {"text": {"name": "prompts", "length": 2}})
+
+    def encoder(modality: str, tower: str, view: Config) -> Config:
+        own = {"adapter": adapters[modality]} if modality in adapters else {}
+        return {"name": "hf", "weights": "reader", "tower": tower, "projection": "own", "view": view} | own
+
+    encoders = {"image": encoder("image", "vision", pixels()), "text": encoder("text", "text", words(16, 200))}
+    adam, names = training("adam", 0.01, 8), {"names": {"template": "{}", "temperature": 0.1}}
+
+    def clients(count: int, source: str, target: str) -> Config:
+        made = group(count, source, encoders, adam, target, dim=8)
+        return made | {"task": made["task"] | names}
+
+    topics = {"columns": {"image": "image"}, "targets": {"topic": "topic"}}
+    many = clients(2, "pictures", "label")
+    made = experiment(
+        "named",
+        {"pictures": scenes(24, 6, 6) | {"columns": {"image": "image"}}, "drawings": scenes(24, 6, 6, seed=2) | topics},
+        _trained({"name": "promptfl"} | algorithm),
+        server={key: value for key, value in many.items() if key != "count"},
+        clients={"many": many, "few": clients(1, "drawings", "topic")},
     )
     made["data"]["weights_dir"] = str(pretrained_folder())
     return made
@@ -369,6 +406,8 @@ def _kind(method: str) -> Any:
         return aligned
     if method in ADAPTED:
         return adapted
+    if method in NAMED:
+        return named
     exchanges_weights = Algorithm.named(method).has_global_models and method not in ("centralised", "fedet")
     return transformers if exchanges_weights else three_kinds
 

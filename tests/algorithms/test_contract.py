@@ -42,7 +42,7 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "scaffold:full"}
-ALIKE |= {"fedit", "flexlora", "ffa_lora", "fedex_lora", "hetlora"}
+ALIKE |= {"fedit", "flexlora", "ffa_lora", "fedex_lora", "hetlora", "promptfl", "fedclip"}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
 optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
 sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` and ``fedsa_lora`` run what others with adapters
@@ -183,14 +183,18 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "hetlora": Parts.weights,
     "fedet": lambda its: its.weights() | _told(its, [0, 0]),
     "fedgems": lambda its: _told(its, its.own),
+    "fedclip": Parts.weights,
     "fediot": Parts.weights,
     "fedmd": lambda its: _told(its, its.agreed),
     "fedmd:scores": lambda its: {"down scores": [10 * 18 * 4] * 2, "up scores": [10 * 18 * 4] * 2},
     "fedmkd": lambda its: _told(its, [0, 0]),
     "fedprox": Parts.weights,
+    "fedtpg": Parts.weights,
     "local": lambda its: {},
     "margin_weighted": lambda its: _told(its, its.agreed),
     "moon": Parts.weights,
+    "pfedprompt": Parts.weights,
+    "promptfl": Parts.weights,
     "scaffold": lambda its: its.weights(down=its.parameters, up=its.parameters),
     "server_only": lambda its: {},
 }

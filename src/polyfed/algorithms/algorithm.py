@@ -49,7 +49,7 @@ LocalSteps = Annotated[
 ]
 WeightAveraging = Annotated[
     SerializeAsAny[Averaging],
-    Field(description="how trained weights become the global models: by_type, by_slot, fedcola, fediot"),
+    Field(description="how trained weights become the global models: by_type, by_slot, by_name, fedcola, fediot"),
 ]
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from polyfed.core.errors import DataError
 from polyfed.core.settings import Settings
-from polyfed.data.arrow import is_list, is_text, list_lengths
+from polyfed.data.arrow import fingerprint_of, is_list, is_text, list_lengths
 
 OTHER_LAYOUTS = (
     "pictures in class folders or with a file of captions or labels, and files of texts, load as "
@@ -96,6 +96,11 @@ class Column:
         ends = np.cumsum(list_lengths(self.values))
         item = int(np.searchsorted(ends, row, side="right"))
         return f"{self.where}, row {item}, entry {row - (int(ends[item - 1]) if item else 0)}"
+
+
+def text_column(texts: Sequence[str], where: str) -> Column:
+    """Texts that come from settings, not from data, as a column: they are tokenised and cached as any are."""
+    return Column(pa.chunked_array([pa.array(texts, pa.string())]), fingerprint_of(where, *texts), where, nested=False)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from polyfed.federation.settings import DataSettings, GroupSettings, PublicSetti
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places
+from polyfed.tasks.task import Task
 
 
 class Population:
@@ -102,7 +103,7 @@ class Population:
         dealt, items = holding.dealt, holding.items
         # the public set may have fewer samples an item than its source
         public = self.public_samples({}) if dealt.public else None
-        layout = public or self.data.samples(dealt.split, {}, layout=tuple(member.model.encoders))
+        layout = public or self.data.samples(dealt.split, {}, layout=tuple(_views(member.model, member.settings.task)))
         return {
             "source": dealt.split.source,
             "split": dealt.split.name,
@@ -153,20 +154,22 @@ class Population:
     def server_samples(self, split: str) -> Samples:
         assert self.server is not None
         opened = self.data.split(self.server.source, split)
-        return self.data.samples(opened, _views(self.server.model), lazy=self.server.task.target_views).prepared()
+        return self.data.samples(
+            opened, _views(self.server.model, self.server.task), lazy=self.server.task.target_views
+        ).prepared()
 
     def _held_in(self, dealt: Assignment, member: Member, model: ModelSettings | None) -> Samples:
         """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
         if self.public is None or not dealt.public:
             return self._viewed(dealt.split, member, model)
-        views = _views(model or member.model)
+        views = _views(model or member.model, member.settings.task)
         return self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
 
     def _viewed(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
-        own = _views(member.model)
+        own = _views(member.model, member.settings.task)
         if model is None:
             return self.data.samples(split, own, lazy=member.settings.task.target_views)
-        views = {name: view for name, view in _views(model).items() if name in own}
+        views = {name: view for name, view in _views(model, member.settings.task).items() if name in own}
         # its own modalities lay out the samples, so that positions are the same in both views
         return self.data.samples(split, views, layout=tuple(own))
 
@@ -310,8 +313,9 @@ class Population:
             )
 
 
-def _views(model: ModelSettings) -> Views:
-    return {modality: encoder.view for modality, encoder in model.encoders.items()}
+def _views(model: ModelSettings, task: Task) -> Views:
+    """Views of the modalities that samples have; others are the task's own."""
+    return {name: encoder.view for name, encoder in model.encoders.items() if name not in task.own_modalities}
 
 
 def _heads(name: str, head: nn.Module | None) -> dict[str, nn.Module]:

@@ -1,14 +1,22 @@
-"""Classifier heads on un-normalised embeddings, of one modality or of several together."""
+"""Classifier heads on un-normalised embeddings, of one modality or of several together, or by the names of classes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.data.source import text_column
+from polyfed.data.view import DataContext
+from polyfed.models.encoder import Encoder
+
+if TYPE_CHECKING:
+    from polyfed.models.model import Embedder
 
 Fusion = Literal["product", "concat", "both"]
 
@@ -41,6 +49,74 @@ class NonNegativeHead(nn.Module):
 
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
         return F.linear(self.scale * embedding, self.positive_weight, self.bias)
+
+
+class SimilarityHead(nn.Module):
+    """Logits [b, classes] from an embedding [b, d]: its cosines with unit vectors of the classes, over a temperature.
+
+    Args:
+        vectors: [classes, d], of unit norm.
+        temperature: what cosines are divided by.
+    """
+
+    def __init__(self, vectors: Float[Tensor, "classes d"], temperature: float) -> None:
+        super().__init__()
+        self.vectors, self.temperature = vectors, temperature
+
+    @property
+    def classes(self) -> int:
+        return len(self.vectors)
+
+    def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
+        return F.normalize(embedding.float(), dim=-1) @ self.vectors.T / self.temperature
+
+
+class NamesHead(nn.Module):
+    """What classes are called, as texts that the model itself encodes (CLIP; Radford et al., ICML 2021, section 3.1).
+
+    It has nothing to learn: what is trained is the encoder of the texts, or that of what is classified.
+
+    Args:
+        texts: one a class, in label order.
+        modality: whose encoder reads them.
+        temperature: see ``SimilarityHead``.
+    """
+
+    inputs: Tensor
+
+    def __init__(self, texts: Sequence[str], modality: str, temperature: float) -> None:
+        super().__init__()
+        self.texts, self.modality, self.temperature = tuple(texts), modality, temperature
+        # of no use before ``read``, and no part of what is exchanged or saved
+        self.register_buffer("inputs", torch.empty(0), persistent=False)
+
+    @property
+    def classes(self) -> int:
+        return len(self.texts)
+
+    def read(self, encoders: Mapping[str, Encoder], context: DataContext) -> None:
+        """Have the texts as the model's encoder takes them; called when the model is built.
+
+        Raises:
+            ConfigError: the model has no such encoder.
+        """
+        if self.modality not in encoders:
+            raise ConfigError(
+                f"task.names.modality is '{self.modality}', of which the model has no encoder to read names of classes "
+                f"with; {nearest(self.modality, encoders)}"
+            )
+        rows = encoders[self.modality].view.open(text_column(self.texts, "names"), self.modality, context)
+        self.inputs = rows(torch.arange(len(self.texts)))
+
+    def against(self, model: Embedder) -> SimilarityHead:
+        """The classifier that these texts are to a model as it is now."""
+        return SimilarityHead(model.represent(self.modality, self.inputs), self.temperature)
+
+
+def class_count(head: nn.Module) -> int:
+    """How many classes a classifier of one embedding tells apart."""
+    count = getattr(head, "classes", None)
+    return len(head.get_parameter("weight")) if count is None else int(count)
 
 
 class FusedHead(nn.Module):

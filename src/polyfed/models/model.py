@@ -16,9 +16,11 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.view import DataContext
+from polyfed.models.adapters.prompts import tell
 from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
 from polyfed.models.fusion import Positioned, positioned
+from polyfed.models.heads import NamesHead
 
 
 class ModelSettings(Settings):
@@ -66,6 +68,10 @@ class ModelSettings(Settings):
             modality: encoder.build(self.dim, encoder.view.spec(modality, context), context)
             for modality, encoder in self.encoders.items()
         }
+        for part in (part for head in heads.values() for part in head.modules()):
+            if isinstance(part, NamesHead):
+                part.read(self.encoders, context)
+                tell(encoders[part.modality], part.inputs)
         if self.aligner is not None:
             encoders = {name: self.aligner.around(encoder, name, self.dim) for name, encoder in encoders.items()}
         return Model(

@@ -142,6 +142,10 @@ def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, st
                 bool(new := _new_encoders(content)),
                 f"the encoders of {new} end in a layer that is new, not in a common space",
             ),
+            (
+                _has_new_classifier(content),
+                "the classifier of server.task is new; classify by names of classes (server.task.names)",
+            ),
         ),
     }
 
@@ -178,6 +182,12 @@ def _new_encoders(content: Mapping[str, Any]) -> str:
     """Modalities of whose encoders the pretrained networks alone give no representations."""
     encoders = (content["server"] or {"model": {"encoders": {}}})["model"]["encoders"]
     return ", ".join(name for name, encoder in encoders.items() if encoder.get("projection") != "own")
+
+
+def _has_new_classifier(content: Mapping[str, Any]) -> bool:
+    task = (content["server"] or {"task": {}})["task"]
+    tasks = task.get("tasks", [task])
+    return any(one.get("name") == "classification" and not one.get("names") for one in tasks)
 
 
 def _as_they_come(content: Mapping[str, Any]) -> _Content:

@@ -7,20 +7,50 @@ from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.classification import class_separation, margin_cross_entropy
-from polyfed.models.heads import LinearHead, NonNegativeHead
+from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_count
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import Task
+
+
+class ClassNames(Settings):
+    """Texts that stand for classes, as CLIP classifies without training (Radford et al., ICML 2021, section 3.1)."""
+
+    modality: str = Field(
+        default="text", description="modality whose encoder reads the names; samples need not have it"
+    )
+    template: str = Field(
+        default="a photo of a {}", description="text in which {} is a class's name; {} alone where prompts are learnt"
+    )
+    temperature: float = Field(
+        default=0.01, gt=0, le=10, description="of the cosines, 1 over the logit scale; 0.01 is CLIP's as trained"
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _has_a_place(cls, value: str) -> str:
+        if "{}" not in value:
+            raise ValueError(f"template '{value}' has no {{}} for the class's name")
+        return value
+
+    def __str__(self) -> str:
+        """What tells one classifier by names from another, in the name of a type."""
+        return f"{self.modality}-{self.template}-{self.temperature}"
+
+    def texts(self, names: Sequence[str]) -> list[str]:
+        """One a class; an underscore in a name stands for a space."""
+        return [self.template.replace("{}", name.replace("_", " ")) for name in names]
 
 
 class Classification(Task):
@@ -31,10 +61,13 @@ class Classification(Task):
     recall of the classes that occur) and ``macro_f1``; further ``loss`` (cross-entropy without margin, mean
     over samples), ``n`` samples and ``classes``. Ties and NaN count against the model.
 
+    With ``names`` the classifier is what the model makes of texts with the names of the classes, so that an untrained
+    pretrained model classifies too (the twin ``zero-shot``).
+
     The released CreamFL: ``margin: 4, separation: 0.5, non_negative: true, scale: 128, bias: true``.
     """
 
-    shapes_head: ClassVar[tuple[str, ...] | None] = ("classes", "non_negative", "scale", "bias")
+    shapes_head: ClassVar[tuple[str, ...] | None] = ("classes", "non_negative", "scale", "bias", "names")
 
     target: str = Field(default="label", description="name of the target that holds the class")
     classes: int | None = Field(
@@ -49,11 +82,28 @@ class Classification(Task):
     scale: float = Field(default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)")
     bias: bool = Field(default=True, description="whether the classifier has a bias")
 
+    names: ClassNames | None = Field(
+        default=None,
+        description="classify by texts with the names of the classes; null: by a classifier that is learnt",
+    )
+
+    @model_validator(mode="after")
+    def _names_alone(self) -> Self:
+        if self.names is not None:
+            require_default(self, "with names", "classes", "separation", "non_negative", "bias")
+            if self.modality == self.names.modality:
+                raise ValueError(f"modality is '{self.modality}', which reads names (names.modality); name another")
+        return self
+
     @model_validator(mode="after")
     def _scale_acts(self) -> Self:
         if not self.non_negative:
             require_default(self, "with non_negative: false", "scale")
         return self
+
+    @property
+    def own_modalities(self) -> frozenset[str]:
+        return frozenset() if self.names is None else frozenset({self.names.modality})
 
     @property
     def is_per_sample(self) -> bool:
@@ -77,6 +127,10 @@ class Classification(Task):
         """
         self._modalities(samples.modalities)
         classes = self._classes(samples)
+        if self.names is not None:
+            return NamesHead(
+                self.names.texts(self._names_of_classes(samples)), self.names.modality, self.names.temperature
+            )
         if self.non_negative:
             return NonNegativeHead(dim, classes, scale=self.scale, bias=self.bias)
         return LinearHead(dim, classes, bias=self.bias)
@@ -100,7 +154,7 @@ class Classification(Task):
         """
         if head is None:
             raise TypeError("classification needs the module that its head() made")
-        labels, classes = self._labels(samples), len(head.get_parameter("weight"))
+        labels, classes = self._labels(samples), class_count(head)
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise DataError(
@@ -110,6 +164,7 @@ class Classification(Task):
         samples = samples.only(self._modalities(samples.modalities))
         results: list[tuple[Tensor, Tensor, Tensor]] = []
         with evaluating(model, head):
+            head = _classifier(model, head)  # once for all batches
             for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
                 logits, truth = self.scores(model, head, batch).float(), batch.targets[self.target].long()
                 positions = label_ranks(logits, truth)
@@ -134,7 +189,7 @@ class Classification(Task):
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
         if head is None:
             raise TypeError("classification needs the module that its head() made")
-        logits: Tensor = head(self.feature(model, batch))
+        logits: Tensor = _classifier(model, head)(self.feature(model, batch))
         return logits
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
@@ -156,6 +211,15 @@ class Classification(Task):
             raise DataError(f"no samples to classify by '{self.target}'; enlarge this participant's share of the data")
         return samples.targets[self.target].long()
 
+    def _names_of_classes(self, samples: Samples) -> tuple[str, ...]:
+        names = samples.classes.get(self.target)
+        if not names:
+            raise ConfigError(
+                f"task.names: target '{self.target}' has no names of classes, only numbers; give the source's column "
+                "names of classes, or leave names out"
+            )
+        return tuple(names)
+
     def _classes(self, samples: Samples) -> int:
         labels = self._labels(samples)
         names = samples.classes.get(self.target)
@@ -167,6 +231,10 @@ class Classification(Task):
                 f"do not fit {classes} classes; raise classes, or number the labels from 0"
             )
         return classes
+
+
+def _classifier(model: Embedder, head: nn.Module) -> nn.Module:
+    return head.against(model) if isinstance(head, NamesHead) else head
 
 
 def _mean_of_present(model: Embedder, batch: Batch, modalities: Sequence[str]) -> Float[Tensor, "b d"]:

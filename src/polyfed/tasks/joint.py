@@ -63,6 +63,10 @@ class Joint(Task):
         return {name: view for task in self.tasks for name, view in task.target_views.items()}
 
     @property
+    def own_modalities(self) -> frozenset[str]:
+        return frozenset.intersection(*(task.own_modalities for task in self.tasks))
+
+    @property
     def is_per_sample(self) -> bool:
         return all(task.is_per_sample for task in self.tasks)
 

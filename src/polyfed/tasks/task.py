@@ -32,6 +32,11 @@ class Task(Settings):
         target = getattr(self, "target", "")
         return (target,) if target else ()
 
+    @property
+    def own_modalities(self) -> frozenset[str]:
+        """Modalities that the model encodes for the task itself, as names of classes: samples need not have them."""
+        return frozenset()
+
     @classmethod
     def shaping_settings(cls) -> tuple[str, ...]:
         """Settings by which two heads of this task differ: models that differ in one are never averaged whole."""

@@ -47,10 +47,12 @@ class Attention(FeatureAdapter):
     short_name: ClassVar[str] = "attention"
 
     def behind(self, width: int) -> nn.Module:
-        return _Attention(width)
+        return AttentionModule(width)
 
 
-class _Attention(nn.Module):
+class AttentionModule(nn.Module):
+    """softmax(W2 tanh(W1 v)) * v."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)

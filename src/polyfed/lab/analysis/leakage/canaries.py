@@ -25,6 +25,7 @@ from polyfed.lab.analysis.leakage.membership_attacks import obstacle, sent_model
 from polyfed.lab.analysis.leakage.seen import SeenReply, seen_round
 from polyfed.lab.analysis.leakage.shadows import flat_outputs
 from polyfed.lab.analysis.leakage.situation import Crossed, Situation
+from polyfed.models.heads import class_count
 from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
@@ -126,7 +127,7 @@ def _exposed(
 def _classes(situation: Situation, member: Member) -> int:
     head = head_of(situation.fresh(member), member.head)
     assert head is not None
-    return len(head.get_parameter("weight"))
+    return class_count(head)
 
 
 def _asked(

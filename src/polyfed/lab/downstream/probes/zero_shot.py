@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import torch
 from jaxtyping import Float
 from pydantic import Field, field_validator
@@ -10,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.data.arrow import fingerprint_of
-from polyfed.data.source import Column
+from polyfed.data.source import text_column
 from polyfed.lab.downstream.bench import Bench, FrozenModel
 from polyfed.lab.downstream.probe import Probe, absent_note, class_metrics
 from polyfed.lab.downstream.results import Outcome, ProbeRow
@@ -83,9 +81,7 @@ class ZeroShot(Probe):
     @torch.no_grad()
     def class_vector(self, subject: FrozenModel, name: str) -> Float[Tensor, " d"]:
         texts = self.texts(name)
-        values = pa.chunked_array([pa.array(texts, pa.string())])
-        # a column of its own, so that prompts are tokenised and cached as any text is
-        column = Column(values, fingerprint_of("prompts", *texts), f"prompts of '{name}'")
+        column = text_column(texts, f"prompts of '{name}'")
         rows = subject.views[self.prompts].open(column, self.prompts, subject.context)
         units = subject.model.represent(self.prompts, rows(torch.arange(len(texts))).to(subject.device)).cpu()
         return F.normalize(units.mean(0), dim=-1)
