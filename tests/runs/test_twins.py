@@ -59,7 +59,8 @@ def kinds_of(experiment: Experiment) -> list[str]:
     has_public = experiment.public is not None
     has_server = has_public and experiment.server is not None
     there = {"server-only": has_server, "no-private": has_public, "local": experiment.algorithm.asks_clients}
-    return [kind for kind, is_there in (there | {"pooled": has_server}).items() if is_there]
+    there |= {"pooled": has_server, "zero-shot": experiment.name == "named"}
+    return [kind for kind, is_there in there.items() if is_there]
 
 
 @pytest.mark.parametrize("kind", ["server-only", "pooled"])
