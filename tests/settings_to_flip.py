@@ -131,6 +131,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
 """Other settings without which a setting is refused, or makes no difference in a tiny federation."""
 
 AVERAGINGS: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
+    ("by_name", "mean"): ({"name": "by_type"}, "sequential"),
     ("by_slot", "compensation"): (_SHARED, True),
     ("by_slot", "denominator"): (_SHARED, "model"),
     ("by_slot", "factor"): (_SHARED, 0.5),

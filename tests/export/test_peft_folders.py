@@ -12,6 +12,7 @@ from transformers import AutoModel
 
 import polyfed
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.data.view import DataContext, InputSpec
 from polyfed.export.adapters import export_adapters
 from polyfed.models.encoders.hf import body_of
 from polyfed.runs.experiment import Experiment
@@ -50,6 +51,27 @@ def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path) -> N
     assert (folder / "image" / "projection.safetensors").is_file()
 
 
+def test_prompts_in_front_of_texts_go_both_ways(tmp_path: Path) -> None:
+    config = adapted(name="promptfl")
+    prompts = {"name": "prompts", "length": 3, "place": "front"}
+    encoder = config["clients"]["text"]["model"]["encoders"]["text"] | {"adapter": prompts}
+    model = config["clients"]["text"]["model"] | {"encoders": {"text": encoder}}
+    text = config["clients"]["text"] | {"model": model}
+    config["clients"] = {"text": text}
+    config["server"] = {key: text[key] for key in ("model", "task", "source")}
+    run = polyfed.run(Experiment.load(config), tmp_path / "run", quiet=True)
+    folder = export_adapters(run, which="last")
+    model = run.server_model("last").model
+    with torch.no_grad():
+        own = model.encoders["text"].trunk(X["text"]).pooled
+        found = plain("text", folder / "text")(X["text"], attention_mask=torch.ones_like(X["text"])).last_hidden_state
+    torch.testing.assert_close(found[:, 3], own, atol=1e-6, rtol=1e-6)
+    encoder["adapter"] = prompts | {"start": str(folder / "text")}
+    again = Experiment.load(config).server.model.encoders["text"]  # type: ignore[union-attr]
+    built: Any = again.build(8, InputSpec((16,), ("w",) * 200), DataContext(tmp_path, pretrained_folder()))
+    torch.testing.assert_close(built.trunk.eval()(X["text"]).pooled, own)
+
+
 def from_folder(config: Config, folder: Path, **adapter: Any) -> Config:
     for participant in (config["server"], *config["clients"].values()):
         for modality, encoder in participant["model"]["encoders"].items():
@@ -78,6 +100,6 @@ def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
 def test_a_run_without_adapters_has_none_to_export(tiny: Config, tmp_path: Path) -> None:
     tiny["run"]["rounds"] = 1
     run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
-    with pytest.raises(RunError, match="no encoder of the server has an adapter within its layers"):
+    with pytest.raises(RunError, match="no encoder of the server has an adapter that peft knows"):
         export_adapters(run)
     assert not (run.folder / "adapters").exists()

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -24,7 +24,10 @@ from polyfed.data.backbones import NO_CODE, load, locate
 from polyfed.export.card import measured_in
 from polyfed.export.model import new_folder
 from polyfed.models.adapters.layers import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
+from polyfed.models.adapters.prompts import TENSOR, Prompts, prompts_of
 from polyfed.models.encoders.hf import HF, body_of
+from polyfed.models.frozen import Frozen
+from polyfed.models.trunks import NetworkTrunk
 from polyfed.reporting.facts import component, setting
 from polyfed.reporting.markup import markdown_templates
 from polyfed.runs.opened import Run, as_run
@@ -56,21 +59,28 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
     encoders = dict(_adapted(saved))
     if not encoders:
         raise RunError(
-            f"'{on_cpu.folder}': no encoder of the server has an adapter within its layers (lora, ia3); export the "
-            "model with --format torch, onnx or huggingface"
+            f"'{on_cpu.folder}': no encoder of the server has an adapter that peft knows (lora, ia3, or prompts of "
+            "whole networks of texts with place: front); export the model with --format torch, onnx or huggingface"
         )
     saved.warn_if_untrained()
     with new_folder(out) as draft:
         for modality, encoder in encoders.items():
-            _write(saved, modality, encoder, draft / modality)
+            write = _write_prompts if isinstance(encoder.adapter, Prompts) else _write
+            write(saved, modality, encoder, draft / modality)
         (draft / "README.md").write_text(_card(on_cpu, saved, encoders), "utf-8")
     return out
 
 
 def _adapted(saved: ServerModel) -> Iterator[tuple[str, HF]]:
     for modality, encoder in saved.settings.encoders.items():
-        if isinstance(encoder, HF) and isinstance(encoder.adapter, LayerAdapter):
+        if isinstance(encoder, HF) and (isinstance(encoder.adapter, LayerAdapter) or _in_front(encoder)):
             yield modality, encoder
+
+
+def _in_front(encoder: HF) -> bool:
+    """Whether its prompts stand where ``peft`` has them, which knows no other place, and no tower of several."""
+    adapter = encoder.adapter
+    return isinstance(adapter, Prompts) and adapter.place == "front" and encoder.tower == "whole"
 
 
 def _card(run: Run, saved: ServerModel, encoders: Mapping[str, HF]) -> str:
@@ -109,9 +119,43 @@ def _write(saved: ServerModel, modality: str, encoder: HF, folder: Path) -> None
     folder.mkdir()
     config.save_pretrained(str(folder))
     _save({f"{prefix}{name}": value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+    _write_projection(encoder, tower, folder)
+    _require_equal(saved, tower, encoder, folder)
+
+
+def _write_projection(encoder: HF, tower: Any, folder: Path) -> None:
     if encoder.projection == "new":
         _save(tower.get_submodule("project").state_dict(), folder / "projection.safetensors")
-    _require_equal(saved, tower, encoder, folder)
+
+
+def _write_prompts(saved: ServerModel, modality: str, encoder: HF, folder: Path) -> None:
+    from peft import PeftModel, PromptTuningConfig
+    from transformers import AutoModel
+
+    tower: Any = saved.model.encoders[modality]
+    trunk = tower.trunk.module if isinstance(tower.trunk, Frozen) else tower.trunk
+    assert isinstance(trunk, NetworkTrunk)
+    values, config = prompts_of(trunk), cast("Any", trunk.backbone.body.config)
+    folder.mkdir()
+    PromptTuningConfig(
+        task_type="FEATURE_EXTRACTION",
+        base_model_name_or_path=encoder.weights,
+        inference_mode=True,
+        num_virtual_tokens=len(values),
+        token_dim=values.shape[1],
+        num_transformer_submodules=1,
+        num_attention_heads=config.num_attention_heads,
+        num_layers=config.num_hidden_layers,
+    ).save_pretrained(str(folder))
+    _save({TENSOR: values}, folder / "adapter_model.safetensors")
+    _write_projection(encoder, tower, folder)
+    base: Any = load(locate(encoder.weights, saved.context.weights), AutoModel, pooler=False)
+    plain: Any = PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()
+    ids = torch.arange(1, 4).unsqueeze(0)
+    with torch.no_grad():
+        found = plain(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, len(values) :]
+        if not torch.allclose(found, trunk(ids).local, atol=1e-5):
+            raise RunError(f"'{folder.name}': plain peft gives other states than the run's network does; report this")
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
