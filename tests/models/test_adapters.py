@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapters import layers
-from polyfed.models.adapters.features import Attention, Bottleneck
+from polyfed.models.adapters.features import Bottleneck, FeatureAttention
 from polyfed.models.encoders.hf import HF
 from tiny_networks import ROOM, WIDTH, WORDS, network, save
 
@@ -108,7 +108,7 @@ def test_a_bottleneck_is_its_formula() -> None:
 
 
 def test_attention_is_its_formula() -> None:
-    module: Any = Attention().behind(WIDTH).requires_grad_(False)
+    module: Any = FeatureAttention().behind(WIDTH).requires_grad_(False)
     for row in torch.randn(3, WIDTH):
         inner = [
             math.tanh(float(sum(w * x for w, x in zip(weights, row, strict=True)) + bias))

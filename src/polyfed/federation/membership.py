@@ -338,8 +338,8 @@ def _additional_group(name: str, group: GroupSettings, public: PublicSet | None)
 def _require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> None:
     """Check that one model and one task fit both splits that the clients of a group hold."""
     key = f"clients.{name}.also"
-    needed = [name for model in group.models for name in model.encoders if name not in group.task.own_modalities]
-    missing = [modality for modality in needed if modality not in also.columns]
+    encoded = {name: None for model in group.models for name in model.encoders}
+    missing = [name for name in encoded if name not in also.columns.keys() | group.task.own_modalities]
     if missing:
         has = ", ".join(also.columns) or "none"
         raise ConfigError(f"{key}: '{also.source}' has no '{missing[0]}', which these clients encode; it has: {has}")

@@ -17,22 +17,10 @@ from polyfed.models.trunks import NetworkTrunk
 class Adapter(Settings):
     """What is trained of a pretrained network besides the layer behind it.
 
-    Subclasses live in ``polyfed.models.adapters``, and derive from one of the two kinds below.
+    Subclasses live in ``polyfed.models.adapters``. They act within the network, by ``attach``, or behind it.
     """
 
     home: ClassVar[str] = "polyfed.models.adapters"
-
-
-class FeatureAdapter(Adapter):
-    """Behind the network, on its pooled vector: the network itself is computed once and cached."""
-
-    @abstractmethod
-    def behind(self, width: int) -> nn.Module:
-        """A module on pooled vectors [b, width], which gives vectors of that width."""
-
-
-class NetworkAdapter(Adapter):
-    """Within the network."""
 
     @property
     def positions(self) -> int:
@@ -52,3 +40,14 @@ class NetworkAdapter(Adapter):
         Raises:
             ConfigError: the network has no place for them, or what they start from cannot be had.
         """
+
+
+class FeatureAdapter(Adapter):
+    """Behind the network, on its pooled vector: the network itself is computed once and cached."""
+
+    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+        """Nothing is put into the network."""
+
+    @abstractmethod
+    def behind(self, width: int) -> nn.Module:
+        """A module on pooled vectors [b, width], which gives vectors of that width."""

@@ -38,7 +38,7 @@ class _Bottleneck(nn.Module):
         return self.ratio * learnt + (1 - self.ratio) * x
 
 
-class Attention(FeatureAdapter):
+class FeatureAttention(FeatureAdapter):
     """FedCLIP's adapter (Lu et al., IEEE Data Engineering Bulletin 2023, section 3): softmax(W2 tanh(W1 v)) * v.
 
     A weight for each feature, both layers of as many features as v; biases are learnt too.

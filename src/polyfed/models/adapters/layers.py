@@ -18,7 +18,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.data.backbones import BackboneTower, local_folder, missing_folder
 from polyfed.data.view import DataContext
-from polyfed.models.adapter import NetworkAdapter
+from polyfed.models.adapter import Adapter
 from polyfed.models.layers import linear_roles
 from polyfed.models.trunks import NetworkTrunk
 
@@ -32,7 +32,7 @@ _ROLES: dict[str, tuple[str, ...]] = {
 }
 
 
-class LayerAdapter(NetworkAdapter):
+class LayerAdapter(Adapter):
     """Adapters within a network's layers, by ``peft``."""
 
     last: int | None = Field(

@@ -18,7 +18,7 @@ from polyfed.data.backbone_inputs import require_tokenizer
 from polyfed.data.backbones import BackboneTower
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext
-from polyfed.models.adapter import NetworkAdapter
+from polyfed.models.adapter import Adapter
 from polyfed.models.adapters.layers import start_folder, start_tensors
 from polyfed.models.layers import layers_path
 from polyfed.models.trunks import NetworkTrunk, PromptPlaces
@@ -27,7 +27,7 @@ TENSOR = "prompt_embeddings"
 """What ``peft`` calls prompts in a folder."""
 
 
-class Prompts(NetworkAdapter):
+class Prompts(Adapter):
     """Learnt vectors P [length, e] among the embedded tokens of a text, or patches of a picture.
 
     Texts: behind the first token, as CoOp (Zhou et al., IJCV 2022, Equation 3), or in front of all, as ``peft``'s
@@ -109,7 +109,7 @@ class Prompts(NetworkAdapter):
         return words.weight[torch.tensor(repeated[: self.length])].detach().clone()
 
 
-class PromptGenerator(NetworkAdapter):
+class PromptGenerator(Adapter):
     """Prompts of texts that a network makes of the names of the classes (FedTPG; Qiu et al., ICLR 2024, section 4.1).
 
     Learnt queries [length, e] attend over the unit vectors [classes, d] that the frozen network gives the texts of the

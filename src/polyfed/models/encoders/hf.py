@@ -29,7 +29,7 @@ from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.native import Native
 from polyfed.data.views.states import States
-from polyfed.models.adapter import Adapter, FeatureAdapter, NetworkAdapter
+from polyfed.models.adapter import Adapter, FeatureAdapter
 from polyfed.models.adapters.layers import LayerAdapter
 from polyfed.models.encoder import Encoder, check_channels, image_shape, token_length
 from polyfed.models.frozen import Frozen
@@ -219,7 +219,7 @@ class HF(Encoder):
         # the copy of what is frozen shares its tensors, which that of the module itself would not
         trunk = cast("NetworkTrunk", copy.deepcopy(self._base(spec, context)).module)
         body = trunk.backbone.body
-        if isinstance(self.adapter, NetworkAdapter):
+        if self.adapter is not None:
             self.adapter.attach(trunk, self.tower, self._folder(context), context)
         still = self._still(trunk)
         trained = self._trained(trunk, still)
@@ -239,7 +239,7 @@ class HF(Encoder):
 
     def _trained(self, trunk: NetworkTrunk, still: list[nn.Module]) -> set[str]:
         """Names of the tensors that are trained, or exchanged at least."""
-        if isinstance(self.adapter, NetworkAdapter):
+        if self.adapter is not None:
             trained = {name for name, value in trunk.named_parameters() if value.requires_grad}
             return trained | {name for name in trunk.state_dict() if name.endswith(".offset")}
         held = {id(value) for part in still for value in part.state_dict(keep_vars=True).values()}
@@ -299,7 +299,7 @@ class HF(Encoder):
             needed = getattr(config, "num_channels", spec.shape[0])
             check_channels(image_shape(spec, "hf")[0], needed, "hf", self.weights)
             return
-        prompts = self.adapter.positions if isinstance(self.adapter, NetworkAdapter) else 0
+        prompts = 0 if self.adapter is None else self.adapter.positions
         what = f"tokens a text, {prompts} of them prompts (adapter.length)" if prompts else "tokens a text"
         self._require_room(token_length(spec, "hf") + prompts, most_tokens(folder), what)
         self._require_room(len(spec.vocabulary), config.vocab_size, "words in the vocabulary")
@@ -362,7 +362,7 @@ def _stands_still(data: Mapping[str, Any]) -> bool:
 def _room_for_prompts(data: Mapping[str, Any]) -> dict[str, Any]:
     """Texts so much shorter that they and prompts are as long as texts usually are."""
     adapter, usual = _adapter_of(data), Native.model_fields["length"].default
-    prompts = adapter.positions if isinstance(adapter, NetworkAdapter) else 0
+    prompts = 0 if adapter is None else adapter.positions
     return {"length": max(2, usual - prompts)} if prompts else {}
 
 
