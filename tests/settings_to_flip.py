@@ -53,6 +53,9 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedaid", "teacher"): None,
     ("fedcola", "averaging"): "by_type",
     ("fedcola", "complement"): {"layers": "mlp"},
+    ("feddpa", "averaging"): {"server_optimizer": _HALF},
+    ("feddpa", "fine_tuning"): {"rounds": 1},
+    ("feddpa", "weight"): 0.9,
     ("fedema", "blending"): {"lam": 0.5},
     ("fedema", "byol"): {"predictor_width": 8, "weight": 0.5},
     ("fedex_lora", "averaging"): {"server_optimizer": _HALF},
@@ -119,6 +122,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedaid", "local_epochs"): {"local_steps": None},
     ("fedaid", "teacher.aligner"): {"teacher": {"steps": 3}},  # in the first step nothing is distorted yet
     ("fedaid", "teacher.weights.divergence"): {"teacher": {"weights": {"rho": 1e-3}}},
+    ("feddpa", "fine_tuning.rounds"): {"fine_tuning": {"rounds": 1}},
     ("feddra", "guidance.measured"): {"measured_on": "aggregated"},
     ("feddra", "guidance.temperature"): {"guidance": {"distance": "contrastive"}},
     ("feddra", "local_epochs"): {"local_steps": None},

@@ -37,6 +37,7 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "fedmkd:few": {"public": {"samples": 10}},
     "scaffold:full": {"variate": "full"},
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
+    "feddpa:last": {"fine_tuning": {"rounds": 1}},
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
@@ -173,6 +174,8 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedafd:few": lambda its: _told(its, its.both) | {"down weights": [its.encoders, 0]},
     "fedavg": Parts.weights,
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
+    "feddpa": Parts.weights,
+    "feddpa:last": lambda its: {"down weights": [its.model] * 2, "up weights": [its.model, 0]},
     "fedema": Parts.weights,
     "fedex_lora": lambda its: its.less(".offset", up_only=True),
     "fedit": Parts.weights,

@@ -1,0 +1,210 @@
+"""Methods with a second adapter that stays at its client: what is added up, what crosses, a round of each by hand."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import assert_mean, copies, descend, model_of
+from polyfed.algorithms.feddpa import InstanceWeighted
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
+from polyfed.models.adapters import adapted_layers
+from polyfed.models.frozen import frozen_tensors
+from polyfed.models.model import Model
+from polyfed.models.personal_adapters import (
+    PERSONAL,
+    RECEIVED,
+    SHARED,
+    adapter_tensors,
+    add_adapters,
+    copy_adapter,
+    renew_adapter,
+    training_only,
+    use_adapters,
+)
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from sessions import first_cohort, prepared, woken
+from small_federations import Config, adapted, plain_sgd
+
+RATE = 0.001
+
+
+def session_of(folder: Path, **algorithm: Any) -> Session:
+    return prepared(plain_sgd(adapted(**algorithm), batch_size=8), folder)
+
+
+def pair(tmp_path: Path, *names: str) -> Model:
+    """A client's model with further adapters, all of them drawn."""
+    session = session_of(tmp_path, name="fedit")
+    model = session.federation.client_model(session.federation.members["paired-0"]).eval()
+    add_adapters(model, *names)
+    for number, name in enumerate((SHARED, *names)):
+        renew_adapter(model, name, number)
+        for key, value in adapter_tensors(model, name).items():
+            if ".lora_B." in key:
+                value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(number)))
+    return model
+
+
+def summed(model: Model, weights: dict[str, float]) -> Model:
+    """The model whose layers are W + s sum_a weight_a B_a A_a, without adapters in use."""
+    model = copy.deepcopy(model)
+    use_adapters(model, weights)
+    for layer in adapted_layers(model).values():
+        base = layer.get_base_layer()
+        change = sum(weight * layer.lora_B[name].weight @ layer.lora_A[name].weight for name, weight in weights.items())
+        base.weight = torch.nn.Parameter(base.weight + 2.0 * change)
+        layer.enable_adapters(False)
+    return model
+
+
+# ---- several adapters of a layer
+
+
+def test_outputs_of_adapters_in_use_add_up_for_all_or_by_sample(tmp_path: Path) -> None:
+    model, x = pair(tmp_path, PERSONAL), torch.randn(3, 3, 16, 16)
+    weights = {SHARED: 0.3, PERSONAL: 0.7}
+    expected = summed(model, weights).embed("image", x)
+    use_adapters(model, weights)
+    torch.testing.assert_close(model.embed("image", x), expected)
+    own = torch.tensor([0.0, 0.7, 1.0])[:, None, None]
+    use_adapters(model, {SHARED: 1 - own, PERSONAL: own})
+    rows = model.embed("image", x)
+    torch.testing.assert_close(rows[1], expected[1])
+    for row, name in ((0, SHARED), (2, PERSONAL)):
+        use_adapters(model, {name: 1.0})
+        torch.testing.assert_close(rows[row], model.embed("image", x)[row])
+
+
+def test_further_adapters_are_neither_exchanged_nor_frozen_and_each_copy_has_its_own(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="fedit")
+    model = session.federation.client_model(session.federation.members["paired-0"])
+    exchanged, frozen, trained = list(model.exchanged()), frozen_tensors(model), len(model.trained())
+    add_adapters(model, PERSONAL, RECEIVED)
+    assert list(model.exchanged()) == exchanged
+    assert frozen_tensors(model).keys() == frozen.keys()
+    assert len(model.trained()) == trained + len(adapter_tensors(model, PERSONAL))
+    assert not any(value.requires_grad for name, value in model.named_parameters() if f".{RECEIVED}." in name)
+    other = copy.deepcopy(model)
+    for name, value in adapter_tensors(other, PERSONAL).items():
+        value.fill_(2.0)
+        assert bool((adapter_tensors(model, PERSONAL)[name] != 2.0).any())
+    for name, value in frozen_tensors(other).items():
+        assert value.data_ptr() == frozen[name].data_ptr()
+    model.load(model.exchanged())
+    copy_adapter(model, SHARED, RECEIVED)
+    for name, value in adapter_tensors(model, RECEIVED).items():
+        assert torch.equal(value, adapter_tensors(model, SHARED)[name.replace(RECEIVED, SHARED)])
+
+
+def test_only_one_adapter_is_trained_within_a_block(tmp_path: Path) -> None:
+    model = pair(tmp_path, PERSONAL)
+    before = set(model.trained())
+    with training_only(model, PERSONAL):
+        assert set(model.trained()) == set(adapter_tensors(model, PERSONAL))
+    assert set(model.trained()) == before
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (None, "no encoder of this model has any; give encoders 'hf' an adapter 'lora'"),
+        ({"name": "ia3"}, "those of adapter 'ia3' do not add up; choose adapter 'lora' with dora: false"),
+        ({"name": "lora", "dora": True}, "those of adapter 'lora with dora' do not add up"),
+    ],
+)
+def test_models_without_plain_low_rank_adapters_are_refused(
+    adapter: Config | None, message: str, tmp_path: Path
+) -> None:
+    config = copy.deepcopy(adapted(name="feddpa"))
+    for participant in (config["server"], *config["clients"].values()):
+        for encoder in participant["model"]["encoders"].values():
+            encoder.pop("adapter", None)
+            encoder |= {} if adapter is None else {"adapter": adapter}
+    with pytest.raises(ConfigError, match=message):
+        prepared(config, tmp_path)
+
+
+# ---- FedDPA
+
+
+def both_by_hand(session: Session, client_id: str, start: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
+    """A client's parameters after round 1: its own adapter trained beside the received one, then the rest alone."""
+    member, model = session.federation.members[client_id], model_of(session, client_id, start).train()
+    renew_adapter(model, PERSONAL, 0, client_id)
+    own, client = adapter_tensors(model, PERSONAL).keys(), woken(session, client_id)
+    phases: list[tuple[str, bool, dict[str, float]]] = [
+        ("personal-0", True, {SHARED: 1 - weight, PERSONAL: weight}),
+        ("task-0", False, {SHARED: 1.0}),
+    ]
+    with isolated(0, 1, client_id, "fit", 0):
+        for purpose, is_own, weights in phases:
+            use_adapters(model, weights)
+
+            def chosen(name: str, gradient: Tensor, is_own: bool = is_own) -> Tensor:
+                return gradient if (name in own) == is_own else torch.zeros_like(gradient)
+
+            for batch in client.batches(session.federation.train(member), purpose):
+                loss = member.settings.task.loss(model, model.heads[member.head], batch)
+                descend(model, loss, RATE, chosen)
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def test_feddpa_trains_both_and_averages_the_shared_adapter(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="feddpa", weight=0.4)
+    server, start = session.server, copies(session.server.weights)
+    trained = {info.id: both_by_hand(session, info.id, start[server.type_of(info)], 0.4) for info in server.clients}
+    session.experiment.algorithm.round(server, first_cohort(session))
+    counts = {info.id: info.samples for info in server.clients}
+    for name, value in server.weights["paired"].items():
+        having = {client: tensors for client, tensors in trained.items() if name in tensors}
+        assert_mean({name: value}, having, counts)
+        assert PERSONAL not in name
+    for client, tensors in trained.items():
+        kept = woken(session, client, (2, 0), (1, 0)).state["personal"]
+        assert kept.keys() == {name for name in tensors if f".{PERSONAL}." in name}
+        for name, value in kept.items():
+            torch.testing.assert_close(value, tensors[name], atol=1e-6, rtol=1e-6)
+        assert any(bool(value.any()) for name, value in kept.items() if ".lora_B." in name)
+
+
+def test_feddpa_weighs_each_input_by_its_likeness_to_the_clients_own(tmp_path: Path) -> None:
+    model, x = pair(tmp_path, PERSONAL), torch.randn(4, 3, 16, 16)
+    plain = copy.deepcopy(model)
+    use_adapters(model, {PERSONAL: 1.0})
+    z = model.represent("image", x).detach()
+    known = z[:2]
+    with torch.no_grad():
+        rows = InstanceWeighted(model, {"image": known}, 0.5).embed("image", x)
+    for row in range(4):
+        alpha = max(0.0, 0.5 * sum(float(z[row] @ one) for one in known) / 2)
+        expected = summed(plain, {SHARED: 1 - alpha, PERSONAL: alpha}).embed("image", x)[row]
+        torch.testing.assert_close(rows[row], expected)
+
+
+def test_feddpa_f_trains_personal_adapters_in_the_last_rounds_alone(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="feddpa", fine_tuning={"rounds": 1}, instance=None)
+    algorithm, server = session.experiment.algorithm, session.server
+    algorithm.round(server, first_cohort(session))
+    shared = copies(server.weights)
+    client = woken(session, "paired-0", (2, 0), (1, 0))
+    assert "personal" not in client.state
+    server.begin(2)
+    algorithm.round(server, session.cohort(2, Ledger()))
+    assert all(torch.equal(value, shared["paired"][name]) for name, value in server.weights["paired"].items())
+    assert woken(session, "paired-0", (3, 0), (2, 0)).state["personal"]
+    with pytest.raises(ConfigError, match=r"fine_tuning\.rounds is 2, which leaves none of run\.rounds 2.*at most 1"):
+        session_of(tmp_path / "all", name="feddpa", fine_tuning={"rounds": 2})
+
+
+def test_feddpa_averages_factors_as_fedit_does() -> None:
+    with pytest.raises(ConfigError, match="averaging: is by_type, but the method goes with 'separate'"):
+        Experiment.parse(adapted(name="feddpa", averaging="by_type"))
