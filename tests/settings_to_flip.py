@@ -53,6 +53,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedaid", "teacher"): None,
     ("fedcola", "averaging"): "by_type",
     ("fedcola", "complement"): {"layers": "mlp"},
+    ("feddat", "averaging"): {"server_optimizer": _HALF},
     ("feddpa", "averaging"): {"server_optimizer": _HALF},
     ("feddpa", "fine_tuning"): {"rounds": 1},
     ("feddpa", "weight"): 0.9,

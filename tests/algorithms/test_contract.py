@@ -174,6 +174,7 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedafd:few": lambda its: _told(its, its.both) | {"down weights": [its.encoders, 0]},
     "fedavg": Parts.weights,
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
+    "feddat": Parts.weights,
     "feddpa": Parts.weights,
     "feddpa:last": lambda its: {"down weights": [its.model] * 2, "up weights": [its.model, 0]},
     "fedema": Parts.weights,

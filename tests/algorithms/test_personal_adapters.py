@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, descend, model_of
+from by_hand import assert_mean, copies, descend, divergence, model_of
 from polyfed.algorithms.feddpa import InstanceWeighted
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
+from polyfed.data.samples import Batch
+from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.adapters import adapted_layers
 from polyfed.models.frozen import frozen_tensors
-from polyfed.models.model import Model
+from polyfed.models.model import CachedModel, Model
 from polyfed.models.personal_adapters import (
     PERSONAL,
     RECEIVED,
@@ -30,11 +32,13 @@ from polyfed.models.personal_adapters import (
 )
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
+from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
 from small_federations import Config, adapted, plain_sgd
 
 RATE = 0.001
+Tensors = dict[str, Tensor]
 
 
 def session_of(folder: Path, **algorithm: Any) -> Session:
@@ -208,3 +212,78 @@ def test_feddpa_f_trains_personal_adapters_in_the_last_rounds_alone(tmp_path: Pa
 def test_feddpa_averages_factors_as_fedit_does() -> None:
     with pytest.raises(ConfigError, match="averaging: is by_type, but the method goes with 'separate'"):
         Experiment.parse(adapted(name="feddpa", averaging="by_type"))
+
+
+# ---- FedDAT
+
+
+def mutual_by_hand(session: Session, client_id: str, start: dict[str, Tensor], share: float, tau: float) -> Tensors:
+    """A client's parameters after round 1: student and teacher in turn on each batch."""
+    member, model = session.federation.members[client_id], model_of(session, client_id, start).train()
+    renew_adapter(model, PERSONAL, 0, client_id)
+    copy_adapter(model, SHARED, RECEIVED)
+    own, head, task = adapter_tensors(model, PERSONAL).keys(), model.heads[member.head], member.settings.task
+    student_uses, teacher_uses = {SHARED: 1.0}, {PERSONAL: 0.5, RECEIVED: 0.5}
+
+    def scored(batch: Batch, uses: dict[str, float]) -> tuple[Tensor, Tensor]:
+        use_adapters(model, uses)
+        shared = CachedModel(model)
+        return task.loss(shared, head, batch), task.scores(shared, head, batch)
+
+    def step(loss: Tensor, learner: Tensor, target: Tensor, is_own: bool) -> None:
+        distance = tau**2 * divergence(learner, target.detach(), tau).mean()
+        descend(
+            model,
+            (1 - share) * loss + share * distance,
+            RATE,
+            lambda name, gradient: gradient if (name in own) == is_own else torch.zeros_like(gradient),
+        )
+
+    with isolated(0, 1, client_id, "fit", 0):
+        for batch in woken(session, client_id).batches(session.federation.train(member), "task-0"):
+            loss, student = scored(batch, student_uses)
+            step(loss, student, scored(batch, teacher_uses)[1], is_own=False)
+            loss, teacher = scored(batch, teacher_uses)
+            step(loss, teacher, student, is_own=True)
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def test_feddat_student_and_teacher_learn_from_each_other(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="feddat", kl_weight=0.3, temperature=2.0)
+    server, start = session.server, copies(session.server.weights)
+    for tensors in start.values():  # B is zero at first, where both give the same scores
+        for name, value in tensors.items():
+            if ".lora_B." in name:
+                value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
+    server.update_weights(copies(start))
+    trained = {
+        info.id: mutual_by_hand(session, info.id, start[server.type_of(info)], 0.3, 2.0) for info in server.clients
+    }
+    session.experiment.algorithm.round(server, first_cohort(session))
+    counts = {info.id: info.samples for info in server.clients}
+    for name, value in server.weights["paired"].items():
+        assert_mean({name: value}, {client: own for client, own in trained.items() if name in own}, counts, 1e-5)
+    for client, tensors in trained.items():
+        for name, value in woken(session, client, (2, 0), (1, 0)).state["personal"].items():
+            torch.testing.assert_close(value, tensors[name], atol=1e-5, rtol=1e-5)
+
+
+def test_scores_of_retrieval_rank_the_candidates_of_both_directions(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="fedit")
+    member = session.federation.members["paired-0"]
+    model = session.federation.client_model(member).eval()
+    batch = next(iter(session.federation.train(member).batches(4)))
+    u, v = (model.represent(name, batch.inputs[name]) for name in ("image", "text"))
+    scores = member.settings.task.scores(model, model.heads[member.head], batch)
+    torch.testing.assert_close(scores, torch.cat([u @ v.T, v @ u.T]) / 0.07)
+    soft = PairRetrieval(objective="soft_contrastive")
+    distances = (torch.cdist(u, v).square() + 1e-6).sqrt()
+    scores = soft.scores(model, SoftContrastive(3.0, 2.0), batch)
+    torch.testing.assert_close(scores, 2 * (3 - 2 * torch.cat([distances, distances.T])), atol=1e-4, rtol=1e-4)
+
+
+def test_feddat_needs_scores(tmp_path: Path) -> None:
+    config = adapted(name="feddat")
+    config["clients"]["text"]["task"] = [config["clients"]["text"]["task"]] * 2
+    with pytest.raises(ConfigError, match=r"task 'joint' of client 'text' gives none; choose classification, vqa"):
+        prepared(config, tmp_path)

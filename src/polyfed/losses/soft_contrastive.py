@@ -38,15 +38,19 @@ def soft_contrastive(
             that do not match by index are left out instead of pushed apart.
         reduction: ``sum`` as in the papers (clip the gradient: it grows with b^2), or ``mean``.
     """
-    norms = torch.linalg.vecdot(u, u)[:, None] + torch.linalg.vecdot(v, v)
-    # one product instead of b x b x d differences; rounding may leave a negative square
-    distance = (torch.addmm(norms, u, v.T, alpha=-2).relu() + _EPSILON).sqrt()
+    distance = _distances(u, v)
     sign = torch.ones_like(distance).fill_diagonal_(-1)
     terms = F.softplus((shift - scale * distance) * (2 * sign))
     if items is not None:
         terms = terms.masked_fill((items[:, None] == items) & (sign > 0), 0)
     # distances are symmetric: the second direction has the same value
     return 2 * terms.sum() if reduction == "sum" else terms.sum() / terms.numel()
+
+
+def _distances(u: Float[Tensor, "b d"], v: Float[Tensor, "k d"]) -> Float[Tensor, "b k"]:
+    norms = torch.linalg.vecdot(u, u)[:, None] + torch.linalg.vecdot(v, v)
+    # one product instead of b x b x d differences; rounding may leave a negative square
+    return (torch.addmm(norms, u, v.T, alpha=-2).relu() + _EPSILON).sqrt()
 
 
 class SoftContrastive(nn.Module):
@@ -63,6 +67,11 @@ class SoftContrastive(nn.Module):
         self.shift = nn.Parameter(torch.tensor(shift))
         self.scale = nn.Parameter(torch.tensor(scale))
         self.reduction: Reduction = reduction
+
+    @in_full_precision
+    def scores(self, u: Float[Tensor, "b d"], v: Float[Tensor, "k d"]) -> Float[Tensor, "b k"]:
+        """How well each of v answers each of u: the logit of their match, 2 s."""
+        return 2 * (self.shift - self.scale * _distances(u, v))
 
     def forward(
         self, u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], items: Int[Tensor, " b"] | None = None

@@ -6,8 +6,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.view import View
@@ -77,6 +79,14 @@ class Task(Settings):
     @abstractmethod
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Scalar training loss of a batch (on the model's device)."""
+
+    def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "n c"]:
+        """What the task decides by, before a softmax: a row for each decision on a batch, of classes or candidates.
+
+        Raises:
+            ConfigError: it decides otherwise.
+        """
+        raise ConfigError(f"task '{self.component_name()}' gives no scores of classes or candidates")
 
     @abstractmethod
     def evaluate(
