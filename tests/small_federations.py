@@ -20,7 +20,7 @@ Config = dict[str, Any]
 
 METHODS = tuple(Algorithm.available())
 """Of three clients and a few batches, an honest one moves one tensor or other far more than usual."""
-ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora", "feddat", "feddpa")
+ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora", "feddat", "feddpa", "rcsr")
 """Methods of low-rank adapters."""
 NAMED = ("promptfl", "pfedprompt", "fedtpg", "fedclip")
 """Methods that classify pictures by the names of classes."""

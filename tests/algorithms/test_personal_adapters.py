@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from by_hand import assert_mean, copies, descend, divergence, model_of
+from by_hand import assert_mean, copies, descend, divergence, model_of, unit
+from polyfed.aggregation.router import routing_loss
 from polyfed.algorithms.feddpa import InstanceWeighted
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -34,7 +36,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.wire.ledger import Ledger
-from sessions import first_cohort, prepared, woken
+from sessions import first_cohort, metrics, prepared, woken
 from small_federations import Config, adapted, plain_sgd
 
 RATE = 0.001
@@ -287,3 +289,110 @@ def test_feddat_needs_scores(tmp_path: Path) -> None:
     config["clients"]["text"]["task"] = [config["clients"]["text"]["task"]] * 2
     with pytest.raises(ConfigError, match=r"task 'joint' of client 'text' gives none; choose classification, vqa"):
         prepared(config, tmp_path)
+
+
+# ---- RCSR
+
+
+def means_by_hand(session: Session, client_id: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Modality -> mean unit representation of a client's training samples, of unit norm."""
+    model, samples = model_of(session, client_id, tensors).eval(), woken(session, client_id).train
+    means = {}
+    for name in model.modalities:
+        rows = torch.cat([model.represent(name, batch.inputs[name]) for batch in samples.batches(7)])
+        means[name] = F.normalize(rows.mean(0), dim=0).detach()
+    return means
+
+
+def anchored_by_hand(
+    session: Session, client_id: str, start: Tensors, goals: dict[str, Tensor], weight: float
+) -> Tensors:
+    """A client's parameters after round 1, its task's loss with the cosine to each modality that it lacks."""
+    member, model = session.federation.members[client_id], model_of(session, client_id, start).train()
+    lacking = [goal for name, goal in goals.items() if name not in model.modalities]
+    with isolated(0, 1, client_id, "fit", 0):
+        for batch in woken(session, client_id).batches(session.federation.train(member), "task-0"):
+            shared = CachedModel(model)  # dropout draws once
+            loss = member.settings.task.loss(shared, model.heads[member.head], batch)
+            for goal in lacking:
+                (mean,) = [shared.represent(name, x).mean(0) for name, x in batch.inputs.items()]
+                loss = loss + weight * (1 - mean @ goal / mean.norm())
+            descend(model, loss, RATE)
+    return {name: value.detach().clone() for name, value in model.exchanged().items()}
+
+
+def test_rcsr_anchors_clients_that_lack_a_modality_and_weighs_all_alike_at_first(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="rcsr", anchor_weight=0.7, decay=0.5)
+    server, start = session.server, copies(session.server.weights)
+    goals = {name: unit(1, 8, seed=number)[0] for number, name in enumerate(("image", "text"))}
+    server.state["prototypes"] = goals
+
+    trained = {
+        info.id: anchored_by_hand(session, info.id, start[server.type_of(info)], goals, 0.7) for info in server.clients
+    }
+    means = {client: means_by_hand(session, client, tensors) for client, tensors in trained.items()}
+    session.experiment.algorithm.round(server, first_cohort(session))
+    alike = dict.fromkeys(trained, 1.0)
+    for name, value in server.weights["paired"].items():
+        having = {client: tensors for client, tensors in trained.items() if name in tensors}
+        assert_mean({name: value}, having, alike, 1e-5)
+    for name, goal in goals.items():
+        own = torch.stack([one.get(name, goal) for one in means.values()]).mean(0)
+        expected = F.normalize(0.5 * goal + 0.5 * own, dim=0)
+        torch.testing.assert_close(server.state["prototypes"][name], expected, atol=1e-4, rtol=1e-4)
+    assert any(bool(value.any()) for name, value in server.state["router"].items() if "score" in name)
+
+
+def test_routing_loss_is_that_of_a_loop_and_turns_from_a_client_that_disagrees() -> None:
+    own, goal, weights = unit(6, 5).reshape(3, 2, 5), unit(2, 5, seed=1), torch.tensor([0.5, 0.3, 0.2])
+
+    def cosine(a: Tensor, b: Tensor) -> Tensor:
+        return a @ b / (a.norm() * b.norm())
+
+    expected = 0.1 * sum(float(w * w.log()) for w in weights)
+    for m in range(2):
+        expected += float(1 - cosine(sum(weights[k] * own[k, m] for k in range(3)), goal[m]))
+    directions = [(own[k, 0] - own[k, 1]) / (own[k, 0] - own[k, 1]).norm() for k in range(3)]
+    common = sum(weights[k] * directions[k] for k in range(3))
+    expected += 0.2 / 2 * float(1 - cosine(common, goal[0] - goal[1]))
+    expected += 0.2 / 2 * sum(float(weights[k] * (1 - cosine(directions[k], common))) for k in range(3))
+    assert float(routing_loss(weights, own, goal, 0.1, 0.2)) == pytest.approx(expected, rel=1e-5)
+
+    own[0] = own[1] = goal
+    own[2] = -goal
+    scores = torch.zeros(3, requires_grad=True)
+    routing_loss(scores.softmax(0), own, goal, 0.1, 0.2).backward()
+    assert scores.grad is not None
+    assert scores.grad[2] > 0 > scores.grad[0]
+
+
+def test_a_router_weighs_alike_until_it_has_learnt(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="rcsr", router={"lr": 0.1})
+    algorithm, server, largest = session.experiment.algorithm, session.server, []
+    for number in (1, 2):
+        server.begin(number)
+        algorithm.round(server, session.cohort(number, Ledger()))
+        largest.append(metrics(session)["largest_weight"])
+    assert largest[0] == pytest.approx(0.25)
+    assert largest[1] > 0.26
+
+
+def test_rcsr_needs_two_modalities(tmp_path: Path) -> None:
+    config = adapted(name="rcsr")
+    config["clients"] = {"image": config["clients"]["image"]}
+    del config["server"]
+    with pytest.raises(ConfigError, match=r"'rcsr' aligns two modalities, and clients have image; give some"):
+        prepared(config, tmp_path)
+
+
+def test_rcsr_personal_adapters_stay_and_are_judged(tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="rcsr", personal=True)
+    algorithm, server = session.experiment.algorithm, session.server
+    algorithm.round(server, first_cohort(session))
+    client = woken(session, "text", (2, 0), (1, 0))
+    assert any(bool(value.any()) for name, value in client.state["personal"].items() if ".lora_B." in name)
+    judged = algorithm.evaluate_clients(server, session.cohort(2, Ledger()))
+    shared = woken(session, "text", (2, 0))
+    shared.load_weights(server.weights["text"])
+    assert shared.test is not None
+    assert judged["text"]["loss"] != shared.evaluate(shared.test)["loss"]

@@ -217,20 +217,27 @@ class Server(Participant):
 
         return check
 
-    def average_weights(self, replies: Iterable[Reply], asked: Sequence[ClientInfo], averaging: Averaging) -> None:
-        """Fold replies with ``weights`` and ``num_examples`` into the global models as they come.
+    def average_weights(
+        self,
+        replies: Iterable[Reply],
+        asked: Sequence[ClientInfo],
+        averaging: Averaging,
+        share: Callable[[Reply], float] = lambda reply: float(reply.num_examples),
+    ) -> None:
+        """Fold replies with ``weights`` into the global models as they come.
 
         Args:
             replies: one by one; none is held.
             asked: the clients that were asked; sequential means need their sizes before the first reply.
             averaging: what types average with each other, and how the global models follow.
+            share: what a reply counts for; by default ``num_examples``.
         """
         sizes: dict[str, float] = {}
         for client in asked:
             sizes[self.type_of(client)] = sizes.get(self.type_of(client), 0.0) + self.weight(client)
 
         def update(reply: Reply) -> Update:
-            return self.type_of(reply.sender), reply.weights, reply.num_examples
+            return self.type_of(reply.sender), reply.weights, share(reply)
 
         # unlike a loop, map lets go of a reply before it asks for the next
         averages = averaging.average(self.weights, self.global_models, map(update, replies), sizes)
