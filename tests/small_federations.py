@@ -385,6 +385,8 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
         config["algorithm"].pop("local_epochs", None)
     if method == "creamfl_averaged":
         config["public"] = {"source": "scenes", "items": 8, "per_item": 1}
+    if method == "feddpa":
+        config["run"]["rounds"] = 3  # of which two may be left for personal adapters
     if method == "centralised":
         config["clients"]["paired"]["count"] = 1
     if build is classifiers:

@@ -90,4 +90,5 @@ def routing_loss(
     common = weights @ directions
     apart = 1 - F.cosine_similarity(common, goal[0] - goal[1], dim=0)
     conflict = (weights * (1 - F.cosine_similarity(directions, common[None], dim=1))).sum()
-    return consistency - entropy * disorder + alignment / 2 * (apart + conflict)
+    loss: Tensor = consistency - entropy * disorder + alignment / 2 * (apart + conflict)
+    return loss

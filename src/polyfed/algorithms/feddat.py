@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -86,7 +86,8 @@ class FedDAT(Algorithm):
             ConfigError: adapters are of unequal ranks, or a client's task gives no scores.
         """
         for client in server.clients:
-            if Task.named(client.task).scores is Task.scores:
+            kind: Any = Task.named(client.task)
+            if kind.scores is Task.scores:
                 raise ConfigError(
                     f"algorithm 'feddat' distils scores, and task '{client.task}' of client '{client.id}' gives none; "
                     "choose classification, vqa, retrieval or convirt"

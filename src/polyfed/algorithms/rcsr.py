@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
@@ -276,4 +277,4 @@ def _change(new: Mapping[str, Tensor], old: Mapping[str, Tensor], modality: str)
         for name, value in new.items()
         if name.startswith(f"encoders.{modality}.")
     ]
-    return sum(squares) ** 0.5
+    return math.sqrt(sum(squares))
