@@ -86,7 +86,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedtgp", "server_batch_size"): 2,
     ("fedtgp", "shared"): {"text": "texts"},
     ("rcsr", "averaging"): {"server_optimizer": _HALF},
-    ("rcsr", "router.lr"): 0.5,
     ("rcsr", "router.width"): 8,
 }
 """Values that are valid and can make a difference in a tiny federation."""
@@ -136,8 +135,8 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedgems", "teacher.judge_clients"): {"teacher": {"weights": "mean"}},  # else what nobody knows has no target
     ("fedmd", "task.order"): {"teacher": {"weights": "sed"}},
     ("fedprox", "norm"): {"mu": 1.0},
-    ("rcsr", "router.alignment"): {"router": {"lr": 0.5}},
-    ("rcsr", "router.entropy"): {"router": {"lr": 0.5}},
+    ("rcsr", "router.alignment"): {"router": {"training": _FAST}},
+    ("rcsr", "router.entropy"): {"router": {"training": _FAST}},
 }
 """Other settings without which a setting is refused, or makes no difference in a tiny federation."""
 

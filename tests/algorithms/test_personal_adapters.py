@@ -367,7 +367,7 @@ def test_routing_loss_is_that_of_a_loop_and_turns_from_a_client_that_disagrees()
 
 
 def test_a_router_weighs_alike_until_it_has_learnt(tmp_path: Path) -> None:
-    session = session_of(tmp_path, name="rcsr", router={"lr": 0.1})
+    session = session_of(tmp_path, name="rcsr", router={"training": {"optimizer": {"kind": "adam", "lr": 0.1}}})
     algorithm, server, largest = session.experiment.algorithm, session.server, []
     for number in (1, 2):
         server.begin(number)

@@ -19,7 +19,7 @@ from small_federations import METHODS, Config, federation_for
 
 SCHEDULE = {"kind": "exponential", "decay": 0.5, "unit": "epoch"}
 EPOCHS = 3
-IN_STEPS = {"fedaid", "feddra"}
+IN_STEPS = {"fedaid", "feddra", "rcsr"}
 """Methods one of whose stages is a number of batches, which count as one epoch."""
 
 

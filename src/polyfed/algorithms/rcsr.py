@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,7 +35,7 @@ from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
-from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.settings import TrainingSettings, require_no_batch_size
 from polyfed.federation.trainer import Regulariser
 from polyfed.models.model import CachedModel, Model
 from polyfed.models.personal_adapters import PERSONAL, SHARED, add_adapters, use_adapters
@@ -48,7 +48,7 @@ _TOGETHER: Mapping[str, float | Tensor] = {SHARED: 1.0, PERSONAL: 1.0}
 
 
 class Routing(Settings):
-    """The router, which takes a step a round."""
+    """The router, a small network at the server."""
 
     width: int = Field(default=128, ge=4, multiple_of=4, description="of a client's token")
     layers: int = Field(default=2, ge=1, description="of attention between clients")
@@ -56,7 +56,14 @@ class Routing(Settings):
     alignment: float = Field(
         default=0.3, ge=0, le=1e3, description="factor of the disagreement on where modalities lie to each other"
     )
-    lr: float = Field(default=1e-3, gt=0, le=100, description="learning rate, Adam")
+    training: TrainingSettings = Field(
+        default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=1e-3)), description="a step a round"
+    )
+
+    @model_validator(mode="after")
+    def _has_no_batches(self) -> Self:
+        require_no_batch_size(self.training, "the router looks at all clients of a round")
+        return self
 
 
 class RCSR(Algorithm):
@@ -150,9 +157,8 @@ class RCSR(Algorithm):
 
     def learn(self, server: Server, router: Router, settings: Routing, loss: Tensor) -> None:
         """One step of the router."""
-        training = TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=settings.lr))
         for _ in server.epochs(1):
-            server.trainer(_ROUTER, training, module=router).step(loss)
+            server.trainer(_ROUTER, settings.training, module=router).step(loss)
         server.state[_ROUTER] = {name: value.detach() for name, value in router.state_dict().items()}
 
     def follow(
