@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import assert_mean, copies, descend, divergence, model_of, unit
+from polyfed.aggregation.prototypes import ClassMeans, prototype_tensors
 from polyfed.aggregation.router import routing_loss
 from polyfed.algorithms.feddpa import InstanceWeighted
-from polyfed.core.errors import ConfigError
+from polyfed.algorithms.rcsr import PrototypeCheck
+from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
+from polyfed.federation.cohort import Reply
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.adapters import adapted_layers
 from polyfed.models.frozen import frozen_tensors
@@ -36,6 +39,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Prototypes, Weights
 from sessions import first_cohort, metrics, prepared, woken
 from small_federations import Config, adapted, plain_sgd
 
@@ -396,3 +400,24 @@ def test_rcsr_personal_adapters_stay_and_are_judged(tmp_path: Path) -> None:
     shared.load_weights(server.weights["text"])
     assert shared.test is not None
     assert judged["text"]["loss"] != shared.evaluate(shared.test)["loss"]
+
+
+@pytest.mark.parametrize(
+    ("names", "width", "message"),
+    [
+        (("text",), 8, r"prototypes of \['text'\] from a client with \['image'\]"),
+        ((), 8, r"prototypes of \[\] from"),
+        (("image",), 5, r"prototypes of shape \[1, 5\], expected \[1, 8\]"),
+    ],
+)
+def test_rcsr_refuses_prototypes_that_a_client_cannot_have(
+    names: tuple[str, ...], width: int, message: str, tmp_path: Path
+) -> None:
+    server = session_of(tmp_path, name="rcsr").server
+    server.state["prototypes"] = {"image": torch.ones(8)}
+    one = ClassMeans(torch.ones(1, width), torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.bool))
+    sent = Prototypes({key: value for name in names for key, value in prototype_tensors(name, one).items()})
+    reply = Reply(weights=Weights(server.weights["image"]), prototypes=sent, loss=1.0)
+    (reply.client,) = [client for client in server.clients if client.id == "image"]
+    with pytest.raises(PayloadError, match=message):
+        PrototypeCheck(server)(reply)

@@ -115,7 +115,7 @@ class RCSR(Algorithm):
         known = server.state.get(_PROTOTYPES, {})
         replies = list(  # held, as a weight depends on all of them
             cohort.ask(
-                self.fit, check=_ReplyCheck(server), weights=each(server.weights_for), prototypes=Prototypes(known)
+                self.fit, check=PrototypeCheck(server), weights=each(server.weights_for), prototypes=Prototypes(known)
             )
         )
         samples = torch.tensor([float(server.weight(reply.sender)) for reply in replies], device=server.device)
@@ -233,7 +233,7 @@ class RCSR(Algorithm):
         return reply
 
 
-class _ReplyCheck:
+class PrototypeCheck:
     """Raises PayloadError for a reply whose weights or prototypes cannot be what its sender has."""
 
     def __init__(self, server: Server) -> None:
