@@ -21,7 +21,7 @@ from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Reply
 from polyfed.losses.soft_contrastive import SoftContrastive
-from polyfed.models.adapters import adapted_layers
+from polyfed.models.adapters.layers import adapted_layers
 from polyfed.models.frozen import frozen_tensors
 from polyfed.models.model import CachedModel, Model
 from polyfed.models.personal_adapters import (

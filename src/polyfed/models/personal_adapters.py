@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.models.adapters import adapted_layers
+from polyfed.models.adapters.layers import adapted_layers
 from polyfed.models.frozen import frozen_parts
 
 SHARED, PERSONAL, RECEIVED = "default", "personal", "received"
