@@ -15,7 +15,7 @@ from by_hand import assert_mean, copies, descend, divergence, model_of, unit
 from polyfed.aggregation.prototypes import ClassMeans, prototype_tensors
 from polyfed.aggregation.router import routing_loss
 from polyfed.algorithms.feddpa import InstanceWeighted
-from polyfed.algorithms.rcsr import PrototypeCheck
+from polyfed.algorithms.rcsr import MeansCheck
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
@@ -420,4 +420,4 @@ def test_rcsr_refuses_prototypes_that_a_client_cannot_have(
     reply = Reply(weights=Weights(server.weights["image"]), prototypes=sent, loss=1.0)
     (reply.client,) = [client for client in server.clients if client.id == "image"]
     with pytest.raises(PayloadError, match=message):
-        PrototypeCheck(server)(reply)
+        MeansCheck(server)(reply)

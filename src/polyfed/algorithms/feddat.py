@@ -25,7 +25,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
-from polyfed.algorithms.shared.personal_training import ALONE, STATE, keep_personal, restore_personal
+from polyfed.algorithms.shared.personal_training import SHARED_ALONE, STATE, keep_personal, restore_personal
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.losses.distillation import score_kl
@@ -119,7 +119,7 @@ class FedDAT(Algorithm):
             use_adapters(client.model, TEACHER)
             with torch.no_grad():
                 target = client.task.scores(client.model, client.head, batch)
-            use_adapters(client.model, ALONE)
+            use_adapters(client.model, SHARED_ALONE)
             met[:] = [(batch, student.detach())]
             return self.kl_weight * self.divergence(student, target)
 
@@ -131,7 +131,7 @@ class FedDAT(Algorithm):
                 loss = client.task.loss(shared, client.head, batch)
                 divergence = self.divergence(client.task.scores(shared, client.head, batch), student)
             teacher.step((1 - self.kl_weight) * loss + self.kl_weight * divergence)
-            use_adapters(client.model, ALONE)
+            use_adapters(client.model, SHARED_ALONE)
 
         client.fit(
             client.train,
@@ -150,7 +150,7 @@ class FedDAT(Algorithm):
         if self.receive(client, weights) and self.inference == "teacher":
             use_adapters(client.model, TEACHER)
         reply = self.assess(client)
-        use_adapters(client.model, ALONE)
+        use_adapters(client.model, SHARED_ALONE)
         return reply
 
     def receive(self, client: Client, weights: Weights) -> bool:

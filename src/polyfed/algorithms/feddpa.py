@@ -27,7 +27,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
-from polyfed.algorithms.shared.personal_training import ALONE, STATE, restore_personal, train_personal
+from polyfed.algorithms.shared.personal_training import SHARED_ALONE, STATE, restore_personal, train_personal
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.model import CachedEmbedder, Model
@@ -149,7 +149,7 @@ class FedDPA(Algorithm):
             metrics = client.evaluate(client.test)
         else:
             metrics = self._by_input(client, self.instance)
-        use_adapters(client.model, ALONE)
+        use_adapters(client.model, SHARED_ALONE)
         return Reply(**metrics)
 
     @property

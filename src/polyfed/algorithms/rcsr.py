@@ -30,7 +30,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
-from polyfed.algorithms.shared.personal_training import ALONE, STATE, restore_personal, train_personal
+from polyfed.algorithms.shared.personal_training import SHARED_ALONE, STATE, restore_personal, train_personal
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import Settings
@@ -115,11 +115,11 @@ class RCSR(Algorithm):
         known = server.state.get(_PROTOTYPES, {})
         replies = list(  # held, as a weight depends on all of them
             cohort.ask(
-                self.fit, check=PrototypeCheck(server), weights=each(server.weights_for), prototypes=Prototypes(known)
+                self.fit, check=MeansCheck(server), weights=each(server.weights_for), prototypes=Prototypes(known)
             )
         )
         samples = torch.tensor([float(server.weight(reply.sender)) for reply in replies], device=server.device)
-        own = filled(replies, known, _modalities(server)).to(server.device)
+        own = of_clients(replies, known, _modalities(server)).to(server.device)
         weights, settings = samples / samples.sum(), self.router
         if settings is not None:
             router = self.route(server, settings, own.shape[2])
@@ -229,11 +229,11 @@ class RCSR(Algorithm):
         if restore_personal(client):
             use_adapters(client.model, _TOGETHER)
         reply = self.assess(client)
-        use_adapters(client.model, ALONE)
+        use_adapters(client.model, SHARED_ALONE)
         return reply
 
 
-class PrototypeCheck:
+class MeansCheck:
     """Raises PayloadError for a reply whose weights or prototypes cannot be what its sender has."""
 
     def __init__(self, server: Server) -> None:
@@ -252,7 +252,7 @@ class PrototypeCheck:
                 raise PayloadError(f"prototypes of shape {list(means.shape)}, expected [1, {self._width}]")
 
 
-def filled(replies: Sequence[Reply], known: Mapping[str, Tensor], names: Sequence[str]) -> Float[Tensor, "k 2 d"]:
+def of_clients(replies: Sequence[Reply], known: Mapping[str, Tensor], names: Sequence[str]) -> Float[Tensor, "k 2 d"]:
     """Clients' prototypes, of unit norm; for a modality that one lacks the global one, or the mean of those sent.
 
     Args:

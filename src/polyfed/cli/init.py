@@ -51,7 +51,7 @@ def init_command(
     from polyfed.lab.analysis.partitions import HeldItems
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.experiment import Experiment, read_config
-    from polyfed.runs.starter import parts_of, starter_text
+    from polyfed.runs.starter import modalities_of, starter_text
     from polyfed.runs.starter_encoders import OFFLINE, StarterEncoders
 
     if file.exists():
@@ -68,7 +68,7 @@ def init_command(
         file.unlink()
         raise
     Terminal().print_tables(tables)
-    if missing := encoders.missing(parts_of(paths)):
+    if missing := encoders.missing(modalities_of(paths)):
         typer.echo(OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
 

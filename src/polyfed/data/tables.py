@@ -195,17 +195,24 @@ def _items(
     leave_out, first = source.incomplete == "leave_out", source.first.get(table.split)
     if not source.where and not leave_out and first is None:
         return None, {}
+    fitting: Mask = np.arange(table.count()) < (table.count() if first is None else first)
+    fitting &= _where(table, source, names)
+    if not fitting.any():
+        raise DataError(f"{table.place}: none of the items that fit where is among the first {first}; raise first")
+    rows, left_out = _complete(table, source, fitting) if leave_out else (fitting, {})
+    return None if rows.all() else rows, left_out
+
+
+def _where(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]) -> Mask:
+    """Which rows have the values that are asked for."""
     wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
     fitting: Mask = np.ones(table.count(), np.bool_)
-    if first is not None:
-        fitting[first:] = False
     for column, values in wanted.items():
         fitting &= _having(table, column, values, names.get(column, ()))
     if not fitting.any():
         asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
         raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
-    rows, left_out = _complete(table, source, fitting) if leave_out else (fitting, {})
-    return None if rows.all() else rows, left_out
+    return fitting
 
 
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:

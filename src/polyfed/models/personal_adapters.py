@@ -35,7 +35,7 @@ def add_adapters(model: nn.Module, *names: str) -> None:
     Raises:
         ConfigError: no encoder has low-rank adapters, or one has adapters whose outputs do not add up.
     """
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import inject_adapter_in_model
 
     adapted = [part for part in frozen_parts(model).values() if adapted_layers(part.module)]
     if not adapted:
@@ -46,12 +46,7 @@ def add_adapters(model: nn.Module, *names: str) -> None:
     for part in adapted:
         body: Any = next(module for module in part.module.modules() if hasattr(module, "peft_config"))
         config = body.peft_config[SHARED]
-        if not isinstance(config, LoraConfig) or config.use_dora:
-            kind = "lora with dora" if isinstance(config, LoraConfig) else config.peft_type.value.lower()
-            raise ConfigError(
-                f"the method adds the outputs of two adapters, and those of adapter '{kind}' do not add up; choose "
-                "adapter 'lora' with dora: false"
-            )
+        _require_sums(config)
         before = {name for name, _ in part.module.named_parameters()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
@@ -59,6 +54,17 @@ def add_adapters(model: nn.Module, *names: str) -> None:
                 inject_adapter_in_model(copy.deepcopy(config), body, name)
         part.keep_apart({name for name, _ in part.module.named_parameters()} - before)
     use_adapters(model, {SHARED: 1.0})
+
+
+def _require_sums(config: Any) -> None:
+    from peft import LoraConfig
+
+    if not isinstance(config, LoraConfig) or config.use_dora:
+        kind = "lora with dora" if isinstance(config, LoraConfig) else config.peft_type.value.lower()
+        raise ConfigError(
+            f"the method adds the outputs of two adapters, and those of adapter '{kind}' do not add up; choose "
+            "adapter 'lora' with dora: false"
+        )
 
 
 def use_adapters(model: nn.Module, weights: Mapping[str, float | Tensor]) -> None:

@@ -144,7 +144,7 @@ def starter_text(
     sources = [StarterSource.of(kind, paths[kind]) for kind in _NEEDS if kind in paths]
     has_pairs = "pairs" in paths
     tokenizer = "wordpiece" if has_pairs else "hashing"
-    learning = _FROM_SCRATCH if encoders.missing(parts_of(paths)) else _PRETRAINED
+    learning = _FROM_SCRATCH if encoders.missing(modalities_of(paths)) else _PRETRAINED
     algorithm = _WITH_PAIRS.get(chosen, _AVERAGES).replace("LEARNING", learning)
 
     def lines(kind: DataKind, large: bool) -> list[str]:
@@ -161,13 +161,13 @@ def starter_text(
         algorithm=algorithm.replace("WARMUP", str(int(rounds > 1))),
         encoders=lines,
         weights=encoders.weights if encoders.names else None,
-        rate=0.002 if encoders.missing(parts_of(paths)) else 0.001,
+        rate=0.002 if encoders.missing(modalities_of(paths)) else 0.001,
         batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
     )
     return text
 
 
-def parts_of(paths: Mapping[DataKind, Path]) -> list[str]:
+def modalities_of(paths: Mapping[DataKind, Path]) -> list[str]:
     """What encoders read of such data."""
     needed = [part for kind in paths for part in _NEEDS[kind] if part != "label"]
     return list(dict.fromkeys(needed))

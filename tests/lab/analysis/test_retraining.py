@@ -14,7 +14,7 @@ from polyfed.data.union import union
 from polyfed.lab.analysis.depth import depth_of
 from polyfed.lab.analysis.distortion import run_distortion
 from polyfed.lab.analysis.retraining import Plan, Retrainer, run_retraining
-from polyfed.lab.analysis.simulated import Simulated, only
+from polyfed.lab.analysis.simulated import Simulated, training_alone
 from polyfed.runs.opened import open_run
 
 # ---- which models
@@ -100,7 +100,7 @@ def test_batch_norms_outside_are_fixed_functions(fedavg_run: Path) -> None:
     picture = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     expected = encoder(picture)
     heads = frozenset(name for name in subject.model.state_dict() if name.startswith("heads."))
-    with only(subject.model, heads):
+    with training_alone(subject.model, heads):
         subject.model.train()
         torch.testing.assert_close(encoder(picture), expected)
         assert [name for name, value in subject.model.named_parameters() if value.requires_grad] == [

@@ -19,7 +19,7 @@ from polyfed.models.personal_adapters import (
 
 STATE = "personal"
 """What a method keeps on a client: ``keeps = {STATE: Lifetime.RUN}``."""
-ALONE: Mapping[str, float | Tensor] = {SHARED: 1.0}
+SHARED_ALONE: Mapping[str, float | Tensor] = {SHARED: 1.0}
 """Adapters in use where nothing is personal."""
 
 
@@ -33,7 +33,7 @@ def restore_personal(client: Client) -> bool:
         load_adapter(client.model, kept)
     else:
         renew_adapter(client.model, PERSONAL, client.clock.seed, client.name)
-    use_adapters(client.model, ALONE)
+    use_adapters(client.model, SHARED_ALONE)
     return bool(kept)
 
 
@@ -57,5 +57,5 @@ def train_personal(
     use_adapters(client.model, weights)
     with training_only(client.model, PERSONAL):
         client.fit(client.train, epochs=epochs, steps=steps, purpose="personal")
-    use_adapters(client.model, ALONE)
+    use_adapters(client.model, SHARED_ALONE)
     keep_personal(client)

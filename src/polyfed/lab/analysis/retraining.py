@@ -19,7 +19,7 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.lab.analysis.depth import chosen_tensors
 from polyfed.lab.analysis.drawing import DIVERGING, heat_map
 from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.lab.analysis.simulated import Figures, Simulated, TrainedModel, mean_figure, only
+from polyfed.lab.analysis.simulated import Figures, Simulated, TrainedModel, mean_figure, training_alone
 from polyfed.optim.settings import Schedule
 from polyfed.reporting.figures import empty_figure, styled
 from polyfed.reporting.tables import TextTable, count, figure
@@ -192,7 +192,10 @@ class Retrainer:
         participant = self._opened.participant(self._trained, name, plan.training(training), plan.seed)
         try:
             # what a simulated client's first step of that round would draw
-            with isolated(participant.clock.seed, participant.clock.round, name, "fit", 0), only(model, self.names):
+            with (
+                isolated(participant.clock.seed, participant.clock.round, name, "fit", 0),
+                training_alone(model, self.names),
+            ):
                 done = 0 if plan.steps == 0 else participant.fit(samples, epochs=plan.epochs, steps=plan.steps)
             if not done and plan.steps != 0:
                 raise DataError(f"the {len(samples)} samples of '{name}' make no batch to train on; leave it out")

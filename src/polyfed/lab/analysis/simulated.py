@@ -252,7 +252,7 @@ def mean_figure(figures: Figures, figure: str) -> float:
 
 
 @contextlib.contextmanager
-def only(model: Model, names: frozenset[str]) -> Iterator[None]:
+def training_alone(model: Model, names: frozenset[str]) -> Iterator[None]:
     """Train nothing of the model but the tensors of these names.
 
     Batch norms outside keep their running statistics, and normalise by them: a frozen layer is a fixed function.
