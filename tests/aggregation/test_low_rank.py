@@ -26,6 +26,7 @@ from polyfed.core.errors import ConfigError
 
 LAYERS = {"encoders.image.q": (6, 5), "encoders.text.v": (4, 7)}
 COUNTS = (3.0, 1.0, 4.0)
+RULES = (Separate(), Residual(), Stacked(), SingularValues(), Padded())
 
 
 def model(rank: int, seed: int, layers: tuple[str, ...] = tuple(LAYERS)) -> dict[str, Tensor]:
@@ -127,12 +128,26 @@ def test_clients_of_one_modality_average_what_they_have() -> None:
     torch.testing.assert_close(factors(new["both"], "encoders.text.v").change, text, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rule", [Separate(), Residual(), Stacked(), SingularValues(), Padded()])
+@pytest.mark.parametrize("rule", RULES)
 def test_nobody_replied_or_counts(rule: LowRankAveraging) -> None:
     old = {"both": with_offsets(model(2, 0))}
     for updates in ([], [("both", model(2, 1), 0.0)]):
         new = rule.average(old, {}, updates, {})
         assert all(torch.equal(new["both"][name], value) for name, value in old["both"].items())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_clients_that_exchange_factors_alone_have_those_averaged(rule: LowRankAveraging) -> None:
+    """As with ``projection: own``, where nothing is trained behind the network."""
+
+    def bare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value for name, value in tensors.items() if "project" not in name}
+
+    old, sent = with_offsets(model(2, 0)), [model(2, seed) for seed in (1, 2)]
+    new = averaged(rule, {"both": bare(old)}, [("both", bare(tensors)) for tensors in sent])["both"]
+    expected = averaged(rule, {"both": old}, [("both", tensors) for tensors in sent])["both"]
+    assert new.keys() == bare(expected).keys()
+    assert all(torch.equal(value, expected[name]) for name, value in new.items())
 
 
 def test_a_factor_that_is_not_sent_is_as_it_was() -> None:

@@ -96,6 +96,14 @@ def test_nobody_is_an_error():
         fold(({"w": torch.ones(1)}, 0))
 
 
+def test_clients_without_tensors_have_an_empty_mean():
+    mean = WeightedMean()
+    mean.add({}, 2)
+    assert mean.result() == mean.take() == {}
+    with pytest.raises(PayloadError, match="positive weight"):  # it has been emptied
+        mean.take()
+
+
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
 def test_impossible_weights_are_refused(weight):
     with pytest.raises(PayloadError, match="weight of a client"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from polyfed.aggregation.averagings.low_rank import Factors, factor_names, fresh
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
-from small_federations import Config, adapted, plain_sgd
+from small_federations import ADAPTED, Config, adapted, named, plain_sgd
 
 Models = dict[str, dict[str, Tensor]]
 UNEQUAL = ("flora", "hetlora", "flexlora")
@@ -181,6 +183,22 @@ def test_only_adapters_and_what_is_new_cross(method: str, tmp_path: Path) -> Non
     for tensors in session.server.weights.values():
         assert {part for name in tensors for part in ("lora_A", "lora_B", "project", "heads", "offset") if part in name}
         assert all(any(part in name for part in ("lora_", "project", "heads", "offset")) for name in tensors)
+
+
+@pytest.mark.parametrize("method", ADAPTED)
+def test_pictures_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:
+    lora = {"name": "lora", "rank": 2, "offset": method in ("flora", "fedex_lora")}
+    # a router weighs clients of two modalities, which these lack
+    config = named(adapters={"image": lora, "text": lora}, name=method)
+    session = session_of(config, tmp_path)
+    start = copies(session.server.weights)
+    new = played(session)
+    for kind, tensors in new.items():
+        assert all(".lora_" in name or ".offset" in name for name in tensors)
+        assert any(not torch.equal(value, start[kind][name]) for name, value in tensors.items() if ".text." in name)
+    judged = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(2, Ledger()))
+    assert all(math.isfinite(metrics["loss"]) for metrics in judged.values())
+    assert len(judged) == 3
 
 
 @pytest.mark.parametrize("method", ["fedit", "fedex_lora"])  # all others have the rule of the first

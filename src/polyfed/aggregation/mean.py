@@ -33,6 +33,7 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._total = 0.0
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         """Fold the next client in; its tensors are not kept.
@@ -54,6 +55,7 @@ class WeightedMean:
                     f"tensor '{name}' has shape {tuple(tensor.shape)}, not {tuple(entry.mean.shape)} as in "
                     "earlier clients; average only clients that share this layer's architecture"
                 )
+        self._total += weight
         for name, tensor in tensors.items() if weight > 0 else ():
             entry = self._entries.get(name)
             if entry is None:
@@ -65,12 +67,12 @@ class WeightedMean:
                 entry.mean.lerp_(tensor.detach().to(entry.mean), weight / entry.total)
 
     def result(self) -> dict[str, Tensor]:
-        """The means, in the type and on the device of the first client's tensors.
+        """The means, in the type and on the device of the first client's tensors; none if no client had tensors.
 
         Raises:
             PayloadError: no client with a positive weight was added.
         """
-        return self._values(self._entries, copy=True)
+        return self._values(copy=True)
 
     def take(self) -> dict[str, Tensor]:
         """``result`` without copies where none is needed, emptying the mean: for models that fill the memory.
@@ -78,15 +80,15 @@ class WeightedMean:
         Raises:
             PayloadError: as ``result``.
         """
-        entries, self._entries = self._entries, {}
-        return self._values(entries, copy=False)
+        values = self._values(copy=False)
+        self._entries, self._total = {}, 0.0
+        return values
 
-    @staticmethod
-    def _values(entries: Mapping[str, _Entry], *, copy: bool) -> dict[str, Tensor]:
-        if not entries:
+    def _values(self, *, copy: bool) -> dict[str, Tensor]:
+        if not self._total:
             raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
         values = {}
-        for name, entry in entries.items():
+        for name, entry in self._entries.items():
             rounded = entry.mean if entry.dtype.is_floating_point else entry.mean.round()
             values[name] = rounded.to(entry.dtype, copy=copy)
         return values
