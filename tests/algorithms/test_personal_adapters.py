@@ -41,7 +41,7 @@ from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Prototypes, Weights
 from sessions import first_cohort, metrics, prepared, woken
-from small_federations import Config, adapted, plain_sgd
+from small_federations import CAPTIONS, RETRIEVAL, Config, adapted, named, plain_sgd, scenes
 
 RATE = 0.001
 Tensors = dict[str, Tensor]
@@ -187,17 +187,20 @@ def test_feddpa_trains_both_and_averages_the_shared_adapter(tmp_path: Path) -> N
 
 
 def test_feddpa_weighs_each_input_by_its_likeness_to_the_clients_own(tmp_path: Path) -> None:
-    model, x = pair(tmp_path, PERSONAL), torch.randn(4, 3, 16, 16)
+    model, x, ids = pair(tmp_path, PERSONAL), torch.randn(4, 3, 16, 16), torch.tensor([[3, 5, 7]])
     plain = copy.deepcopy(model)
     use_adapters(model, {PERSONAL: 1.0})
     z = model.represent("image", x).detach()
     known = z[:2]
     with torch.no_grad():
-        rows = InstanceWeighted(model, {"image": known}, 0.5).embed("image", x)
+        weighted = InstanceWeighted(model, {"image": known}, 0.5, 0.2)
+        rows, texts = weighted.embed("image", x), weighted.embed("text", ids)
     for row in range(4):
         alpha = max(0.0, 0.5 * sum(float(z[row] @ one) for one in known) / 2)
         expected = summed(plain, {SHARED: 1 - alpha, PERSONAL: alpha}).embed("image", x)[row]
         torch.testing.assert_close(rows[row], expected)
+    # nothing is known of what has no training inputs, as names of classes
+    torch.testing.assert_close(texts, summed(plain, {SHARED: 0.8, PERSONAL: 0.2}).embed("text", ids))
 
 
 def test_feddpa_f_trains_personal_adapters_in_the_last_rounds_alone(tmp_path: Path) -> None:
@@ -381,9 +384,35 @@ def test_a_router_weighs_alike_until_it_has_learnt(tmp_path: Path) -> None:
     assert largest[1] > 0.26
 
 
-def test_rcsr_needs_two_modalities(tmp_path: Path) -> None:
-    config = adapted(name="rcsr")
-    config["clients"] = {"image": config["clients"]["image"]}
+def by_names(**algorithm: Any) -> Config:
+    """Clients of pictures alone with names of classes that their model reads."""
+    return named(adapters={name: {"name": "lora", "rank": 2} for name in ("image", "text")}, **algorithm)
+
+
+def test_rcsr_anchors_pictures_to_texts_that_they_have_names_alone_of(tmp_path: Path) -> None:
+    config = by_names(name="rcsr")
+    config["data"]["sources"]["scenes"] = scenes(24, 6, 6) | CAPTIONS
+    few = config["clients"]["few"]
+    config["clients"]["paired"] = few | {"source": "scenes", "task": RETRIEVAL | {"mask_siblings": True}}
+    session = prepared(plain_sgd(config, batch_size=8), tmp_path)
+    algorithm: Any = session.experiment.algorithm
+    server, client = session.server, woken(session, "few")
+    algorithm.round(server, first_cohort(session))
+    assert server.state["prototypes"].keys() == {"image", "text"}
+    server.begin(2)
+    algorithm.round(server, session.cohort(2, Ledger()))
+    client.load_weights(server.weights_for(client.info))
+    goals = {name: unit(1, 8, seed=number)[0] for number, name in enumerate(("image", "text"))}
+    batch = next(iter(client.train.batches(4)))
+    mean = client.model.represent("image", batch.inputs["image"]).mean(0)
+    loss = algorithm.anchor(client, Prototypes(goals))(CachedModel(client.model), batch)
+    torch.testing.assert_close(loss, 1 - F.cosine_similarity(mean, goals["text"], dim=0))
+
+
+@pytest.mark.parametrize("kind", [adapted, by_names])
+def test_rcsr_needs_two_modalities(kind: Any, tmp_path: Path) -> None:
+    config = kind(name="rcsr")
+    config["clients"] = {"image": next(iter(config["clients"].values()))}
     del config["server"]
     with pytest.raises(ConfigError, match=r"'rcsr' aligns two modalities, and clients have image; give some"):
         prepared(config, tmp_path)

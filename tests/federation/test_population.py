@@ -13,6 +13,8 @@ import torch
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
+from sessions import first_cohort, prepared, woken
+from small_federations import CAPTIONS, named, plain_sgd, scenes
 
 Config = dict[str, Any]
 
@@ -49,6 +51,29 @@ def test_a_seed_decides_who_holds_what(tiny: Config) -> None:
     assert torch.equal(first.public.items, again.public.items)
     assert not torch.equal(first.public.items, other.public.items)
     assert all(torch.equal(member.items, again.members[name].items) for name, member in first.members.items())
+
+
+@pytest.mark.parametrize("own", ["image", "text"])
+def test_what_only_reads_names_of_classes_is_no_modality_of_a_participant(own: str, tmp_path: Path) -> None:
+    config = named(name="fedproto")
+    config["data"]["sources"]["shown"] = scenes(12, 6, 6, seed=3) | CAPTIONS
+    config["public"] = {"source": "shown", "items": 4, "per_item": 1}
+    group = config["clients"]["few"]
+    if own == "text":  # names may be read by an encoder of any name
+        reader = group["model"]["encoders"]["text"]
+        config["data"]["sources"]["drawings"]["columns"] = {"text": "text"}
+        group["model"] = group["model"] | {"encoders": {"text": reader, "names": reader}}
+        group["task"] = group["task"] | {"names": group["task"]["names"] | {"modality": "names"}}
+    session = prepared(plain_sgd(config, batch_size=8), tmp_path)
+    server, info = session.server, session.federation.infos[-1]
+    assert (info.id, info.modalities) == ("few", (own,))
+    assert server.global_models[server.type_of(info)].modalities == (own,)
+    assert server.modalities == server.public_set.modalities == ("image",)
+    client = woken(session, "few")
+    assert client.modalities == client.public_set.modalities == (own,)
+    assert set(client.represent(client.public_set, list(client.model.modalities))) == {own}
+    session.experiment.algorithm.round(server, first_cohort(session))
+    assert {len(value) for name, value in server.state["prototypes"].items() if name.endswith("present")} == {6, 18}
 
 
 def test_the_public_set_has_the_same_rows_for_every_party(tiny: Config) -> None:

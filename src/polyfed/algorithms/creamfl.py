@@ -178,9 +178,9 @@ class CreamFL(Algorithm):
             ConfigError: somebody has not.
         """
         require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
-        if len(server.model.modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:
+        if len(server.modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:
             raise ConfigError(
-                f"contrasts between modalities need two, but server.model encodes {list(server.model.modalities)}; "
+                f"contrasts between modalities need two, but server.model encodes {list(server.modalities)}; "
                 "add an encoder, or set algorithm.contrast.inter=null"
             )
 

@@ -110,7 +110,7 @@ class CreamFLAveraged(Algorithm):
         Raises:
             ConfigError: the server's model has one modality, so there is nothing to contrast with.
         """
-        if len(modalities := server.model.modalities) < 2:
+        if len(modalities := server.modalities) < 2:
             raise ConfigError(
                 f"contrasts between modalities need two, but server.model encodes {list(modalities)}; give it the "
                 "model and task of clients with several modalities"

@@ -58,8 +58,8 @@ class FedDPA(Algorithm):
 
     The paper has one input of text. Here each modality has its own weight: lambda times the mean cosine of the input's
     representation with those of S training inputs of the client, by the personal adapter alone, as released; not below
-    0. All that has no adapters, such as heads, is shared. A client that has not trained yet has no personal adapter and
-    is judged by the shared one.
+    0. Names of classes have the weight of training. All that has no adapters, such as heads, is shared. A client that
+    has not trained yet has no personal adapter and is judged by the shared one.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {STATE: Lifetime.RUN}
@@ -159,7 +159,8 @@ class FedDPA(Algorithm):
 
     def _by_input(self, client: Client, instance: InstanceWeight) -> dict[str, float]:
         assert client.test is not None
-        weighted = InstanceWeighted(client.model, training_inputs(client, instance.samples), instance.largest)
+        known = training_inputs(client, instance.samples)
+        weighted = InstanceWeighted(client.model, known, instance.largest, self.weight)
         with evaluating(client.model), client.autocast():
             return client.task.evaluate(weighted, client.head, client.test, batch_size=client.evaluation_batch)
 
@@ -171,11 +172,12 @@ class InstanceWeighted(CachedEmbedder):
         model: with both adapters, in evaluation mode.
         known: modality -> representations [s, d] of training inputs, by the personal adapter alone.
         largest: lambda.
+        otherwise: weight of inputs of another modality, such as names of classes.
     """
 
-    def __init__(self, model: Model, known: Mapping[str, Tensor], largest: float) -> None:
+    def __init__(self, model: Model, known: Mapping[str, Tensor], largest: float, otherwise: float) -> None:
         super().__init__(self._weighted, model.detail)
-        self.model, self.known, self.largest = model, known, largest
+        self.model, self.known, self.largest, self.otherwise = model, known, largest, otherwise
 
     @property
     def device(self) -> torch.device:
@@ -188,7 +190,7 @@ class InstanceWeighted(CachedEmbedder):
         return (self.largest * similarity.mean(1)).clamp_min(0)
 
     def _weighted(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        alpha = self.weight(modality, x)[:, None, None]
+        alpha = self.weight(modality, x)[:, None, None] if modality in self.known else self.otherwise
         use_adapters(self.model, {SHARED: 1 - alpha, PERSONAL: alpha})
         return self.model.embed(modality, x)
 
@@ -197,8 +199,9 @@ def training_inputs(client: Client, count: int) -> dict[str, Float[Tensor, "s d"
     """Representations of so many training inputs of each modality, drawn anew each round, by the personal adapter."""
     use_adapters(client.model, {PERSONAL: 1.0})
     known: dict[str, Tensor] = {}
-    for modality in client.model.modalities:
+    for modality in client.modalities:
         there = client.train.having(modality)
-        order = torch.randperm(len(there), generator=client.generator(f"instance-{modality}"))
-        known |= client.represent(there.subset(order[:count]), [modality])
+        if len(there):
+            order = torch.randperm(len(there), generator=client.generator(f"instance-{modality}"))
+            known |= client.represent(there.subset(order[:count]), [modality])
     return known

@@ -134,10 +134,10 @@ class FedGEMS(Algorithm):
                 "algorithm fedgems with public.form: scores asks who is right, but the public set has no classes; name "
                 "their column under the source's targets, or set algorithm.public.form=representations"
             )
-        if not self.public.exchanges_scores and len(server.model.modalities) < 2:
+        if not self.public.exchanges_scores and len(server.modalities) < 2:
             raise ConfigError(
                 "algorithm fedgems with public.form: representations matches modalities, but server.model encodes "
-                f"{list(server.model.modalities)}; add an encoder, or set algorithm.public.form=scores"
+                f"{list(server.modalities)}; add an encoder, or set algorithm.public.form=scores"
             )
         self.teacher.require(server, self.public)
 

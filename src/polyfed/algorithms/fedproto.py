@@ -42,6 +42,7 @@ from polyfed.federation.trainer import Regulariser
 from polyfed.federation.types import class_space
 from polyfed.losses.classification import distances, prototype_distance
 from polyfed.losses.distillation import Distillation
+from polyfed.models.heads import class_count
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
@@ -285,7 +286,7 @@ def _require_earlier(server: Server, cohort: Cohort, min_count: int) -> None:
 
 def _class_count(client: Client) -> int:
     assert client.head is not None
-    return len(client.head.get_parameter("weight"))
+    return class_count(client.head)
 
 
 def _require_shape(space: str, shape: tuple[int, int], expected: tuple[int, int]) -> None:

@@ -195,7 +195,7 @@ class RCSR(Algorithm):
 
     def anchor(self, client: Client, prototypes: Prototypes) -> Regulariser | None:
         """1 - cos(mean representation of a batch, g) for each modality that the client lacks; None if it lacks none."""
-        goals = [goal.to(client.device) for name, goal in prototypes.items() if name not in client.model.modalities]
+        goals = [goal.to(client.device) for name, goal in prototypes.items() if name not in client.modalities]
         if not goals:
             return None
 
@@ -208,7 +208,7 @@ class RCSR(Algorithm):
 
     def summary(self, client: Client) -> tuple[Prototypes, float]:
         """Mean unit representation of each modality, and mean loss of a batch, of the training samples as they are."""
-        averages = {name: ClassAverage(1, client.model.dim, client.device) for name in client.model.modalities}
+        averages = {name: ClassAverage(1, client.model.dim, client.device) for name in client.modalities}
         losses = []
         with evaluating(client.model), client.autocast():
             for batch in (one.to(client.device) for one in client.train.batches(client.training.batch_size)):

@@ -133,8 +133,7 @@ class _Leaving:
         return f"{KIND_KEYS.get(kind, kind.kind)}: {of}, of a size that the method decides"
 
     def _rows(self, sent: SentField, member: Member) -> str:
-        views = {name: encoder.view for name, encoder in member.model.encoders.items()}
-        samples = self.population.public_samples(views)
+        samples = self.population.public_samples(member.views)
         if samples is None:
             return "of the public set, which there is none of"
         # a class has no settings yet

@@ -343,10 +343,10 @@ class Site:
 
     def data_of(self, member: Member) -> _Data:
         if member.id not in self._data:
-            key = member.model.architecture
+            key = f"{member.model.architecture} {list(member.views)}"
             if key not in self._public:
-                views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
-                self._public[key] = self.federation.public_samples(views), self.federation.public_parts(views)
+                public = self.federation.public_samples(member.views), self.federation.public_parts(member.views)
+                self._public[key] = public
             train, test = self.train_of(member), self.federation.test(member)
             self._data[member.id] = _Data(train, test, *self._public[key])
         return self._data[member.id]

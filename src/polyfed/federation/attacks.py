@@ -80,10 +80,10 @@ class TargetedPairs(Attack):
             ConfigError: one has not.
         """
         for member in members:
-            if self.modality not in member.model.encoders or len(member.model.encoders) < 2:
+            if self.modality not in member.views or len(member.views) < 2:
                 raise ConfigError(
-                    f"run.attackers 'targeted_pairs': {member.id} has no pairs with '{self.modality}' (it encodes "
-                    f"{list(member.model.encoders)}); restrict it with run.attackers.groups"
+                    f"run.attackers 'targeted_pairs': {member.id} has no pairs with '{self.modality}' (it has "
+                    f"{list(member.views)}); restrict it with run.attackers.groups"
                 )
             if len(member.holdings) > 1 or member.holdings[0].dealt.public:
                 raise ConfigError(

@@ -30,7 +30,7 @@ class ClientInfo:
     Attributes:
         id: our own name for it, the same on every engine and in every start.
         group: the kind of client that the configuration calls so.
-        modalities: what its model encodes.
+        modalities: that its samples have and its model encodes.
         task: name of its task.
         samples: number of its training samples.
         architecture: name of its model's architecture.

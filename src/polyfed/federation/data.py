@@ -22,11 +22,18 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings
+from polyfed.models.model import ModelSettings
+from polyfed.tasks.task import Task
 
 _PAIRS, _GALLERY = "pairs", "gallery"  # parts of a public set
 
 Views = Mapping[str, View]
 """Modality -> how an encoder sees its column."""
+
+
+def sample_views(model: ModelSettings, task: Task) -> Views:
+    """Views of the modalities that samples have; what else the model encodes is the task's own, as names of classes."""
+    return {name: encoder.view for name, encoder in model.encoders.items() if name not in task.own_modalities}
 
 
 class OpenedData:

@@ -19,7 +19,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.union import union
 from polyfed.federation.client import SERVER
-from polyfed.federation.data import OpenedData, PublicSet
+from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
 from polyfed.federation.settings import GroupSettings
 from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
@@ -201,6 +201,11 @@ class Member:
     def items(self) -> Int64[Tensor, " k"]:
         """Items of its own source."""
         return self.holdings[0].items
+
+    @property
+    def views(self) -> Views:
+        """How it sees each modality that its samples have."""
+        return sample_views(self.model, self.settings.task)
 
 
 @dataclass(frozen=True)

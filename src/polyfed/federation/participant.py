@@ -89,6 +89,12 @@ class Participant:
         return self.objective
 
     @property
+    def modalities(self) -> tuple[str, ...]:
+        """What its model encodes of samples; it may encode names of classes besides."""
+        own = frozenset[str]() if self.objective is None else self.objective.own_modalities
+        return tuple(name for name in self.model.modalities if name not in own)
+
+    @property
     def head(self) -> nn.Module | None:
         return self.model.heads[self.head_name] if self.head_name in self.model.heads else None
 
@@ -255,7 +261,7 @@ class Participant:
         Evaluation mode and view, so it is deterministic and leaves buffers alone, and each distinct row is encoded
         once; ``training`` asks for training mode and view instead, as CreamFL's released code does.
         """
-        names = [name for name in modalities or samples.modalities if name in self.model.encoders]
+        names = [name for name in modalities or samples.modalities if name in self.modalities]
         was_training = self.model.training
         self.model.train(training)
         try:

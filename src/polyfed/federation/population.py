@@ -18,13 +18,12 @@ from polyfed.data.assembly import of_items, require_disjoint
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.data import OpenedData, PublicSet, Views
+from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
 from polyfed.federation.membership import Assignment, ItemShare, Member, Membership, joined
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places
-from polyfed.tasks.task import Task
 
 
 class Population:
@@ -74,7 +73,7 @@ class Population:
             ClientInfo(
                 id=member.id,
                 group=member.group,
-                modalities=tuple(member.model.encoders),
+                modalities=tuple(member.views),
                 task=member.settings.task.component_name(),
                 samples=len(self.train(member)),
                 architecture=f"{member.model.architecture_in(self.data.context)}/{member.head}",
@@ -103,7 +102,7 @@ class Population:
         dealt, items = holding.dealt, holding.items
         # the public set may have fewer samples an item than its source
         public = self.public_samples({}) if dealt.public else None
-        layout = public or self.data.samples(dealt.split, {}, layout=tuple(_views(member.model, member.settings.task)))
+        layout = public or self.data.samples(dealt.split, {}, layout=tuple(member.views))
         return {
             "source": dealt.split.source,
             "split": dealt.split.name,
@@ -155,21 +154,21 @@ class Population:
         assert self.server is not None
         opened = self.data.split(self.server.source, split)
         return self.data.samples(
-            opened, _views(self.server.model, self.server.task), lazy=self.server.task.target_views
+            opened, sample_views(self.server.model, self.server.task), lazy=self.server.task.target_views
         ).prepared()
 
     def _held_in(self, dealt: Assignment, member: Member, model: ModelSettings | None) -> Samples:
         """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
         if self.public is None or not dealt.public:
             return self._viewed(dealt.split, member, model)
-        views = _views(model or member.model, member.settings.task)
-        return self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
+        views = sample_views(model or member.model, member.settings.task)
+        return self.public.samples({name: view for name, view in views.items() if name in member.views})
 
     def _viewed(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
-        own = _views(member.model, member.settings.task)
+        own = member.views
         if model is None:
             return self.data.samples(split, own, lazy=member.settings.task.target_views)
-        views = {name: view for name, view in _views(model, member.settings.task).items() if name in own}
+        views = {name: view for name, view in sample_views(model, member.settings.task).items() if name in own}
         # its own modalities lay out the samples, so that positions are the same in both views
         return self.data.samples(split, views, layout=tuple(own))
 
@@ -261,7 +260,7 @@ class Population:
     def _require_learnable_parts(self) -> None:
         if self.server is None or self.public is None:
             return
-        encoders = self.server.model.encoders
+        encoders = sample_views(self.server.model, self.server.task)
         for modality in [name for name in self.public.settings.unpaired if name not in encoders]:
             raise ConfigError(
                 f"public.unpaired.{modality} is {self.public.settings.unpaired[modality]}, but server.model has no "
@@ -311,11 +310,6 @@ class Population:
                 f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
                 f"'{high}' has {widths[high]}"
             )
-
-
-def _views(model: ModelSettings, task: Task) -> Views:
-    """Views of the modalities that samples have; others are the task's own."""
-    return {name: encoder.view for name, encoder in model.encoders.items() if name not in task.own_modalities}
 
 
 def _heads(name: str, head: nn.Module | None) -> dict[str, nn.Module]:

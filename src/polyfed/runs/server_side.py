@@ -8,6 +8,7 @@ from typing import Any
 from polyfed.core.device import resolve_device
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.counting import counted
+from polyfed.federation.data import sample_views
 from polyfed.federation.population import Population
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.trainer import Clock
@@ -67,7 +68,7 @@ def build_server(
     if settings is None:
         return Server(load_model=no_model, **common)
     model = federation.server_model().to(resolve_device(experiment.run.device))  # drawn on the CPU: same bits anywhere
-    views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
+    views = sample_views(settings.model, settings.task)
     validation = settings.validation_split
     return Server(
         load_model=lambda weights: loaded(model, weights),  # one module for all models that a server juggles

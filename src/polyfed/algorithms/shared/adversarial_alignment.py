@@ -124,7 +124,7 @@ class AdversarialAlignment(Settings):
     ) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``update`` combines them."""
         # a client none of whose modalities the server encodes has nothing to align with
-        able = any(name in server_outputs for name in client.model.modalities)
+        able = any(name in server_outputs for name in client.modalities)
         if able and self.update == "joint":
             yield from public.beside_private(
                 client, "align", epoch, self.batch_size, self.batches_per_epoch, mixed=True

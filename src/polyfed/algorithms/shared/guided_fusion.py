@@ -127,7 +127,7 @@ class GuidedFusion(Settings):
     def trainer(self, client: Client) -> Trainer:
         """The optimiser of the fusion."""
         # the paper trains the fusion of image-text clients a fiftieth as fast
-        settings = self.training_several if len(client.model.modalities) > 1 else self.training
+        settings = self.training_several if len(client.modalities) > 1 else self.training
         return client.trainer(FUSION, settings, lambda name: name.startswith(f"extras.{FUSION}"))
 
     def receive(self, client: Client, encoders: Weights, version: int) -> FusionGuidance | None:

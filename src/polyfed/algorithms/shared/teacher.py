@@ -75,10 +75,10 @@ class Teacher(Settings):
             raise ConfigError(f"algorithm.teacher.groups: no clients are called '{name}'; {nearest(name, groups)}")
         if public.exchanges_scores:
             self._require_scores(server, public)
-        elif self.weights.needs_partner and len(server.model.modalities) < 2:
+        elif self.weights.needs_partner and len(server.modalities) < 2:
             raise ConfigError(
                 f"algorithm.teacher.weights '{self.weights.component_name()}' contrasts modalities, but server.model "
-                f"encodes {list(server.model.modalities)}; add an encoder, or choose mean or sed"
+                f"encodes {list(server.modalities)}; add an encoder, or choose mean or sed"
             )
 
     def _require_scores(self, server: Server, public: PublicExchange) -> None:

@@ -15,6 +15,7 @@ from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
+from polyfed.federation.data import sample_views
 from polyfed.lab.analysis.hessian import Eigenpairs, Loss, flat, like, top_eigenvectors
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import SEQUENTIAL, empty_figure, styled
@@ -196,7 +197,7 @@ def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, l
     """What the samples are, and the samples; a last batch of one, without a contrast, is left out."""
     cfg, federation = server.run.experiment, server.run.federation
     assert cfg.server is not None
-    public = federation.public_samples(server.views)
+    public = federation.public_samples(sample_views(server.settings, server.task))
     if cfg.public is not None and public is not None and _has_targets(server, public):
         data, samples = f"public set ({cfg.public.source}, {cfg.public.split})", public
     else:
