@@ -199,6 +199,11 @@ def test_feddpa_weighs_each_input_by_its_likeness_to_the_clients_own(tmp_path: P
         alpha = max(0.0, 0.5 * sum(float(z[row] @ one) for one in known) / 2)
         expected = summed(plain, {SHARED: 1 - alpha, PERSONAL: alpha}).embed("image", x)[row]
         torch.testing.assert_close(rows[row], expected)
+    with torch.autocast("cpu", torch.bfloat16):  # which rounds no likeness
+        z = model.represent("image", x).detach()
+        model.represent = lambda name, x: z  # type: ignore[method-assign]
+        alphas = weighted.weight("image", x)
+    torch.testing.assert_close(alphas, 0.5 * (z @ known.T).mean(1).clamp_min(0))
     # nothing is known of what has no training inputs, as names of classes
     torch.testing.assert_close(texts, summed(plain, {SHARED: 0.8, PERSONAL: 0.2}).embed("text", ids))
 

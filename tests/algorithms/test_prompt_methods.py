@@ -104,7 +104,10 @@ def test_the_attention_of_a_client_adds_what_its_own_samples_say(tmp_path: Path)
         for number in range(head.classes):
             near = [math.exp(-3.0 * (1 - float(x @ f))) for f, y in zip(train, labels, strict=True) if y == number]
             scores[place, number] = float(x @ texts[number]) / 0.1 + 2.0 * sum(near)
-    torch.testing.assert_close(algorithm.own_head(client)(test), scores, atol=1e-4, rtol=1e-4)
+    own_head = algorithm.own_head(client)
+    torch.testing.assert_close(own_head(test), scores, atol=1e-4, rtol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(own_head(test), scores, atol=1e-4, rtol=1e-4)
     found = algorithm.assess_global(client, weights).payload.scalars
     truth = client.test.targets["topic"].long()  # type: ignore[union-attr]
     assert found["loss"] == pytest.approx(float(F.cross_entropy(scores, truth)), rel=1e-4)

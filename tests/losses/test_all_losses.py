@@ -19,10 +19,10 @@ from polyfed.losses.classification import (
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 from polyfed.losses.distillation import DISTILLATIONS, score_kl, similarity_kl, squared_distance
 from polyfed.losses.gloria import local_contrast
-from polyfed.losses.info_nce import info_nce
+from polyfed.losses.info_nce import InfoNCE, info_nce
 from polyfed.losses.mgca import prototype_alignment, sinkhorn, token_alignment
 from polyfed.losses.segmentation import focal_dice
-from polyfed.losses.soft_contrastive import soft_contrastive
+from polyfed.losses.soft_contrastive import SoftContrastive, soft_contrastive
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ CASES = {
         lambda f, p, y: distance_contrast(f, p, y, 0.7), (BATCH, (4, 4)), (0, 1), other=(LABELS,)
     ),
     "info_nce": Case(lambda u, v, i: info_nce(u, v, 4.0, i), PAIR, (0, 1), True, (ITEMS,)),
+    "scores of info_nce": Case(lambda u, v: InfoNCE(0.01).scores(u, v).square().mean().sqrt(), PAIR, (0, 1), True),
+    "scores of soft_contrastive": Case(lambda u, v: SoftContrastive().scores(u, v).square().mean(), PAIR, (0, 1), True),
     "soft_contrastive": Case(
         lambda u, v, i: soft_contrastive(u, v, torch.tensor(7.0), torch.tensor(9.0), i), PAIR, (0, 1), True, (ITEMS,)
     ),

@@ -1,7 +1,7 @@
 import torch
 from torch.nn import functional as F
 
-from polyfed.models.heads import LinearHead, NonNegativeHead
+from polyfed.models.heads import LinearHead, NonNegativeHead, SimilarityHead
 
 
 def test_linear_head_is_the_plain_classifier():
@@ -25,6 +25,16 @@ def test_every_weight_of_the_non_negative_head_can_learn_from_the_start():
     F.cross_entropy(head(torch.randn(8, 16)), torch.arange(8) % 5).backward()
     assert (head.weight > 0).all()
     assert (head.weight.grad != 0).all()
+
+
+def test_cosines_with_classes_are_in_full_precision_under_autocast():
+    vectors, x = F.normalize(torch.randn(30, 64) + 2, dim=-1), torch.randn(8, 64) + 1
+    head = SimilarityHead(vectors, 0.01)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = head(x)
+        halves = SimilarityHead(vectors.bfloat16(), 0.01)(x.bfloat16())
+    torch.testing.assert_close(scores, F.normalize(x, dim=-1) @ vectors.T / 0.01)
+    torch.testing.assert_close(halves, F.normalize(x.bfloat16().float(), dim=-1) @ vectors.bfloat16().float().T / 0.01)
 
 
 def test_bias_is_optional():

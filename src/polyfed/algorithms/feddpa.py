@@ -186,8 +186,9 @@ class InstanceWeighted(CachedEmbedder):
     def weight(self, modality: str, x: Tensor) -> Float[Tensor, " b"]:
         """alpha of each input."""
         use_adapters(self.model, {PERSONAL: 1.0})
-        similarity = self.model.represent(modality, x) @ self.known[modality].T
-        return (self.largest * similarity.mean(1)).clamp_min(0)
+        # no product of matrices, which autocast would round to 16 bits
+        similarity = (self.model.represent(modality, x) * self.known[modality].mean(0)).sum(1)
+        return (self.largest * similarity).clamp_min(0)
 
     def _weighted(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         alpha = self.weight(modality, x)[:, None, None] if modality in self.known else self.otherwise

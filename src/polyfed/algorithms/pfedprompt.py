@@ -14,6 +14,7 @@ from polyfed.aggregation.averagings.by_name import ByName
 from polyfed.algorithms.algorithm import Client, Reply, WeightAveraging, Weights, client_query
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
+from polyfed.losses.precision import in_full_precision
 from polyfed.models.adapters.prompts import require_prompts
 from polyfed.models.heads import NamesHead, SimilarityHead
 from polyfed.models.model import Model
@@ -89,7 +90,8 @@ class AttentiveHead(nn.Module):
     def classes(self) -> int:
         return self.texts.classes
 
+    @in_full_precision
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
-        cosines = F.normalize(embedding.float(), dim=-1) @ self.features.T
+        cosines = F.normalize(embedding, dim=-1) @ self.features.float().T
         scores: Tensor = self.texts(embedding)
-        return scores + self.alpha * torch.exp(-self.beta * (1 - cosines)) @ self.shown
+        return scores + self.alpha * torch.exp(-self.beta * (1 - cosines)) @ self.shown.float()

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.source import text_column
 from polyfed.data.view import DataContext
+from polyfed.losses.precision import in_full_precision
 from polyfed.models.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ class SimilarityHead(nn.Module):
     def classes(self) -> int:
         return len(self.vectors)
 
+    @in_full_precision  # a temperature of 0.01 makes much of small differences
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
-        return F.normalize(embedding.float(), dim=-1) @ self.vectors.T / self.temperature
+        return F.normalize(embedding, dim=-1) @ self.vectors.float().T / self.temperature
 
 
 class NamesHead(nn.Module):
