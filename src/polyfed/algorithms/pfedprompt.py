@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from jaxtyping import Float
 from pydantic import Field
@@ -26,10 +24,10 @@ class PFedPrompt(FedAvg):
 
     Prompts of texts are averaged, what users agree on. A client's own pictures correct what they say of its test
     pictures, without any training: scores s_k become s_k + alpha sum_i exp(-beta (1 - cos(x, x_i))) [y_i = k] over its
-    training samples, by the attention of Tip-Adapter (Zhang et al., ECCV 2022, Equations 4 to 6).
-    """
+    training samples, by the attention of Tip-Adapter (Zhang et al., ECCV 2022, Equations 3 and 4).
 
-    learns_by_fit: ClassVar[bool] = True
+    Test metrics are a function of the training samples themselves, which noise in training does not hide.
+    """
 
     averaging: WeightAveraging = ByName()
     alpha: float = Field(default=1.0, ge=0, le=1e6, description="weight of the attention; 0: as promptfl")
