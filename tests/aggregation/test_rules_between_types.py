@@ -7,7 +7,10 @@ from itertools import product
 
 import pytest
 
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averagings.by_name import ByName
 from polyfed.aggregation.averagings.by_slot import BySlot
+from polyfed.aggregation.averagings.low_rank import Separate, SingularValues
 from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
 from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Slot, TensorPlace
@@ -151,6 +154,43 @@ def test_slots_that_differ_are_named_with_their_clients() -> None:
     )
     with pytest.raises(ConfigError, match=message):
         CA_ONLY.require(odd)
+
+
+def behind(model: GlobalModel, **digests: str) -> GlobalModel:
+    """The model with something frozen in its encoders."""
+    places = {
+        name: replace(place, frozen=tuple(one for one in digests.items() if one[0] in place.slot.modality))
+        for name, place in model.places.items()
+    }
+    return replace(model, places=places)
+
+
+@pytest.mark.parametrize("rule", [BySlot(), CA_ONLY, ByName(), Separate()])
+def test_layers_behind_other_frozen_values_are_not_averaged(rule: Averaging) -> None:
+    factors = {"image.q.lora_A.default.weight": (2, 5), "image.q.lora_B.default.weight": (6, 2)}
+
+    def with_factors(model: GlobalModel) -> GlobalModel:
+        place = TensorPlace(Slot("image", "attention"), "q", model.places["image.attention"].frozen)
+        return replace(model, places=model.places | dict.fromkeys(factors, place), shapes={**model.shapes, **factors})
+
+    image, paired = MODELS["image"], MODELS["paired"]
+    for digests in ({}, {"image": "9xaa"}, {"text": "9xbb"}, {"image": "9xaa", "text": "9xbb"}):
+        rule.require({"a": with_factors(behind(image, image="9xaa")), "b": with_factors(behind(paired, **digests))})
+    message = "cifar-0, cifar-1.* flickr-0, flickr-1|flickr-0, flickr-1.* cifar-0, cifar-1"
+    with pytest.raises(ConfigError, match=rf"({message}).* frozen in their 'image' encoders is not the same \(9x"):
+        rule.require({"a": with_factors(behind(image, image="9xaa")), "b": with_factors(behind(paired, image="9xcc"))})
+
+
+def test_factors_of_all_ranks_need_one_frozen_network_and_tensors_of_other_shapes_do_not() -> None:
+    def model(rank: int, width: int, digest: str) -> GlobalModel:
+        shapes = {"q.lora_A.default.weight": (rank, width), "q.lora_B.default.weight": (width, rank)}
+        place = TensorPlace(Slot("image", "trunk"), "q", (("image", digest),))
+        return GlobalModel(("image",), dict.fromkeys(shapes, place), shapes, (f"rank-{rank}",))
+
+    with pytest.raises(ConfigError, match=r"clients rank-1 cannot .* of clients rank-3: .* \(9xbb and 9xaa\)"):
+        SingularValues().require({"a": model(3, 4, "9xaa"), "b": model(1, 4, "9xbb")})
+    SingularValues().require({"a": model(3, 4, "9xaa"), "b": model(1, 5, "9xbb")})
+    ByName().require({"a": model(3, 4, "9xaa"), "b": model(1, 4, "9xbb")})
 
 
 def test_layers_that_nobody_has_are_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 import polyfed
 from by_hand import assert_mean, copies, model_of, plain_training
 from polyfed.aggregation.averagings.by_name import ByName
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.core.errors import ConfigError
 from polyfed.models.adapters.prompts import GeneratedPrompts
 from polyfed.privacy.private_training import PerSampleGradients
@@ -60,6 +62,29 @@ def test_by_name_is_a_mean_over_all_who_have_the_tensor() -> None:
     assert ByName().average(old, {}, iter([]), {})["a"]["x"] is old["a"]["x"]
     with pytest.raises(ConfigError, match="sequential goes through clients of one type"):
         ByName(mean="sequential")
+
+
+def test_prompts_of_two_networks_are_not_averaged(tmp_path: Path) -> None:
+    config = named(name="promptfl")
+    few = copy.deepcopy(config["clients"]["few"])
+    for encoder in few["model"]["encoders"].values():
+        encoder["weights"] = "clip"  # of the same sizes
+    config["clients"]["few"] = few
+    with pytest.raises(
+        ConfigError, match=r"prompts' of clients few cannot be averaged with .* of clients many-0, many-1: "
+    ):
+        prepared(config, tmp_path)
+
+
+def test_types_that_a_rule_averages_with_each_other_are_not_said_to_be_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = session_of(tmp_path, name="promptfl").server
+    monkeypatch.setattr("polyfed.federation.server.differently_named", lambda types: [list(types)])
+    server.share_weights(ByName())
+    assert not caplog.records
+    server.share_weights(ByType())
+    assert "are not averaged" in caplog.text
 
 
 def test_a_generator_attends_over_what_the_frozen_network_makes_of_the_names(tmp_path: Path) -> None:

@@ -122,6 +122,11 @@ class GlobalModel:
     shapes: Mapping[str, tuple[int, ...]]
     clients: tuple[str, ...] = ()
 
+    @property
+    def some_clients(self) -> str:
+        """Ids of a few of the type's clients."""
+        return ", ".join(self.clients[:3]) + (f" and {len(self.clients) - 3} more" if len(self.clients) > 3 else "")
+
     @cached_property
     def keys(self) -> Mapping[Slot, Mapping[str, str]]:
         """Slot -> key -> name of the tensor."""

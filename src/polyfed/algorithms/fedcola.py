@@ -95,7 +95,7 @@ class Complement(Settings):
         return {
             key: tensors[name]
             for slot, keys in server.global_models[kind].keys.items()
-            if slot.role in ROLES[self.layers]
+            if slot.role in ROLES[self.layers] and slot.modality in server.types[kind].modalities
             for key, name in keys.items()
             if self.send == "modules" or tensors[name].ndim == 2
         }
@@ -104,7 +104,8 @@ class Complement(Settings):
 
     def gates(self, client: Client, others: Weights) -> AbstractContextManager[object]:
         """W + g W_out in place of W, and afterwards as W, in the one encoder that the client has."""
-        (encoder,) = client.model.encoders.values()
+        (modality,) = client.modalities
+        encoder = client.model.encoders[modality]
         layers = linears(encoder, ROLES[self.layers])
         return gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol, Self, cast, runtime_checkable
 
 import torch
@@ -59,8 +60,13 @@ class ModelSettings(Settings):
 
     def architecture_in(self, context: DataContext) -> str:
         """``architecture``, and which frozen values its models have here, if any."""
-        frozen = [encoder.frozen(modality, context) for modality, encoder in self.encoders.items()]
-        return "-".join([self.architecture, *filter(None, frozen)])
+        frozen = self.frozen_in(context)
+        return "-".join([self.architecture, *frozen.values()])
+
+    def frozen_in(self, context: DataContext) -> dict[str, str]:
+        """Modality -> digest of the frozen values that its encoder works with here, of those that have any."""
+        frozen = {name: encoder.frozen(name, context) for name, encoder in self.encoders.items()}
+        return {name: digest for name, digest in frozen.items() if digest}
 
     def build(self, heads: Mapping[str, nn.Module], context: DataContext) -> Model:
         """Build encoders from these settings and join them with ``heads``."""
@@ -74,9 +80,8 @@ class ModelSettings(Settings):
                 tell(encoders[part.modality], part.inputs)
         if self.aligner is not None:
             encoders = {name: self.aligner.around(encoder, name, self.dim) for name, encoder in encoders.items()}
-        return Model(
-            encoders, heads, self.dim, final_norm=nn.LayerNorm(self.dim, eps=1e-6) if self.final_norm else None
-        )
+        norm = nn.LayerNorm(self.dim, eps=1e-6) if self.final_norm else None
+        return Model(encoders, heads, self.dim, final_norm=norm, frozen=self.frozen_in(context))
 
 
 def require_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -131,6 +136,9 @@ class Model(nn.Module):
 
     Parameters are called ``encoders.<modality>.*``, ``heads.<name>.*``, ``final_norm.*`` (one norm for all
     modalities, if there is one) and ``extras.<name>.*``: what a method trains and exchanges besides the model itself.
+
+    Attributes:
+        frozen: modality -> digest of the frozen values that its encoder works with, in it or in its view.
     """
 
     def __init__(
@@ -140,8 +148,10 @@ class Model(nn.Module):
         dim: int,
         *,
         final_norm: nn.Module | None = None,
+        frozen: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__()
+        self.frozen = dict(frozen)
         self.encoders = nn.ModuleDict(encoders)
         self.final_norm = final_norm
         self.heads = nn.ModuleDict(heads)

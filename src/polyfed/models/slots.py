@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from torch import nn
@@ -44,10 +45,12 @@ class TensorPlace:
     Attributes:
         slot: modality and role.
         key: name within the encoder (head, addition): equal for tensors that can be averaged across modalities.
+        frozen: (modality, digest) of the frozen values that it works with; of a head those of all encoders.
     """
 
     slot: Slot
     key: str
+    frozen: tuple[tuple[str, str], ...] = ()
 
 
 TensorPlaces = Mapping[str, TensorPlace]
@@ -60,13 +63,15 @@ def places(model: Model) -> dict[str, TensorPlace]:
 
 
 def _place(model: Model, part: str, name: str) -> TensorPlace:
+    frozen = tuple(model.frozen.items())
     if part == "final_norm":
         # shared by modalities, so it is exchangeable only among clients that have the same ones
-        return TensorPlace(Slot("+".join(model.modalities), SHARED), name)
+        return TensorPlace(Slot("+".join(model.modalities), SHARED), name, frozen)
     owner, _, key = name.partition(".")
     if part == "encoders":
-        return TensorPlace(Slot(owner, _role(model.encoders[owner], key)), key)
-    return TensorPlace(Slot(owner, HEAD if part == "heads" else EXTRA), key)
+        own = tuple(entry for entry in frozen if entry[0] == owner)
+        return TensorPlace(Slot(owner, _role(model.encoders[owner], key)), key, own)
+    return TensorPlace(Slot(owner, HEAD if part == "heads" else EXTRA), key, frozen)
 
 
 def _role(module: nn.Module, key: str) -> str:
@@ -78,7 +83,7 @@ def _role(module: nn.Module, key: str) -> str:
 
 
 def encode_places(tensor_places: TensorPlaces) -> str:
-    return json.dumps([[name, *place.slot, place.key] for name, place in tensor_places.items()])
+    return json.dumps([[name, *place.slot, place.key, *place.frozen] for name, place in tensor_places.items()])
 
 
 def require_places(text: str) -> None:
@@ -94,9 +99,13 @@ def decode_places(text: str) -> dict[str, TensorPlace]:
     """
     try:
         rows = read_json(text)
-        tensor_places = {name: TensorPlace(Slot(modality, role), key) for name, modality, role, key in rows}
+        tensor_places = {
+            name: TensorPlace(Slot(modality, role), key, tuple((kind, digest) for kind, digest in frozen))
+            for name, modality, role, key, *frozen in rows
+        }
     except (ValueError, TypeError) as error:
         raise PayloadError(f"not a description of a model's parameters: {error}") from error
-    if not all(isinstance(part, str) for row in rows for part in row):
+    frozen = [part for place in tensor_places.values() for entry in place.frozen for part in entry]
+    if not all(isinstance(part, str) for part in chain(frozen, *(row[:4] for row in rows))):
         raise PayloadError("not a description of a model's parameters: a name is no text")
     return tensor_places

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from pydantic import model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averaging import Averaging, require_one_frozen
 from polyfed.aggregation.mean import GlobalModel, Update, WeightedMean
 from polyfed.optim.servers import Models
 
@@ -20,6 +20,7 @@ class ByName(Averaging):
     """
 
     short_name: ClassVar[str] = "by_name"
+    between_types = True
 
     @model_validator(mode="after")
     def _is_exact(self) -> Self:
@@ -45,6 +46,9 @@ class ByName(Averaging):
             kind: {name: means.get(_key(name, value), value) for name, value in old.items()}
             for kind, old in weights.items()
         }
+
+    def require(self, models: Mapping[str, GlobalModel]) -> None:
+        require_one_frozen(models)
 
 
 def _key(name: str, value: Tensor) -> str:

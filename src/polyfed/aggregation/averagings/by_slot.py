@@ -32,6 +32,7 @@ class BySlot(Averaging):
     """
 
     short_name: ClassVar[str] = "by_slot"
+    between_types = True
 
     layers: Layers = Field(
         default="encoder",
@@ -171,7 +172,7 @@ class MultimodalAveraging(BySlot):
 
 
 def require_equal(target: GlobalModel, slot: Slot, source: GlobalModel, other: Slot) -> None:
-    """Check that a slot of one type has the same tensors as a slot of another.
+    """Check that a slot of one type has the same tensors as a slot of another, behind the same frozen values.
 
     Raises:
         ConfigError: naming clients and slots.
@@ -183,11 +184,20 @@ def require_equal(target: GlobalModel, slot: Slot, source: GlobalModel, other: S
         key = sorted(set(here.items()) ^ set(there.items()))[0][0]
         sizes = ["missing" if shape is None else str(list(shape)) for shape in (here.get(key), there.get(key))]
         raise ConfigError(
-            f"slot '{slot}' of clients {_some(target.clients)} cannot be averaged with slot '{other}' of "
-            f"clients {_some(source.clients)}: '{key}' is {sizes[0]} and "
+            f"slot '{slot}' of clients {target.some_clients} cannot be averaged with slot '{other}' of "
+            f"clients {source.some_clients}: '{key}' is {sizes[0]} and "
             f"{sizes[1]}; give them equal encoders, or set algorithm.averaging=by_type"
+        )
+    ours, theirs = _frozen(target, slot), _frozen(source, other)
+    if unequal := [name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]]:
+        raise ConfigError(
+            f"slot '{slot}' of clients {target.some_clients} cannot be averaged with slot '{other}' of clients "
+            f"{source.some_clients}: what is frozen in their '{unequal[0]}' encoders is not the same "
+            f"({ours[unequal[0]]} and {theirs[unequal[0]]}); give them equal encoders, or set "
+            "algorithm.averaging=by_type"
         )
 
 
-def _some(clients: tuple[str, ...]) -> str:
-    return ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else "")
+def _frozen(model: GlobalModel, slot: Slot) -> dict[str, str]:
+    """Modality -> digest of the frozen values that a slot works with."""
+    return {name: digest for key in model.keys.get(slot, {}).values() for name, digest in model.places[key].frozen}

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from pydantic import AfterValidator, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averaging import Averaging, require_one_frozen
 from polyfed.aggregation.mean import GlobalModel, Update, WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -59,6 +59,12 @@ def factor_names(names: Iterable[str]) -> dict[str, FactorNames]:
     for match in matches:
         named.setdefault(match[1], {})[match[2]] = match[0]
     return {layer: FactorNames(own["A"], own["B"], f"{layer}.{OFFSET}") for layer, own in named.items()}
+
+
+def _without_rank(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """What is the same of factors of all ranks."""
+    match = _FACTOR.fullmatch(name)
+    return shape if match is None else shape[1:] if match[2] == "A" else shape[:1]
 
 
 def without(names: Iterable[str], *, factor: str = "", offsets: bool = False) -> frozenset[str]:
@@ -165,6 +171,7 @@ class PaddedMean(LayerMean):
 class LowRankAveraging(Averaging):
     """Averages adapters layer by layer; subclasses say how those of one layer."""
 
+    between_types = True
     layer_mean: ClassVar[type[LayerMean]]
     has_offset: ClassVar[bool] = False
     needs_equal_ranks: ClassVar[bool] = False
@@ -230,6 +237,7 @@ class LowRankAveraging(Averaging):
         return new
 
     def require(self, models: Mapping[str, GlobalModel]) -> None:
+        require_one_frozen(models, _without_rank)
         for model in models.values():
             names = factor_names(model.shapes)
             if self.has_offset and any(own.offset not in model.shapes for own in names.values()):
