@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from by_hand import assert_mean, copies, descend, divergence, model_of, unit
-from polyfed.aggregation.prototypes import ClassMeans, prototype_tensors
+from polyfed.aggregation.prototypes import ClassAverage, ClassMeans, prototype_tensors
 from polyfed.aggregation.router import routing_loss
 from polyfed.algorithms.feddpa import InstanceWeighted
-from polyfed.algorithms.rcsr import MeansCheck
+from polyfed.algorithms.rcsr import MeansCheck, blended, change_of, of_clients
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
-from polyfed.federation.cohort import Reply
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Cohort, Reply
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.adapters.layers import adapted_layers
 from polyfed.models.frozen import frozen_tensors
@@ -39,7 +42,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.payload import Prototypes, Weights
+from polyfed.wire.payload import Payload, Prototypes, Weights
 from sessions import first_cohort, metrics, prepared, woken
 from small_federations import CAPTIONS, RETRIEVAL, Config, adapted, named, plain_sgd, scenes
 
@@ -421,6 +424,57 @@ def test_rcsr_needs_two_modalities(kind: Any, tmp_path: Path) -> None:
     del config["server"]
     with pytest.raises(ConfigError, match=r"'rcsr' aligns two modalities, and clients have image; give some"):
         prepared(config, tmp_path)
+
+
+class Reduced:
+    """A cohort of which every other reply counts for half of its samples, as one that has been scaled down."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort, self.clients = cohort, cohort.clients
+
+    def ask(self, *step: Any, **more: Any) -> Iterator[Reply]:
+        for number, reply in enumerate(self.cohort.ask(*step, **more)):
+            count = reply.num_examples // (1 + number % 2)
+            yield Reply.received(Payload({**reply.payload.fields, "num_examples": count}), reply.sender)
+
+
+@pytest.mark.parametrize("router", [{}, None])
+def test_rcsr_counts_a_reply_that_was_scaled_down_for_as_much_less(router: Config | None, tmp_path: Path) -> None:
+    session = session_of(tmp_path, name="rcsr", router=router, anchor_weight=0)
+    server, start = session.server, copies(session.server.weights)
+    trained = {
+        info.id: anchored_by_hand(session, info.id, start[server.type_of(info)], {}, 0) for info in server.clients
+    }
+    cohort: Any = Reduced(first_cohort(session))
+    session.experiment.algorithm.round(server, cohort)
+    shares = {
+        info.id: (info.samples if router is None else 1) / (1 + number % 2)
+        for number, info in enumerate(server.clients)
+    }
+    for name, value in server.weights["paired"].items():
+        assert_mean({name: value}, {client: own for client, own in trained.items() if name in own}, shares, 1e-5)
+
+
+def test_rcsr_takes_replies_and_what_it_knows_from_any_device() -> None:
+    """Replies that came as bytes are on the CPU, and so is what a resumed run has read, beside a server on a GPU."""
+    info = ClientInfo("a", "a", ("image",), "retrieval", 5, "x")
+    with FakeTensorMode():
+        gpu, far, near = torch.device("cuda:0"), torch.zeros(8, device="cuda"), torch.zeros(8)
+        means = ClassMeans(near[None], torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.bool))
+        reply = Reply.received(Payload({"prototypes": Prototypes(prototype_tensors("image", means))}), info)
+        for known in ({}, {"text": near}, {"text": far}):
+            assert of_clients([reply], known, ["image", "text"], gpu).device == gpu
+            assert blended(known, {"image": far, "text": far}, 0.9).device == gpu
+        for new, old in ((near, far), (far, near)):
+            name = "encoders.image.w"
+            assert change_of({name: new}, {name: old}, "image").device == new.device
+
+
+def test_means_of_representations_are_in_full_precision_under_autocast() -> None:
+    average, rows = ClassAverage(1, 8), torch.randn(64, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        average.add(rows, torch.zeros(64, dtype=torch.int64))
+    torch.testing.assert_close(average.result().means[0], rows.mean(0))
 
 
 def test_rcsr_personal_adapters_stay_and_are_judged(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
+from polyfed.losses.precision import in_full_precision
 
 MeanWeighting = Literal["count", "uniform"]
 
@@ -113,6 +114,7 @@ class ClassAverage:
         self._counts = torch.zeros(classes, dtype=torch.int32, device=device)
         self._classes = torch.arange(classes, device=device)
 
+    @in_full_precision
     def add(self, features: Float[Tensor, "b d"], labels: Int[Tensor, " b"]) -> None:
         member = labels[:, None] == self._classes
         self._sums += member.float().T @ features.float()  # index_add_ has no fixed order on a GPU

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
@@ -118,8 +117,9 @@ class RCSR(Algorithm):
                 self.fit, check=MeansCheck(server), weights=each(server.weights_for), prototypes=Prototypes(known)
             )
         )
-        samples = torch.tensor([float(server.weight(reply.sender)) for reply in replies], device=server.device)
-        own = of_clients(replies, known, _modalities(server)).to(server.device)
+        # fewer than the client has where its update was scaled down, and then it counts as much less
+        samples = torch.tensor([float(reply.num_examples) for reply in replies], device=server.device)
+        own = of_clients(replies, known, _modalities(server), server.device)
         weights, settings = samples / samples.sum(), self.router
         if settings is not None:
             router = self.route(server, settings, own.shape[2])
@@ -129,6 +129,7 @@ class RCSR(Algorithm):
             loss = routing_loss(weights, own, new, settings.entropy, settings.alignment)
             self.learn(server, router, settings, loss)
             server.record(routing_loss=float(loss.detach()), largest_weight=float(weights.detach().max()))
+            weights = weights * samples / samples.new_tensor([max(1, server.weight(reply.sender)) for reply in replies])
         shares = {reply.sender.id: float(weight) for reply, weight in zip(replies, weights.detach(), strict=True)}
         server.average_weights(replies, cohort.clients, self.averaging, lambda reply: shares[reply.sender.id])
 
@@ -137,7 +138,7 @@ class RCSR(Algorithm):
         names = _modalities(server)
         numbers = [
             [
-                *(_change(reply.weights, server.weights_for(reply.sender), name) for name in names),
+                *(float(change_of(reply.weights, server.weights_for(reply.sender), name)) for name in names),
                 *(float(name in reply.sender.modalities) for name in names),
                 reply.loss,
                 float(max(1, server.weight(reply.sender))),
@@ -165,9 +166,8 @@ class RCSR(Algorithm):
         self, server: Server, known: Mapping[str, Tensor], weights: Float[Tensor, " k"], own: Float[Tensor, "k 2 d"]
     ) -> Float[Tensor, "2 d"]:
         """New global prototypes: decay g + (1 - decay) sum_k w_k p_k, of unit norm."""
-        names, means = _modalities(server), torch.einsum("k,kmd->md", weights, own)
-        old = torch.stack([known.get(name, torch.zeros_like(mean)) for name, mean in zip(names, means, strict=True)])
-        new = F.normalize(self.decay * old.to(means) + (1 - self.decay) * means, dim=1)
+        names = _modalities(server)
+        new = blended(known, dict(zip(names, torch.einsum("k,kmd->md", weights, own), strict=True)), self.decay)
         # none of a modality that nobody has had yet
         server.state[_PROTOTYPES] = {name: row for name, row in zip(names, new, strict=True) if bool(row.any())}
         return new
@@ -180,7 +180,7 @@ class RCSR(Algorithm):
 
     # ---- client half
 
-    @client_step(weights=Weights, prototypes=Prototypes, loss=float)
+    @client_step(weights=Weights, prototypes=Prototypes, loss=float, num_examples=int)
     def fit(self, client: Client, weights: Weights, prototypes: Prototypes) -> Reply:
         """Train the shared adapters with anchors, then the client's own; send the former and what they come to."""
         client.load_weights(weights)
@@ -191,7 +191,7 @@ class RCSR(Algorithm):
         means, loss = self.summary(client)
         if self.personal:
             train_personal(client, _TOGETHER, self.local_epochs, self.local_steps)
-        return Reply(weights=client.weights, prototypes=means, loss=loss)
+        return Reply(weights=client.weights, prototypes=means, loss=loss, num_examples=client.num_examples)
 
     def anchor(self, client: Client, prototypes: Prototypes) -> Regulariser | None:
         """1 - cos(mean representation of a batch, g) for each modality that the client lacks; None if it lacks none."""
@@ -209,18 +209,22 @@ class RCSR(Algorithm):
     def summary(self, client: Client) -> tuple[Prototypes, float]:
         """Mean unit representation of each modality, and mean loss of a batch, of the training samples as they are."""
         averages = {name: ClassAverage(1, client.model.dim, client.device) for name in client.modalities}
-        losses = []
         with evaluating(client.model), client.autocast():
-            for batch in (one.to(client.device) for one in client.train.batches(client.training.batch_size)):
-                model = CachedModel(client.model)
-                losses.append(client.task.loss(model, client.head, batch).float())
-                for name, average in averages.items():
-                    z = model.represent(name, batch.inputs[name])
-                    z = z[batch.present[name]] if name in batch.present else z
-                    average.add(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+            batches = (batch.to(client.device) for batch in client.train.batches(client.training.batch_size))
+            losses = [self.folded(client, batch, averages) for batch in batches]
         means = {name: average.result() for name, average in averages.items()}
         sent = [prototype_tensors(name, one) for name, one in means.items() if len(one.counts)]
         return Prototypes({key: value for one in sent for key, value in one.items()}), float(torch.stack(losses).mean())
+
+    def folded(self, client: Client, batch: Batch, averages: Mapping[str, ClassAverage]) -> Tensor:
+        """The loss of a batch; what represents the samples that have a modality joins its average."""
+        model = CachedModel(client.model)
+        loss = client.task.loss(model, client.head, batch).float()
+        for name, average in averages.items():
+            z = model.represent(name, batch.inputs[name])
+            z = z[batch.present[name]] if name in batch.present else z
+            average.add(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+        return loss
 
     @client_query(float)
     def assess_personal(self, client: Client, weights: Weights) -> Reply:
@@ -252,22 +256,25 @@ class MeansCheck:
                 raise PayloadError(f"prototypes of shape {list(means.shape)}, expected [1, {self._width}]")
 
 
-def of_clients(replies: Sequence[Reply], known: Mapping[str, Tensor], names: Sequence[str]) -> Float[Tensor, "k 2 d"]:
+def of_clients(
+    replies: Sequence[Reply], known: Mapping[str, Tensor], names: Sequence[str], device: torch.device
+) -> Float[Tensor, "k 2 d"]:
     """Clients' prototypes, of unit norm; for a modality that one lacks the global one, or the mean of those sent.
 
     Args:
         replies: of k clients.
         known: modality -> global prototype [d].
         names: of the modalities.
+        device: of the result; replies that came as bytes are on the CPU, as is what a resumed run knows.
     """
     sent = [by_space(reply.prototypes, ClassMeans) for reply in replies]
     rows = []
     for name in names:
-        having = [F.normalize(one[name].means[0], dim=0) for one in sent if name in one]
+        having = [F.normalize(one[name].means[0].to(device), dim=0) for one in sent if name in one]
         width = next(iter(sent[0].values())).shape[1]
-        mean = torch.stack(having).mean(0) if having else torch.zeros(width)
+        mean = torch.stack(having).mean(0) if having else torch.zeros(width, device=device)
         rows.append(
-            torch.stack([one[name].means[0] if name in one else known.get(name, mean).to(mean) for one in sent])
+            torch.stack([(one[name].means[0] if name in one else known.get(name, mean)).to(mean) for one in sent])
         )
     return F.normalize(torch.stack(rows, 1), dim=2)
 
@@ -276,11 +283,19 @@ def _modalities(server: Server) -> list[str]:
     return sorted({name for client in server.clients for name in client.modalities})
 
 
-def _change(new: Mapping[str, Tensor], old: Mapping[str, Tensor], modality: str) -> float:
+def blended(known: Mapping[str, Tensor], means: Mapping[str, Tensor], decay: float) -> Float[Tensor, "2 d"]:
+    """decay g + (1 - decay) p of each modality, of unit norm; g is 0 where it is not known."""
+    old = torch.stack(
+        [known[name].to(mean) if name in known else torch.zeros_like(mean) for name, mean in means.items()]
+    )
+    return F.normalize(decay * old + (1 - decay) * torch.stack(list(means.values())), dim=1)
+
+
+def change_of(new: Mapping[str, Tensor], old: Mapping[str, Tensor], modality: str) -> Float[Tensor, ""]:
     """Norm of what a client has changed of the encoder of a modality; 0 if it has none."""
-    squares = [
-        float((value.float() - old[name].float()).square().sum())
+    norms = [
+        torch.linalg.vector_norm(value.float() - old[name].to(value.device).float())
         for name, value in new.items()
         if name.startswith(f"encoders.{modality}.")
     ]
-    return math.sqrt(sum(squares))
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())

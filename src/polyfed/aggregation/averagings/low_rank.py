@@ -123,7 +123,8 @@ class ChangeMean(LayerMean):
 
     def add(self, factors: Factors, weight: float) -> None:
         self._total += weight
-        self.change = torch.lerp(self.change, factors.change, weight / self._total)
+        change = factors.change
+        self.change = torch.lerp(self.change.to(change.device), change, weight / self._total)
 
 
 class FactorMean(LayerMean):
