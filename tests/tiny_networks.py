@@ -35,6 +35,7 @@ def network(name: str) -> Any:
         "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(hidden_size=WIDTH, **quick, **PICTURES)),
         "clip": lambda: hf.CLIPModel(hf.CLIPConfig(**towers | {"text_config": SIZES | TEXTS | ends}, projection_dim=6)),
         "siglip": lambda: hf.SiglipModel(hf.SiglipConfig(**towers)),
+        "beit": lambda: hf.BeitModel(hf.BeitConfig(**SIZES, **PICTURES)),
         "mobilenet": lambda: hf.MobileNetV2Model(hf.MobileNetV2Config(depth_multiplier=0.1)),
         "resnet": lambda: hf.ResNetModel(resnet),
         "bert": lambda: hf.BertModel(hf.BertConfig(**SIZES, **TEXTS)),
@@ -57,12 +58,13 @@ def network(name: str) -> Any:
     return model
 
 
-def tokenizer(pad: str = "<pad>") -> Any:
-    """Whole words, between marks of begin and end."""
+def tokenizer(pad: str = "<pad>", *, begins: bool = True) -> Any:
+    """Whole words, between marks of begin and end; or with the latter alone."""
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     marks = [("<begin>", WORDS.index("<begin>")), ("<end>", WORDS.index("<end>"))]
-    words.post_processor = processors.TemplateProcessing(single="<begin> $A <end>", special_tokens=marks)
+    single = "<begin> $A <end>" if begins else "$A <end>"
+    words.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks if begins else marks[1:])
     special = {"bos_token": "<begin>", "eos_token": "<end>", "pad_token": pad, "unk_token": "<unk>"}
     return hf.PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
@@ -77,5 +79,6 @@ def save(name: str, folder: Path, model: Any = None) -> Path:
         if both or model.main_input_name == "pixel_values":
             (folder / name / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
         if both or model.main_input_name == "input_ids":
-            tokenizer("<end>" if name == "clip" else "<pad>").save_pretrained(folder / name)
+            made = tokenizer("<end>" if name == "clip" else "<pad>", begins=name != "siglip")
+            made.save_pretrained(folder / name)
     return folder / name

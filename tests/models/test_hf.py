@@ -13,6 +13,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from item_tables import noise, struct_of
 from polyfed import Experiment, run
@@ -23,6 +24,7 @@ from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.hf import HF
 from polyfed.models.frozen import frozen_tensors
 from polyfed.models.model import Model, ModelSettings
+from polyfed.models.trunks import by_sample
 from tiny_networks import LAYERS, ROOM, WIDTH, WORDS, network, save
 
 PICTURES, FLAT = InputSpec((3, 32, 32)), InputSpec((WIDTH,))
@@ -34,7 +36,7 @@ LORA = {"name": "lora", "rank": 2}
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> DataContext:
     folder = tmp_path_factory.mktemp("weights")
-    for name in ("vit", "bert", "mobilenet", "resnet", "clip", "siglip"):
+    for name in ("vit", "bert", "mpnet", "mobilenet", "resnet", "clip", "siglip"):
         save(name, folder)
     return DataContext(folder / "cache", folder)
 
@@ -315,6 +317,24 @@ def test_dropout_acts_in_layers_that_are_trained_alone(context: DataContext) -> 
     body = encoder("bert", trainable=1).build(5, TEXTS, context).train().trunk.module.backbone.body
     modes = [layer.training for layer in body.encoder.layer]
     assert (modes, body.embeddings.training) == ([False] * (LAYERS - 1) + [True], False)
+
+
+@pytest.mark.parametrize("weights", ["bert", "mpnet", "clip", "vit"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_samples_go_through_a_network_one_by_one(context: DataContext, weights: str, attention: str) -> None:
+    towers = {"tower": "text"} if weights == "clip" else {}
+    spec = PICTURES if weights == "vit" else TEXTS
+    made: Any = encoder(weights, trainable="all", **towers).build(5, spec, context).eval()
+    body = made.trunk.backbone.body
+    if attention != "sdpa" or weights != "mpnet":  # which knows eager attention alone
+        body.set_attn_implementation(attention)
+    x = pictures() if weights == "vit" else torch.tensor([[2, 7, 8, 29, 0, 0], [2, 9, 3, 4, 5, 29]])
+    kind = body.config._attn_implementation
+    with torch.no_grad(), by_sample(made):
+        found = torch.func.vmap(lambda one: made(one.unsqueeze(0)).squeeze(0))(x)
+    torch.testing.assert_close(found, made(x), atol=1e-5, rtol=1e-5)
+    assert body.config._attn_implementation == kind
+    assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is sdpa_mask
 
 
 def test_the_name_of_an_architecture_tells_frozen_weights(context: DataContext) -> None:

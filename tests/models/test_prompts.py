@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +10,38 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import save_file
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.adapters.prompts import prompts_of
+from polyfed.data.views.tokens import Tokens
+from polyfed.models.adapters.prompts import GeneratedPrompts, prompts_of, tell
 from polyfed.models.encoders.hf import HF
 from polyfed.models.frozen import frozen_tensors
 from polyfed.models.layers import start_at_last
-from tiny_networks import LAYERS, ROOM, WIDTH, WORDS, save
+from tiny_networks import LAYERS, ROOM, SIZES, WIDTH, WORDS, save
+from tiny_networks import PICTURES as TINY_PICTURES
 
 PICTURES = InputSpec((3, 32, 32))
 TEXTS = InputSpec((8,), tuple(WORDS), pad=0)
 IDS = torch.tensor([[2, 7, 8, 29], [2, 9, 29, 0]])
 ADDED = [4, 5]  # w1 w2
+BEITS = {
+    "relative": {"use_relative_position_bias": True, "use_mean_pooling": False},
+    "shared": {"use_shared_relative_position_bias": True, "use_mean_pooling": False},
+    "mean": {"use_mean_pooling": True},
+}
 READERS = ["bert", "roberta", "modernbert", "distilbert", "mpnet", "clip", "siglip"]
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> DataContext:
     folder = tmp_path_factory.mktemp("weights")
-    for name in (*READERS, "vit", "deit", "dinov2", "mobilenet"):
+    for name in (*READERS, "vit", "deit", "dinov2", "mobilenet", "beit"):
         save(name, folder)
+    for name, settings in BEITS.items():
+        save(name, folder, hf.BeitModel(hf.BeitConfig(**SIZES, **TINY_PICTURES, **settings)).eval())
     return DataContext(folder / "cache", folder)
 
 
@@ -49,11 +60,11 @@ def spec_of(weights: str) -> InputSpec:
     return InputSpec(TEXTS.shape, TEXTS.vocabulary, pad=29 if weights == "clip" else 0)
 
 
-@pytest.mark.parametrize("place", ["behind", "front"])
+@pytest.mark.parametrize(("place", "begins"), [("behind", True), ("behind", False), ("front", True)])
 @pytest.mark.parametrize("weights", READERS)
-def test_prompts_that_are_words_are_those_words(weights: str, place: str, context: DataContext) -> None:
+def test_prompts_that_are_words_are_those_words(weights: str, place: str, begins: bool, context: DataContext) -> None:
     """Padding, the end of a text, positions and pooling are those of the longer text."""
-    spec, at = spec_of(weights), int(place == "behind")
+    spec, at = replace(spec_of(weights), begins=begins), int(place == "behind" and begins)
     ids = IDS.where(IDS != 0, spec.pad)
     longer = torch.cat([ids[:, :at], torch.tensor([ADDED, ADDED]), ids[:, at:]], 1)
     prompted = trunk(weights, spec, context, start_text="w1 w2", place=place)
@@ -129,6 +140,9 @@ def test_prompts_alone_are_trained_and_exchanged_and_the_rest_is_shared(context:
     ("weights", "adapter", "message"),
     [
         ("mobilenet", {}, "is no transformer"),
+        ("relative", {}, r"adapter prompts: attention of network 'BeitModel' has a bias .* choose adapter lora, ia3"),
+        ("shared", {}, r"adapter prompts: attention of network 'BeitModel' has a bias"),
+        ("mean", {"tower": "pooled"}, r"adapter prompts: the own pooler .* 'BeitModel' takes the mean .* cls or mean"),
         ("vit", {"place": "front"}, r"adapter\.place is front, but prompts of pictures"),
         ("vit", {"start_text": "a photo"}, r"adapter\.start_text: prompts of pictures"),
         ("bert", {"place": "front", "tower": "pooled"}, "pooler looks at the first position"),
@@ -143,8 +157,43 @@ def test_what_has_no_room_for_prompts_is_refused(
     given: Any = {"weights": weights, "view": "native", "pooling": pooling}
     with pytest.raises(ConfigError, match=message):
         HF(**given, adapter={"name": "prompts"} | {"length": 2} | adapter).build(
-            5, PICTURES if weights in ("vit", "mobilenet") else TEXTS, context
+            5, TEXTS if weights == "bert" else PICTURES, context
         )
+
+
+@pytest.mark.parametrize("weights", ["bert", "roberta", "clip", "siglip"])
+def test_names_are_told_to_a_generator_as_the_frozen_network_reads_them(weights: str, context: DataContext) -> None:
+    adapter = {"name": "prompt_generator", "length": 2, "heads": 2}
+    towers = {"tower": "text"} if weights in ("clip", "siglip") else {}
+    given: Any = {"weights": weights, "view": "native", **towers}
+    told: Any = HF(**given, adapter=adapter).build(5, spec_of(weights), context)
+    plain: Any = HF(**given, trainable="all").build(5, spec_of(weights), context)
+    ids = IDS.where(IDS != 0, spec_of(weights).pad)
+    tell(told, ids)
+    generator = next(part for part in told.modules() if isinstance(part, GeneratedPrompts))
+    with torch.no_grad():
+        torch.testing.assert_close(generator.told, F.normalize(plain.trunk.eval()(ids).pooled, dim=-1))
+        before = told.trunk.eval()(ids).local  # and then there is room for prompts again
+        assert before.shape[1] == (ROOM - 2 if weights == "siglip" else ids.shape[1] + int(weights == "clip"))
+
+
+@pytest.mark.parametrize(("pooling", "weights"), [("cls", "mean"), ("mean", "mean"), ("cls", "beit")])
+def test_a_network_with_positions_of_patches_alone_takes_prompts(
+    pooling: str, weights: str, context: DataContext
+) -> None:
+    given: Any = {"weights": weights, "view": "native", "pooling": pooling}
+    built: Any = HF(**given, adapter={"name": "prompts", "length": 2}).build(5, PICTURES, context)
+    found = built.trunk.eval()(torch.randn(2, 3, 32, 32))
+    expected = found.local[:, 0] if pooling == "cls" else found.local.mean(1)
+    torch.testing.assert_close(found.pooled, expected)
+
+
+@pytest.mark.parametrize(("weights", "begins"), [("bert", True), ("clip", True), ("siglip", False)])
+def test_a_view_says_whether_texts_begin_with_a_mark(weights: str, begins: bool, context: DataContext) -> None:
+    view = encoder(weights).view
+    assert view.spec("text", context).begins == begins
+    words: Any = Tokens(tokenizer={"name": "hashing", "size": 50})  # type: ignore[arg-type]
+    assert not words.spec("text", context).begins
 
 
 def test_a_folder_of_other_prompts_is_refused(context: DataContext, tmp_path: Path) -> None:

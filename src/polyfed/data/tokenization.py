@@ -26,6 +26,7 @@ NO_WORD = "\ufffd"
 
 Encode = Callable[[Sequence[str], int], list[list[int]]]
 
+_SHORT = 8  # tokens that say how a text begins
 _TEXTS = 8192  # texts that are encoded at a time
 
 
@@ -48,6 +49,12 @@ class Vocabulary:
     unknown: int = 1
     fixed: tuple[int, ...] = ()
     pipeline: tokenizers.Tokenizer | None = None
+
+    @property
+    def begins(self) -> bool:
+        """Whether every text begins with a mark."""
+        (ids,) = self.encode(["a text"], _SHORT)
+        return len(ids) > 1 and ids[0] in self.fixed
 
 
 class Tokenizer(Settings):

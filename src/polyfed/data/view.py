@@ -22,11 +22,13 @@ class InputSpec:
         shape: shape of one sample as the encoder receives it, without the batch dimension.
         vocabulary: token strings by id, for token inputs; empty otherwise.
         pad: id of the padding token, for token inputs.
+        begins: whether every text begins with a token that marks it, for token inputs.
     """
 
     shape: tuple[int, ...]
     vocabulary: tuple[str, ...] = ()
     pad: int = 0
+    begins: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from polyfed.core.settings import Settings
 from polyfed.data.backbones import BackboneTower
-from polyfed.data.view import DataContext
+from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.trunks import NetworkTrunk
 
 
@@ -28,12 +28,15 @@ class Adapter(Settings):
         return 0
 
     @abstractmethod
-    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+    def attach(
+        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
+    ) -> None:
         """Put trained parameters into the network; their values are drawn from torch's global generator, or read.
 
         Args:
             trunk: the network, frozen.
             tower: which of several it is.
+            spec: its input.
             folder: its weights.
             context: where else files are.
 
@@ -45,7 +48,9 @@ class Adapter(Settings):
 class FeatureAdapter(Adapter):
     """Behind the network, on its pooled vector: the network itself is computed once and cached."""
 
-    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+    def attach(
+        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
+    ) -> None:
         """Nothing is put into the network."""
 
     @abstractmethod

@@ -87,6 +87,20 @@ class NetworkTrunk(nn.Module):
         if self.padding is not None:
             self.padding.leave_room(places.length)
 
+    @contextmanager
+    def without_prompts(self) -> Iterator[None]:
+        """The network as it is without such vectors, with room for its whole texts."""
+        places, self.prompts = self.prompts, None
+        room = 0 if places is None else places.length
+        if self.padding is not None:
+            self.padding.leave_room(-room)
+        try:
+            yield
+        finally:
+            self.prompts = places
+            if self.padding is not None:
+                self.padding.leave_room(room)
+
     def forward(self, x: Tensor) -> LocalFeatures:
         x, mask = self._with_mask(x)
         attended = mask
@@ -166,30 +180,23 @@ def by_sample(model: nn.Module) -> Iterator[None]:
     Networks of ``transformers`` otherwise leave a mask out where all of a batch is valid, which no value of one sample
     may decide, and the quick kernels of attention know no ``vmap``.
     """
-    trunks = [part for part in model.modules() if isinstance(part, NetworkTrunk)]
-    if not trunks:
+    if not any(isinstance(part, NetworkTrunk) for part in model.modules()):
         yield
         return
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import eager_mask, sdpa_mask
+    from transformers import AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    for kind, mask in (("sdpa", sdpa_mask), ("eager", eager_mask)):
-        AttentionMaskInterface.register(
-            f"{kind} by sample", lambda *args, mask=mask, **named: mask(*args, **named | whole)
-        )
-    AttentionInterface.register("sdpa by sample", sdpa_attention_forward)
-    configs: list[Any] = [trunk.backbone.body.config for trunk in trunks]
-    kinds = [config._attn_implementation for config in configs]
+    # in place of the usual ones: networks look attention up by the same names, and not all of them take new ones
+    usual = {kind: ALL_MASK_ATTENTION_FUNCTIONS[kind] for kind in ("sdpa", "eager")}
     try:
-        for config, kind in zip(configs, kinds, strict=True):
-            config._attn_implementation = f"{kind} by sample"
+        for kind, mask in usual.items():
+            AttentionMaskInterface.register(kind, lambda *args, mask=mask, **named: mask(*args, **named | whole))
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        for config, kind in zip(configs, kinds, strict=True):
-            config._attn_implementation = kind
+        for kind, mask in usual.items():
+            AttentionMaskInterface.register(kind, mask)
 
 
 def goes_on(backbone: Backbone, last: int, x: Tensor) -> Backbone:

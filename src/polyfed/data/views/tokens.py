@@ -65,7 +65,7 @@ class Tokens(View):
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         vocabulary = self.tokenizer.ready(modality, context)
-        return InputSpec((self.length,), vocabulary.tokens, vocabulary.pad)
+        return InputSpec((self.length,), vocabulary.tokens, vocabulary.pad, vocabulary.begins)
 
 
 def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int32[Tensor, "n longest"]:

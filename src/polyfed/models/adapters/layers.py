@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.data.backbones import BackboneTower, local_folder, missing_folder
-from polyfed.data.view import DataContext
+from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapter import Adapter
 from polyfed.models.layers import linear_roles
 from polyfed.models.trunks import NetworkTrunk
@@ -57,7 +57,9 @@ class LayerAdapter(Adapter):
             ConfigError: it has no layers of the kind that is to be adapted.
         """
 
-    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+    def attach(
+        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
+    ) -> None:
         from peft import inject_adapter_in_model
 
         body = trunk.backbone.body
@@ -92,12 +94,14 @@ class LoRA(LayerAdapter):
             raise ValueError("dora and offset: magnitudes would not see the offset; leave one out")
         return self
 
-    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+    def attach(
+        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
+    ) -> None:
         body = trunk.backbone.body
         if self.offset:
             for name in targets_of(body, self.targets, self.last):
                 body.set_submodule(name, OffsetLinear.of(body.get_submodule(name), self.scaling))
-        super().attach(trunk, tower, folder, context)
+        super().attach(trunk, tower, spec, folder, context)
 
     def config(self, body: nn.Module) -> peft.PeftConfig:
         from peft import LoraConfig

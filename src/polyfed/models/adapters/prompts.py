@@ -17,7 +17,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import require_tokenizer
 from polyfed.data.backbones import BackboneTower
 from polyfed.data.tokenizers import PretrainedTokenizer
-from polyfed.data.view import DataContext
+from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapter import Adapter
 from polyfed.models.adapters.layers import start_folder, start_tensors
 from polyfed.models.layers import layers_path
@@ -30,17 +30,18 @@ TENSOR = "prompt_embeddings"
 class Prompts(Adapter):
     """Learnt vectors P [length, e] among the embedded tokens of a text, or patches of a picture.
 
-    Texts: behind the first token, as CoOp (Zhou et al., IJCV 2022, Equation 3), or in front of all, as ``peft``'s
-    prompt tuning (Lester et al., EMNLP 2021). They have positions as tokens do, and count towards the longest text.
-    Pictures: behind the class token, without positions (VPT-shallow; Jia et al., ECCV 2022, Equations 4 and 5).
-    What the network gives at their own positions is left out, also of means.
+    Texts: behind the token with which all begin, as CoOp (Zhou et al., IJCV 2022, Equation 2), or in front of all, as
+    ``peft``'s prompt tuning (Lester et al., EMNLP 2021) and where the tokenizer has no token of a beginning (SigLIP).
+    They have positions as tokens do, and count towards the longest text. Pictures: behind the class token, without
+    positions (VPT-shallow; Jia et al., ECCV 2022, Equations 4 and 5). What the network gives at their own positions is
+    left out, also of means; but SigLIP's own pooler of pictures attends to all positions, and so to theirs.
     """
 
     short_name: ClassVar[str] = "prompts"
 
     length: int = Field(default=16, ge=1, le=512, description="number of vectors")
     place: Literal["behind", "front"] = Field(
-        default="behind", description="behind the first token (CoOp, VPT), or in front of a whole text (peft)"
+        default="behind", description="behind the token of the beginning (CoOp, VPT), or in front of all (peft)"
     )
     start_text: str | None = Field(
         default=None,
@@ -61,15 +62,17 @@ class Prompts(Adapter):
     def positions(self) -> int:
         return self.length
 
-    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+    def attach(
+        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
+    ) -> None:
         body: Any = trunk.backbone.body
         layers_path(body)  # refuses convolutional networks
         if trunk.backbone.reads != "input_ids":
             self._attach_to_pictures(trunk, body)
             return
-        self._require_pooling(trunk, body)
+        at = int(self.place == "behind" and spec.begins)
+        _require_no_pooler(body, at)
         words: nn.Embedding = body.get_input_embeddings()
-        at = int(self.place == "behind")
         _hold(words, self._first_values(words, folder, context), _in_place_of_fillers, at)
         trunk.prompt(PromptPlaces(at, self.length, _filler(body.config, trunk)))
 
@@ -81,18 +84,12 @@ class Prompts(Adapter):
             raise ConfigError(
                 "adapter.place is front, but prompts of pictures stand behind the class token; use behind"
             )
+        _require_places_among_patches(trunk, body)
         width, config = body.config.hidden_size, body.config
         # VPT's range; the patches' embedding is drawn alike
         limit = math.sqrt(6 / (getattr(config, "num_channels", 3) * _area(config.patch_size) + width))
         _hold(body.embeddings, torch.empty(self.length, width).uniform_(-limit, limit), _between, 1)
         trunk.prompt(PromptPlaces(1, self.length, None))
-
-    def _require_pooling(self, trunk: NetworkTrunk, body: nn.Module) -> None:
-        if self.place == "front" and getattr(body, "pooler", None) is not None:
-            raise ConfigError(
-                "adapter.place is front, and the network's own pooler looks at the first position, which would be a "
-                "prompt's; set pooling to cls or mean, or adapter.place to behind"
-            )
 
     def _first_values(self, words: nn.Embedding, folder: Path, context: DataContext) -> Float[Tensor, "p e"]:
         shape = (self.length, words.embedding_dim)
@@ -119,25 +116,29 @@ class PromptGenerator(Adapter):
 
     short_name: ClassVar[str] = "prompt_generator"
 
-    length: int = Field(default=4, ge=1, le=512, description="number of vectors, behind the first token")
+    length: int = Field(default=4, ge=1, le=512, description="number of vectors, in front of a name")
     heads: int = Field(default=4, ge=1, description="attention heads")
 
     @property
     def positions(self) -> int:
         return self.length
 
-    def attach(self, trunk: NetworkTrunk, tower: BackboneTower, folder: Path, context: DataContext) -> None:
+    def attach(
+        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
+    ) -> None:
         body: Any = trunk.backbone.body
         layers_path(body)
         if trunk.backbone.reads != "input_ids":
             raise ConfigError("adapter prompt_generator makes prompts of texts; give it to the encoder of texts")
+        at = int(spec.begins)
+        _require_no_pooler(body, at)
         words = body.get_input_embeddings()
         if words.embedding_dim % self.heads:
             raise ConfigError(f"adapter.heads is {self.heads}, and does not divide the width {words.embedding_dim}")
         projection = trunk.backbone.projection
         width = getattr(projection, "out_features", None) or body.config.hidden_size
-        _hold(words, GeneratedPrompts(self.length, words.embedding_dim, width, self.heads), _in_place_of_fillers, 1)
-        trunk.prompt(PromptPlaces(1, self.length, _filler(body.config, trunk)))
+        _hold(words, GeneratedPrompts(self.length, words.embedding_dim, width, self.heads), _in_place_of_fillers, at)
+        trunk.prompt(PromptPlaces(at, self.length, _filler(body.config, trunk)))
 
 
 class GeneratedPrompts(nn.Module):
@@ -178,13 +179,13 @@ def tell(encoder: nn.Module, inputs: Tensor) -> None:
     """
     for trunk in (part for part in encoder.modules() if isinstance(part, NetworkTrunk)):
         for words in (part for part in trunk.modules() if isinstance(getattr(part, "prompts", None), GeneratedPrompts)):
-            places, at, training = trunk.prompts, words.prompts_at, trunk.training
+            at, training = words.prompts_at, trunk.training
             # the texts alone: no position is kept for prompts, and none is put in
-            trunk.prompts, words.prompts_at = None, None  # type: ignore[assignment]
-            with torch.no_grad():
+            words.prompts_at = None  # type: ignore[assignment]
+            with torch.no_grad(), trunk.without_prompts():
                 words.prompts.told = F.normalize(trunk.eval()(inputs).pooled, dim=-1)  # type: ignore[union-attr]
             trunk.train(training)
-            trunk.prompts, words.prompts_at = places, at
+            words.prompts_at = at
 
 
 def prompts_of(trunk: NetworkTrunk) -> nn.Parameter:
@@ -219,6 +220,29 @@ def require_generator(model: nn.Module, method: str) -> None:
         )
     if not all(len(part.told) for part in generators):
         raise ConfigError(f"algorithm '{method}' makes prompts of names of classes; set task.names of a classification")
+
+
+def _require_no_pooler(body: nn.Module, at: int) -> None:
+    if at == 0 and getattr(body, "pooler", None) is not None:
+        raise ConfigError(
+            "adapter.place is front, or the tokenizer has no token of a beginning, and the network's own pooler looks "
+            "at the first position, which would be a prompt's; set pooling to cls or mean, or adapter.place to behind "
+            "with a tokenizer that has one"
+        )
+
+
+def _require_places_among_patches(trunk: NetworkTrunk, body: Any) -> None:
+    name = type(body).__name__
+    if any("relative_position" in key or "rel_pos" in key for key, _ in body.named_parameters()):
+        raise ConfigError(
+            f"adapter prompts: attention of network '{name}' has a bias for each pair of patches, and none for "
+            "prompts; choose adapter lora, ia3, bottleneck or attention"
+        )
+    if trunk.backbone.pool == "pooled" and getattr(body.config, "use_mean_pooling", False):
+        raise ConfigError(
+            f"adapter prompts: the own pooler of network '{name}' takes the mean of all positions, prompts' too; set "
+            "pooling to cls or mean"
+        )
 
 
 def _hold(part: nn.Module, values: Tensor | nn.Module, insert: Any, at: int) -> None:

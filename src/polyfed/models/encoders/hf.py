@@ -220,7 +220,7 @@ class HF(Encoder):
         trunk = cast("NetworkTrunk", copy.deepcopy(self._base(spec, context)).module)
         body = trunk.backbone.body
         if self.adapter is not None:
-            self.adapter.attach(trunk, self.tower, self._folder(context), context)
+            self.adapter.attach(trunk, self.tower, spec, self._folder(context), context)
         still = self._still(trunk)
         trained = self._trained(trunk, still)
         _own(trunk, trained)
