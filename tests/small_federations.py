@@ -141,7 +141,7 @@ def transformers(**algorithm: Any) -> Config:
 
 @functools.cache
 def pretrained_folder() -> Path:
-    """Weights of a small ViT, BERT and CLIP, as pretrained ones lie in a folder."""
+    """Weights of a small ViT, BERT, RoBERTa and CLIP, as pretrained ones lie in a folder."""
     import transformers
 
     folder = Path(tempfile.mkdtemp(prefix="polyfed-weights-"))
@@ -158,7 +158,10 @@ def pretrained_folder() -> Path:
         # one whose texts have an end, which is where they are padded
         towers["text_config"] |= {"eos_token_id": 0, "pad_token_id": 0, "bos_token_id": 1}
         reader = transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=8))
-        for name, model in {"vit": vit, "bert": bert, "clip": clip, "reader": reader}.items():
+        # one whose padding is not the first token, and whose positions are counted from behind it
+        texts = {"vocab_size": 200, "max_position_embeddings": 26, "pad_token_id": 1}
+        roberta = transformers.RobertaModel(transformers.RobertaConfig(**size, **texts))
+        for name, model in {"vit": vit, "bert": bert, "roberta": roberta, "clip": clip, "reader": reader}.items():
             model.save_pretrained(folder / name)
     return folder
 

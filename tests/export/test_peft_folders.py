@@ -22,6 +22,9 @@ from small_federations import Config, adapted, pretrained_folder
 X = {"image": torch.randn(2, 3, 16, 16), "text": torch.tensor([[3, 4, 9, 7], [5, 6, 8, 2]])}
 
 
+NETWORKS = {"image": "vit", "text": "bert"}
+
+
 def trained(folder: Path, **algorithm: Any) -> Run:
     config = adapted(**algorithm)
     config["run"]["rounds"] = 2
@@ -30,8 +33,8 @@ def trained(folder: Path, **algorithm: Any) -> Run:
     return polyfed.run(Experiment.load(config), folder, quiet=True)
 
 
-def plain(modality: str, adapter: Path) -> Any:
-    network = AutoModel.from_pretrained(pretrained_folder() / {"image": "vit", "text": "bert"}[modality])
+def plain(weights: str, adapter: Path) -> Any:
+    network = AutoModel.from_pretrained(pretrained_folder() / weights)
     return PeftModel.from_pretrained(network, str(adapter)).eval()
 
 
@@ -43,18 +46,19 @@ def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path) -> N
     for modality, x in X.items():
         with torch.no_grad():
             own = model.encoders[modality].trunk(x).pooled
-            found = plain(modality, folder / modality)(x).last_hidden_state[:, 0]
+            found = plain(NETWORKS[modality], folder / modality)(x).last_hidden_state[:, 0]
         torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
-        bare = AutoModel.from_pretrained(pretrained_folder() / {"image": "vit", "text": "bert"}[modality]).eval()
+        bare = AutoModel.from_pretrained(pretrained_folder() / NETWORKS[modality]).eval()
         assert not torch.allclose(bare(x).last_hidden_state[:, 0], own, atol=1e-5)
     assert method in (folder / "README.md").read_text()
     assert (folder / "image" / "projection.safetensors").is_file()
 
 
-def test_prompts_in_front_of_texts_go_both_ways(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["bert", "roberta"])
+def test_prompts_in_front_of_texts_go_both_ways(weights: str, tmp_path: Path) -> None:
     config = adapted(name="promptfl")
     prompts = {"name": "prompts", "length": 3, "place": "front"}
-    encoder = config["clients"]["text"]["model"]["encoders"]["text"] | {"adapter": prompts}
+    encoder = config["clients"]["text"]["model"]["encoders"]["text"] | {"adapter": prompts, "weights": weights}
     model = config["clients"]["text"]["model"] | {"encoders": {"text": encoder}}
     text = config["clients"]["text"] | {"model": model}
     config["clients"] = {"text": text}
@@ -64,7 +68,7 @@ def test_prompts_in_front_of_texts_go_both_ways(tmp_path: Path) -> None:
     model = run.server_model("last").model
     with torch.no_grad():
         own = model.encoders["text"].trunk(X["text"]).pooled
-        found = plain("text", folder / "text")(X["text"], attention_mask=torch.ones_like(X["text"])).last_hidden_state
+        found = plain(weights, folder / "text")(X["text"], attention_mask=torch.ones_like(X["text"])).last_hidden_state
     torch.testing.assert_close(found[:, 3], own, atol=1e-6, rtol=1e-6)
     encoder["adapter"] = prompts | {"start": str(folder / "text")}
     again = Experiment.load(config).server.model.encoders["text"]  # type: ignore[union-attr]
@@ -95,6 +99,21 @@ def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
         settings = Experiment.load(other).server.model
         with pytest.raises(ConfigError, match=message):
             settings.build({}, run.server_model().context)
+
+
+@pytest.mark.parametrize("adapter", ["bottleneck", {"name": "prompts", "length": 2}])
+def test_an_adapter_that_peft_has_no_form_for_is_not_left_out(adapter: Any, tmp_path: Path) -> None:
+    config = adapted(name="fedavg", averaging="by_type")
+    config["run"]["rounds"] = 1
+    for participant in (config["server"], *config["clients"].values()):
+        if text := participant["model"]["encoders"].get("text"):
+            participant["model"]["encoders"]["text"] = text | {"adapter": adapter}
+    run = polyfed.run(Experiment.load(config), tmp_path / "run", quiet=True)
+    with pytest.raises(
+        RunError, match=r"encoder 'text' of the server has no adapter that peft knows .* --format torch"
+    ):
+        export_adapters(run)
+    assert not (run.folder / "adapters").exists()
 
 
 def test_a_run_without_adapters_has_none_to_export(tiny: Config, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ README.md                              model card
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from polyfed.data.backbones import NO_CODE, load, locate
 from polyfed.export.card import measured_in
 from polyfed.export.model import new_folder
 from polyfed.models.adapters.layers import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
-from polyfed.models.adapters.prompts import TENSOR, Prompts, prompts_of
+from polyfed.models.adapters.prompts import TENSOR, Prompts, plain_ids, prompts_of
 from polyfed.models.encoders.hf import HF, body_of
 from polyfed.models.frozen import Frozen
 from polyfed.models.trunks import NetworkTrunk
@@ -51,16 +51,18 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
         The folder.
 
     Raises:
-        RunError: no run or model, ``out`` is not empty, or no encoder has an adapter within its layers.
+        RunError: no run or model, ``out`` is not empty, no encoder has an adapter, or one has another than peft knows.
         ConfigError: the pretrained weights are not there.
     """
     on_cpu = replace(as_run(run), device="cpu")
     saved, out = on_cpu.server_model(which), Path(out) if out else on_cpu.folder / "adapters"
-    encoders = dict(_adapted(saved))
-    if not encoders:
+    encoders = _adapted(saved)
+    unknown = [name for name, encoder in encoders.items() if not _is_known(encoder)]
+    if unknown or not encoders:
+        what = f"encoder '{unknown[0]}' of the server has no" if unknown else "no encoder of the server has an"
         raise RunError(
-            f"'{on_cpu.folder}': no encoder of the server has an adapter that peft knows (lora, ia3, or prompts of "
-            "whole networks of texts with place: front); export the model with --format torch, onnx or huggingface"
+            f"'{on_cpu.folder}': {what} adapter that peft knows (lora, ia3, or prompts of whole networks of texts with "
+            "place: front); export the model with --format torch, onnx or huggingface"
         )
     saved.warn_if_untrained()
     with new_folder(out) as draft:
@@ -71,16 +73,16 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
     return out
 
 
-def _adapted(saved: ServerModel) -> Iterator[tuple[str, HF]]:
-    for modality, encoder in saved.settings.encoders.items():
-        if isinstance(encoder, HF) and (isinstance(encoder.adapter, LayerAdapter) or _in_front(encoder)):
-            yield modality, encoder
+def _adapted(saved: ServerModel) -> dict[str, HF]:
+    encoders = saved.settings.encoders
+    return {name: own for name, own in encoders.items() if isinstance(own, HF) and own.adapter is not None}
 
 
-def _in_front(encoder: HF) -> bool:
-    """Whether its prompts stand where ``peft`` has them, which knows no other place, and no tower of several."""
+def _is_known(encoder: HF) -> bool:
+    """Whether ``peft`` has a form for its adapter; prompts it puts in front of texts, and into no tower of several."""
     adapter = encoder.adapter
-    return isinstance(adapter, Prompts) and adapter.place == "front" and encoder.tower == "whole"
+    in_front = isinstance(adapter, Prompts) and adapter.place == "front" and encoder.tower == "whole"
+    return in_front or isinstance(adapter, LayerAdapter)
 
 
 def _card(run: Run, saved: ServerModel, encoders: Mapping[str, HF]) -> str:
@@ -151,7 +153,7 @@ def _write_prompts(saved: ServerModel, modality: str, encoder: HF, folder: Path)
     _write_projection(encoder, tower, folder)
     base: Any = load(locate(encoder.weights, saved.context.weights), AutoModel, pooler=False)
     plain: Any = PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()
-    ids = torch.arange(1, 4).unsqueeze(0)
+    ids = torch.tensor([plain_ids(config, trunk, 3)])
     with torch.no_grad():
         found = plain(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, len(values) :]
         if not torch.allclose(found, trunk(ids).local, atol=1e-5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -74,7 +75,7 @@ class Prompts(Adapter):
         _require_no_pooler(body, at)
         words: nn.Embedding = body.get_input_embeddings()
         _hold(words, self._first_values(words, folder, context), _in_place_of_fillers, at)
-        trunk.prompt(PromptPlaces(at, self.length, _filler(body.config, trunk)))
+        trunk.prompt(PromptPlaces(at, self.length, plain_ids(body.config, trunk)[0]))
 
     def _attach_to_pictures(self, trunk: NetworkTrunk, body: Any) -> None:
         for key in ("start", "start_text"):
@@ -138,7 +139,7 @@ class PromptGenerator(Adapter):
         projection = trunk.backbone.projection
         width = getattr(projection, "out_features", None) or body.config.hidden_size
         _hold(words, GeneratedPrompts(self.length, words.embedding_dim, width, self.heads), _in_place_of_fillers, at)
-        trunk.prompt(PromptPlaces(at, self.length, _filler(body.config, trunk)))
+        trunk.prompt(PromptPlaces(at, self.length, plain_ids(body.config, trunk)[0]))
 
 
 class GeneratedPrompts(nn.Module):
@@ -265,12 +266,13 @@ def _between(embeddings: Any, inputs: Any, embedded: Float[Tensor, "b l e"]) -> 
     return torch.cat([embedded[:, : embeddings.prompts_at], prompts, embedded[:, embeddings.prompts_at :]], 1)
 
 
-def _filler(config: Any, trunk: NetworkTrunk) -> int:
-    """A token id that means nothing to what looks at ids: neither padding nor an end of a text, CLIP's the highest."""
+def plain_ids(config: Any, trunk: NetworkTrunk, count: int = 1) -> list[int]:
+    """Token ids that mean nothing to what looks at ids: neither padding nor an end of a text, CLIP's the highest."""
     special = {config.pad_token_id, config.eos_token_id, config.bos_token_id}
     special |= {trunk.padding.pad} if trunk.padding is not None else set()
     # from the middle: some networks have special ids of their own at the ends
-    return next(number for number in range(config.vocab_size // 2, config.vocab_size) if number not in special)
+    numbers = range(config.vocab_size // 2, config.vocab_size)
+    return list(islice((number for number in numbers if number not in special), count))
 
 
 def _area(patch: Any) -> int:
