@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,33 @@ def test_models_without_plain_low_rank_adapters_are_refused(
             encoder |= {} if adapter is None else {"adapter": adapter}
     with pytest.raises(ConfigError, match=message):
         prepared(config, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["feddpa", "feddat"])
+@pytest.mark.parametrize("length", [{}, {"local_steps": 3}])
+def test_a_batch_that_lacks_what_has_adapters_is_left_out(method: str, length: Config, tmp_path: Path) -> None:
+    config = by_names(name=method, **length)
+    reader = config["clients"]["few"]["model"]["encoders"]["text"] | {"adapter": None, "trainable": "none"}
+    for participant in (config["server"], *config["clients"].values()):
+        # names are read as they are; texts have no adapters either
+        participant["model"] = copy.deepcopy(participant["model"])
+        participant["model"]["encoders"] |= {"text": reader, "names": reader}
+        participant["task"] = participant["task"] | {"names": participant["task"]["names"] | {"modality": "names"}}
+    for source, text in (("pictures", "captions"), ("drawings", "text")):
+        config["data"]["sources"][source]["columns"] = {"image": "image", "text": text}
+    session = prepared(plain_sgd(config, batch_size=8), tmp_path)
+    algorithm: Any = session.experiment.algorithm
+    for missing in (24, 12):  # of 24: all batches lack pictures, then some may
+        client = woken(session, "few")
+        rows = client.train.rows["image"].clone()
+        rows[: int(len(rows) * missing / 24)] = -1
+        client.train = dataclasses.replace(client.train, rows={**client.train.rows, "image": rows})
+        received = session.server.weights_for(client.info)
+        algorithm.fit(client, received)
+        moved = [not torch.equal(value, received[name]) for name, value in client.model.exchanged().items()]
+        assert any(moved) == (missing < 24)
+        own = adapter_tensors(client.model, PERSONAL)
+        assert any(bool(value.any()) for name, value in own.items() if ".lora_B." in name) == (missing < 24)
 
 
 # ---- FedDPA

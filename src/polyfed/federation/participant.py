@@ -245,7 +245,10 @@ class Participant:
             before = done
             wanted = None if steps is None else steps - done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
-                trainer.step(self.training_loss(batch, task_weight, regulariser), correct)
+                loss = self.training_loss(batch, task_weight, regulariser)
+                if not loss.requires_grad:  # all samples lack the only modality whose encoder is trained
+                    continue
+                trainer.step(loss, correct)
                 after_step()
                 done += 1
             if done in (steps, before) or until():  # no more wanted, or there is no batch
