@@ -56,6 +56,13 @@ def test_only_the_first_rows_of_a_split_are_items(tmp_path: Path) -> None:
     assert len(opened(tmp_path, "test", **kept).ids) == len(opened(tmp_path, "train").ids) == 6
     assert len(opened(tmp_path, **kept, where={"country": "Italy"}).ids) == 2
     assert len(opened(tmp_path, first={"train": 99}).ids) == 6
+    assert len(opened(tmp_path, first={"train": 4, "validation": 2, "test": 1}).ids) == 4
+    message = r"first\.trian: no split of the source; valid are train, validation, test, .* did you mean 'train'\?"
+    with pytest.raises(DataError, match=message):
+        opened(tmp_path, first={"trian": 4})
+    written(tmp_path, "dev")
+    assert len(opened(tmp_path, "dev", first={"train": 4, "dev": 3}).ids) == 3
+    assert len(opened(tmp_path, first={"train": 4, "dev": 3}).ids) == 4
 
 
 # ---- targets that are not integers

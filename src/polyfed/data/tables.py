@@ -23,6 +23,7 @@ from polyfed.data.source import Column, Source, Split
 
 _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
+_USUAL = ("train", "validation", "test")  # splits that may be named whether a source has them or not
 _SHOWN = 20  # values that an error lists at most: a column of ids has thousands
 
 
@@ -106,6 +107,15 @@ class TableSource(Source):
 
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
         """Open one split; reads its schema, the ids, and the columns that decide which rows are items."""
+        for other in sorted(self.first.keys() - {split, *_USUAL}):
+            try:
+                self.table(other, name=name, data_dir=data_dir)
+            except DataError as error:
+                usual = ", ".join(_USUAL)
+                raise DataError(
+                    f"source '{name}', first.{other}: no split of the source; valid are {usual}, and what else it has "
+                    f"({error})"
+                ) from error
         return split_of_table(self.table(split, name=name, data_dir=data_dir), self, name)
 
 
