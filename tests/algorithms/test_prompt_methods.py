@@ -168,16 +168,21 @@ def test_noise_in_training_is_refused_where_metrics_tell_of_training_samples() -
         require_private(Experiment.parse(named(name="pfedprompt") | {"privacy": privacy}))
 
 
-def test_masked_sums_are_the_sums(tmp_path: Path) -> None:
-    config = plain_sgd(named(), batch_size=8)
-    config["clients"] = {"many": config["clients"]["many"] | {"count": 4}}
+@pytest.mark.parametrize("method", NAMED)
+def test_masked_sums_are_the_sums_of_clients_of_all_classes(method: str, tmp_path: Path) -> None:
+    config = plain_sgd(named(name=method), batch_size=8)
+    for group, count in (("many", 4), ("few", 3)):
+        config["clients"][group] |= {"count": count}
     models = []
     for how in (None, "pairwise_masks"):
         session = prepared(config | {"aggregation": {"secure": how, "clip": None}}, tmp_path / str(how))
         session.experiment.algorithm.round(session.server, first_cohort(session))
-        models.append(next(iter(session.server.weights.values())))
-    for name, value in models[0].items():
-        torch.testing.assert_close(models[1][name], value, rtol=0, atol=1e-5)
+        models.append(session.server.weights)
+    many, few = models[0].values()
+    assert all(torch.equal(value, few[name]) for name, value in many.items())  # the mean of both types
+    for kind, tensors in models[0].items():
+        for name, value in tensors.items():
+            torch.testing.assert_close(models[1][kind][name], value, rtol=0, atol=1e-5)
 
 
 def test_an_untrained_model_is_zero_shot_clip_and_its_twin(tmp_path: Path) -> None:
