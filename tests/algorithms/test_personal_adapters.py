@@ -18,7 +18,7 @@ from by_hand import assert_mean, copies, descend, divergence, model_of, unit
 from polyfed.aggregation.prototypes import ClassAverage, ClassMeans, prototype_tensors
 from polyfed.aggregation.router import routing_loss
 from polyfed.algorithms.feddpa import InstanceWeighted
-from polyfed.algorithms.rcsr import MeansCheck, blended, change_of, of_clients
+from polyfed.algorithms.rcsr import MeansCheck, change_of, moving_means, of_clients
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
@@ -492,7 +492,7 @@ def test_rcsr_takes_replies_and_what_it_knows_from_any_device() -> None:
         reply = Reply.received(Payload({"prototypes": Prototypes(prototype_tensors("image", means))}), info)
         for known in ({}, {"text": near}, {"text": far}):
             assert of_clients([reply], known, ["image", "text"], gpu).device == gpu
-            assert blended(known, {"image": far, "text": far}, 0.9).device == gpu
+            assert moving_means(known, {"image": far, "text": far}, 0.9).device == gpu
         for new, old in ((near, far), (far, near)):
             name = "encoders.image.w"
             assert change_of({name: new}, {name: old}, "image").device == new.device

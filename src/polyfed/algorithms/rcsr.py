@@ -167,7 +167,7 @@ class RCSR(Algorithm):
     ) -> Float[Tensor, "2 d"]:
         """New global prototypes: decay g + (1 - decay) sum_k w_k p_k, of unit norm."""
         names = _modalities(server)
-        new = blended(known, dict(zip(names, torch.einsum("k,kmd->md", weights, own), strict=True)), self.decay)
+        new = moving_means(known, dict(zip(names, torch.einsum("k,kmd->md", weights, own), strict=True)), self.decay)
         # none of a modality that nobody has had yet
         server.state[_PROTOTYPES] = {name: row for name, row in zip(names, new, strict=True) if bool(row.any())}
         return new
@@ -283,7 +283,7 @@ def _modalities(server: Server) -> list[str]:
     return sorted({name for client in server.clients for name in client.modalities})
 
 
-def blended(known: Mapping[str, Tensor], means: Mapping[str, Tensor], decay: float) -> Float[Tensor, "2 d"]:
+def moving_means(known: Mapping[str, Tensor], means: Mapping[str, Tensor], decay: float) -> Float[Tensor, "2 d"]:
     """decay g + (1 - decay) p of each modality, of unit norm; g is 0 where it is not known."""
     old = torch.stack(
         [known[name].to(mean) if name in known else torch.zeros_like(mean) for name, mean in means.items()]

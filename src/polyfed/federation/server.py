@@ -152,14 +152,18 @@ class Server(Participant):
             # the first type that has a tensor gives it to all others
             first = {name: common.setdefault((name, value.shape), value) for name, value in tensors.items()}
             self.weights[kind] = {name: value.to(self.device, copy=True) for name, value in first.items()}
-        for names in () if averaging is not None and averaging.between_types else differently_named(self.types):
+        if averaging is None or not averaging.between_types:
+            self._warn_of_types_apart()
+        if self.has_model:
+            _ = self.own_type  # refused before the first round if there is none
+
+    def _warn_of_types_apart(self) -> None:
+        for names in differently_named(self.types):
             _log.warning(
                 "clients of types %s have one model, one task and equally many classes, but under other names, or over "
                 "other frozen word vectors, so they are not averaged; if they should be, make names and vectors alike",
                 " and ".join(f"'{name}'" for name in names),
             )
-        if self.has_model:
-            _ = self.own_type  # refused before the first round if there is none
 
     @cached_property
     def own_type(self) -> str:
