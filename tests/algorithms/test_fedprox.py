@@ -35,13 +35,14 @@ def proximal(start: dict[str, Tensor], norm: str, mu: float) -> Callable[[Model,
     return extra
 
 
-@pytest.mark.parametrize(("norm", "mu"), [("squared", 20.0), ("plain", 0.1)])
+@pytest.mark.parametrize(("norm", "mu"), [("squared", 20.0), ("plain", 1.0)])
 def test_two_rounds_equal_a_plain_loop(
     config: Config, tmp_path: Path, norm: str, mu: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config["algorithm"] |= {"norm": norm, "mu": mu, "local_epochs": 2}
-    # the norm of a drift near zero enlarges the last bits in which convolutions of oneDNN differ
+    # the norm of a drift near zero enlarges last bits, in which processors and convolutions of oneDNN differ
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    tolerance = 1e-6 if norm == "squared" else 1e-4
     session = prepared(plain_sgd(config, batch_size=40), tmp_path)
     server = session.server
     for _ in range(2):  # of the same draws: there is nothing that clients keep
@@ -54,7 +55,7 @@ def test_two_rounds_equal_a_plain_loop(
                     client: plain_training(session, client, start[kind], epochs=2, extra=extra) for client in samples
                 }
                 with nullcontext() if same else pytest.raises(AssertionError):  # the term matters
-                    assert_mean(server.weights[kind], trained, samples)
+                    assert_mean(server.weights[kind], trained, samples, tolerance)
 
 
 def test_a_larger_mu_keeps_clients_closer(tiny: Config, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ MECHANICS: dict[str, Any] = {
     "*.task.target": "label",
     "*.task.classes": None,
     "*.task.modality": None,
+    "*.task.names": None,
     "*.tokenizer.lowercase": True,
     "*.tokenizer.min_count": 2,
     "*.view.augment.shift": None,
