@@ -88,7 +88,7 @@ class Algorithm(Settings):
     ``client.state``. A client that keeps no model starts every step from its initial weights."""
 
     has_global_models: ClassVar[bool] = False
-    """Whether the server has a model for each type of clients, by which these are judged, and not by their own."""
+    """Whether the server has a model for each type of clients, by which these are judged, not by their own alone."""
 
     asks_clients: ClassVar[bool] = True
     """Whether clients take part in rounds, and not only in evaluations."""

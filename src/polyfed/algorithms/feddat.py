@@ -60,6 +60,7 @@ class FedDAT(Algorithm):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {STATE: Lifetime.RUN}
+    has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 1
     local_steps: LocalSteps = None
@@ -98,11 +99,6 @@ class FedDAT(Algorithm):
         """Broadcast, train student and teacher, average the shared adapter."""
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
         server.average_weights(replies, cohort.clients, self.averaging)
-
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics, with the shared adapter of now and its own."""
-        replies = cohort.ask(self.assess_both, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
 
     # ---- client half
 
@@ -145,7 +141,7 @@ class FedDAT(Algorithm):
         return Reply(weights=client.weights, num_examples=client.num_examples)
 
     @client_query(float)
-    def assess_both(self, client: Client, weights: Weights) -> Reply:
+    def assess_global(self, client: Client, weights: Weights) -> Reply:
         """Evaluate teacher or student on the client's test samples."""
         if self.receive(client, weights) and self.inference == "teacher":
             use_adapters(client.model, TEACHER)

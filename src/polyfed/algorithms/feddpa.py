@@ -63,6 +63,7 @@ class FedDPA(Algorithm):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {STATE: Lifetime.RUN}
+    has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = None
@@ -113,11 +114,6 @@ class FedDPA(Algorithm):
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=weights)
         server.average_weights(replies, cohort.clients, self.averaging)
 
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics, with the shared adapter of now and its own."""
-        replies = cohort.ask(self.assess_both, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
-
     # ---- client half
 
     @client_step(weights=Weights, num_examples=int)
@@ -139,8 +135,8 @@ class FedDPA(Algorithm):
         return Reply()
 
     @client_query(float)
-    def assess_both(self, client: Client, weights: Weights) -> Reply:
-        """Evaluate both adapters together on the client's test samples."""
+    def assess_global(self, client: Client, weights: Weights) -> Reply:
+        """Evaluate the received adapter and the client's own together on the client's test samples."""
         client.load_weights(weights)
         if not restore_personal(client) or client.test is None:
             return self.assess(client)

@@ -172,12 +172,6 @@ class RCSR(Algorithm):
         server.state[_PROTOTYPES] = {name: row for name, row in zip(names, new, strict=True) if bool(row.any())}
         return new
 
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics, with the shared adapters of now and, where it has them, its own."""
-        step = self.assess_personal if self.personal else self.assess_global
-        replies = cohort.ask(step, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
-
     # ---- client half
 
     @client_step(weights=Weights, prototypes=Prototypes, loss=float, num_examples=int)
@@ -227,9 +221,11 @@ class RCSR(Algorithm):
         return loss
 
     @client_query(float)
-    def assess_personal(self, client: Client, weights: Weights) -> Reply:
-        """Evaluate the received adapters and the client's own together on the client's test samples."""
+    def assess_global(self, client: Client, weights: Weights) -> Reply:
+        """Evaluate the received adapters, with ``personal`` beside the client's own, on the client's test samples."""
         client.load_weights(weights)
+        if not self.personal:
+            return self.assess(client)
         if restore_personal(client):
             use_adapters(client.model, _TOGETHER)
         reply = self.assess(client)
