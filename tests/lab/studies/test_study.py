@@ -102,6 +102,14 @@ def test_labels_points_and_rows_that_are_like_others(loaded: Callable[..., Study
     assert (study.printed_at("a", "r1", ("0.1", "3")), study.printed_at("a", "r1", ("5", "3"))) == (7, None)
 
 
+def test_a_row_changes_all_columns_but_those_that_it_names(loaded: Callable[..., Study]) -> None:
+    columns = {name: {"metric": "r1_sum", "of": "image"} for name in ("a", "b", "c")}
+    rows = {"x": {}, "y": {"columns": {"*": {"of": "text"}, "b": {"of": "paired"}, "c": None}}}
+    study = loaded(columns=columns, rows=rows)
+    of = {row: {name: column.of for name, column in study.columns_of(row).items()} for row in rows}
+    assert of == {"x": dict.fromkeys("abc", "image"), "y": {"a": "text", "b": "paired"}}
+
+
 def test_rows_that_are_like_others_stay_so_with_other_seeds_and_from_a_folder(
     loaded: Callable[..., Study], tmp_path: Path
 ) -> None:

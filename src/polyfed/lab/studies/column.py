@@ -22,8 +22,8 @@ class ColumnSettings(Settings):
     """One figure of a run. A new kind is a class in ``polyfed.lab.studies.columns``, or any importable one."""
 
     home: ClassVar[str] = "polyfed.lab.studies.columns"
-    is_cost: ClassVar[bool] = False
-    """Whether it says what a run takes, which is shown and not tested for differences."""
+    is_outcome: ClassVar[bool] = True
+    """Whether it tells what training has come to; costs and facts of the data are not compared row by row."""
 
     lower: bool = Field(default=False, description="whether lower values are better")
     digits: int = Field(default=2, ge=0, le=9, description="decimals shown")

@@ -55,6 +55,9 @@ class Axis(Settings):
         return self.points or {setting_label(value): {str(self.setting): value} for value in self.values}
 
 
+_ALL = "*"
+
+
 class Row(Settings):
     """One line of a table: a method, a twin or another preset."""
 
@@ -67,7 +70,8 @@ class Row(Settings):
     main: bool = Field(default=True, description="false: run after all main rows")
     tune: bool | list[str] = Field(default=True, description="false: not tuned; a list: these kinds of settings alone")
     columns: dict[str, Overrides | None] = Field(
-        default_factory=dict, description="column -> settings that differ in this row; null: not measured"
+        default_factory=dict,
+        description="column -> settings that differ in this row; null: not measured; * stands for all others",
     )
 
     @field_validator("twin", mode="before")
@@ -162,7 +166,7 @@ class Study(Settings):
         if row.like is not None:
             before = list(self.rows)[: list(self.rows).index(name)]
             require_known(f"rows.{name}.like", [row.like], before)
-        require_known(f"rows.{name}.columns", row.columns, self.columns)
+        require_known(f"rows.{name}.columns", row.columns.keys() - {_ALL}, self.columns)
         self.columns_of(name)
         require_known(f"rows.{name}.only", row.only, self.axes)
         for axis, labels in row.only.items():
@@ -264,11 +268,12 @@ class Study(Settings):
         Raises:
             ConfigError: a column cannot have the settings that the row gives it.
         """
-        changes = self.resolved(row).columns
+        given = self.resolved(row).columns
+        changes = {name: given.get(name, given.get(_ALL, {})) for name in self.columns}
         return {
-            name: column.changed(changes.get(name) or {}, f"rows.{row}.columns.{name}")
+            name: column.changed(changes[name] or {}, f"rows.{row}.columns.{name}")
             for name, column in self.columns.items()
-            if changes.get(name, {}) is not None
+            if changes[name] is not None
         }
 
     def overrides_at(self, point: Point) -> Overrides:

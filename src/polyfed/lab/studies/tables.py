@@ -106,10 +106,10 @@ def _at(point: Point) -> str:
 
 
 def difference_tables(results: Results) -> list[TextTable]:
-    """Of every column but costs: each row minus the reference, seed by seed."""
+    """Of every column of outcomes: each row minus the reference, seed by seed."""
     tables = []
     for column, settings in results.study.columns.items():
-        if settings.is_cost:
+        if not settings.is_outcome:
             continue
         body = [
             [f"{row}{_at(point)}", *difference_texts(sample, settings.digits)]
@@ -144,7 +144,7 @@ def _interval_text(interval: tuple[float, float], form: str) -> str:
 def shapley_tables(results: Results) -> list[TextTable]:
     """What each player adds to a column, by the runs of all coalitions, seed by seed."""
     study, rows = results.study, results.study.coalitions
-    columns = {name: settings for name, settings in study.columns.items() if not settings.is_cost}
+    columns = {name: settings for name, settings in study.columns.items() if settings.is_outcome}
     return [
         TextTable(
             f"{name}: Shapley values{_at(point)}",

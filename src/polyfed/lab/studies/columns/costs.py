@@ -24,7 +24,7 @@ class TrafficColumn(ColumnSettings):
     """MiB that the method moved, evaluation of the clients left out; 0 where clients are not asked."""
 
     short_name: ClassVar[str] = "traffic"
-    is_cost: ClassVar[bool] = True
+    is_outcome: ClassVar[bool] = False
 
     direction: _Direction = "both"
     per: Literal["run", "round", "client"] = Field(
@@ -45,7 +45,7 @@ class ClientTraffic(ColumnSettings):
     """MiB of one client in a round in which it took part, mean over a group's; added up over groups."""
 
     short_name: ClassVar[str] = "client_traffic"
-    is_cost: ClassVar[bool] = True
+    is_outcome: ClassVar[bool] = False
 
     groups: list[str] = Field(min_length=1, description="groups, one client of each")
     direction: _Direction = "both"
@@ -73,7 +73,7 @@ class RoundCost(ColumnSettings):
     """Operations in millions, or peak memory in GB, of the server or of one client of a group in the first round."""
 
     short_name: ClassVar[str] = "cost"
-    is_cost: ClassVar[bool] = True
+    is_outcome: ClassVar[bool] = False
 
     figure: Literal["flops", "memory"]
     of: str = Field(default=SERVER, description="server, or a group of clients")
@@ -105,7 +105,7 @@ class Seconds(ColumnSettings):
     """
 
     short_name: ClassVar[str] = "seconds"
-    is_cost: ClassVar[bool] = True
+    is_outcome: ClassVar[bool] = False
 
     per: Literal["run", "round"] = "run"
     lower: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,8 @@ from polyfed.runs.records import PartitionEntry
 
 class Holdings(ColumnSettings):
     """Items that a client holds, or the most or fewest that one of a group does; of a class or value, or all."""
+
+    is_outcome: ClassVar[bool] = False
 
     of: str = Field(description="a client, or a group of clients")
     over: Literal["largest", "smallest"] = Field(default="largest", description="which client of a group")
