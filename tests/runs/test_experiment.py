@@ -48,7 +48,7 @@ def test_presets_are_federations_and_what_papers_and_released_codes_state() -> N
         "fedaid": ["scenes", "fashion", "medpix", "cxr", "mimic"],
         "feddra": ["mimic"],
         "scarce-public": ["", "aligned"],
-        "adapters": ["flickr8k"],
+        "adapters": ["flickr8k", "two-towers", "ranks"],
         "clip": ["flickr30k-lora"],
         "vqa": ["scenes", "easy", "easy-features", "daquar", "v2"],
     }
