@@ -408,6 +408,7 @@ def test_what_does_not_fit_is_refused(
         ({"view": {"pool": "tokens"}, "pooling": "pooled"}, "the view gives positions, of which pooled cannot be had"),
         ({"view": {"pool": "tokens", "positions": 4}}, "the view gives positions, of which auto cannot be had"),
         ({"adapter": "lore"}, "unknown adapter 'lore'; did you mean 'lora'"),
+        ({"adapter": {"name": "lora", "rank": 0, "last": 2}, "view": {"batch_size": 8}}, "adapter.*rank"),
         ({"view": {"sise": 3}}, "unknown key 'sise'; did you mean 'size'"),
     ],
 )

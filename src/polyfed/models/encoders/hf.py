@@ -86,6 +86,8 @@ class HF(Encoder):
         data = dict(data)
         if data.get("adapter") is not None:
             data.setdefault("trainable", "adapters")
+            if _adapter_of(data) is None:  # to be refused for what it is, and not for a view that follows from it
+                return {**data, "view": {"name": "native", "backbone": data["weights"]}}
         data["view"] = _completed(data.get("view"), data)
         return data
 
@@ -367,7 +369,7 @@ def _room_for_prompts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adapter_of(data: Mapping[str, Any]) -> Adapter | None:
-    """The adapter, of settings that are not validated yet; None too if it is a wrong one, which is refused later."""
+    """The adapter, of settings that are not validated yet; None too if it is a wrong one."""
     try:
         return None if data.get("adapter") is None else Adapter.model_validate(data["adapter"])
     except (ValueError, ConfigError):
