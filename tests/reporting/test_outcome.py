@@ -10,7 +10,15 @@ import pytest
 from rich.console import Console
 
 from polyfed.reporting.compare import compare
-from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, twin_table, verdict
+from polyfed.reporting.outcome import (
+    finished_twin,
+    finished_zero_shot,
+    next_steps,
+    outcome,
+    outcome_table,
+    twin_tables,
+    verdict,
+)
 from polyfed.reporting.page import write_html_report
 from polyfed.reporting.paired import paired_differences
 from polyfed.runs.records import RunRecords
@@ -72,8 +80,7 @@ def test_beside_its_twin_a_run_has_the_differences_that_compare_prints(
             lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
             write_lines(run.folder / "metrics.jsonl", [line for line in lines if line["participant"] != "server"])
     twin, mine = (records(run.folder) for run in runs)
-    found = twin_table(mine)
-    assert found is not None
+    (found,) = twin_tables(mine)
     assert found.title == f"Beside {alone}: {algorithm}"
     printed = {item.figure: item.mean for item in paired_differences(compare([twin, mine]))}
     assert [row[0] for row in found.rows] == figures
@@ -210,9 +217,74 @@ def test_a_tuned_twin_is_known_by_what_its_method_has_and_can_be_run_with_other_
     twin = run_of(tmp_path / "alone", "server_only", server=server(0.8), clients={}, twin=tuned)
     assert finished_twin(run_of(tmp_path / "creamfl", "creamfl", server=server(0.1)), "server_only") == twin
     assert finished_twin(run_of(tmp_path / "other", "creamfl", server=server(0.8)), "server_only") is None
-    assert twin_table(twin) is None
+    assert twin_tables(twin) == []
     assert dict(next_steps(twin))["seeds"] == f"polyfed run {tmp_path / 'alone'}/config.yaml --seeds 1,2,3"
     assert "baseline" not in dict(next_steps(twin))
+
+
+ENCODERS = {
+    name: {"name": "hf", "projection": "own", "adapter": {"name": "lora"}, "view": {"name": "pixels"}}
+    for name in ("image", "text")
+}
+UNTOUCHED = {name: {"name": "hf", "projection": "own", "view": {"name": "pixels"}} for name in ENCODERS}
+
+
+def of_towers(folder: Path, gain: float, **encoders: object) -> RunRecords:
+    server = SERVER | {"model": {"encoders": ENCODERS | encoders}, "task": {"name": "retrieval"}}
+    return run_of(folder, "fedit", gain=gain, server=server)
+
+
+def zero_shot(folder: Path, gain: float, **changes: object) -> RunRecords:
+    server = SERVER | {"model": {"encoders": UNTOUCHED}, "task": {"name": "retrieval"}}
+    twin = {"kind": "zero-shot", "of": "mine"}
+    return run_of(folder, "server_only", gain=gain, server=server, clients={}, twin=twin, **changes)
+
+
+@pytest.mark.parametrize(("gain", "place"), [(4.0, "is above"), (40.0, "is below")])
+def test_the_sentence_says_whether_a_federation_is_above_its_untouched_encoders(
+    tmp_path: Path, gain: float, place: str
+) -> None:
+    twin, mine = zero_shot(tmp_path / "untouched", gain), of_towers(tmp_path / "mine", 15.0)
+    value = twin.last("server")["text_to_image_r@10"]
+    assert verdict(mine).endswith(f" It {place} the untouched encoders (zero-shot), {value:.2f} %.")
+    (table,) = twin_tables(mine)
+    assert table.title == "Beside the untouched encoders: untouched"
+    ((_, own, other, difference),) = table.rows
+    assert float(own) - float(other) == pytest.approx(float(difference), abs=0.02)
+    # the twin is no server that trained alone, and is itself beside nothing
+    assert finished_twin(mine, "server_only") is None
+    assert (twin_tables(twin), "zero-shot" in verdict(twin), "untouched" in dict(next_steps(twin))) == (
+        [],
+        False,
+        False,
+    )
+
+
+def test_figures_that_test_items_do_not_tell_apart_are_said_to_be_so(tmp_path: Path) -> None:
+    twin, mine = zero_shot(tmp_path / "untouched", 15.0), of_towers(tmp_path / "mine", 15.0)
+    value = twin.last("server")["text_to_image_r@10"]
+    expected = f" These test items do not tell it from the untouched encoders (zero-shot), {value:.2f} %."
+    assert verdict(mine).endswith(expected)
+
+
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"data": {"sources": {"shop": {}}}}])
+def test_untouched_encoders_of_another_seed_or_data_stand_beside_nothing(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    zero_shot(tmp_path / "untouched", 40.0, **changes)
+    mine = of_towers(tmp_path / "mine", 40.0)
+    assert finished_zero_shot(mine) is None
+    folder = tmp_path / "mine"
+    expected = f"polyfed run {folder}/config.yaml --twin zero-shot --out {folder}-zero-shot"
+    assert dict(next_steps(mine))["untouched"] == expected
+
+
+@pytest.mark.parametrize("image", [{"name": "cnn"}, {"projection": "new"}, "cnn"])
+def test_without_a_common_space_no_untouched_encoders_are_advised(tmp_path: Path, image: object) -> None:
+    zero_shot(tmp_path / "untouched", 40.0)
+    mine = of_towers(tmp_path / "mine", 40.0, image=image)
+    assert finished_zero_shot(mine) is None
+    assert "untouched" not in dict(next_steps(mine))
 
 
 def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.zero_shot import untouched_server, zero_shot_obstacle
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,9 +71,8 @@ def outcome(records: RunRecords) -> RenderableType:
     steps = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
     for what, command in next_steps(records):
         steps.add_row(Text(what, style="dim"), Text(command))
-    beside = twin_table(records)
-    last = [Text(), beside.rich()] if beside is not None else []
-    return Group(Text(), *warnings, sentence, outcome_table(records).rich(), steps, *last)
+    beside = [part for table in twin_tables(records) for part in (Text(), table.rich())]
+    return Group(Text(), *warnings, sentence, outcome_table(records).rich(), steps, *beside)
 
 
 def outcome_of(folder: Path) -> RenderableType:
@@ -83,7 +83,7 @@ def outcome_of(folder: Path) -> RenderableType:
 
 
 def verdict(records: RunRecords) -> str:
-    """What came out, against chance."""
+    """What came out, against chance and against the untouched encoders where the twin ``zero-shot`` is finished."""
     seconds = sum(records.seconds.values())
     took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
     best = headline(records)
@@ -95,7 +95,19 @@ def verdict(records: RunRecords) -> str:
     elif best.chance > 0:
         times = best.value / best.chance
         clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({figure(best.chance)} %)")
-    return ", ".join([*clauses, f"after {took}."])
+    sentence = ", ".join([*clauses, f"after {took}."])
+    twin = finished_zero_shot(records)
+    untouched = twin.last(SERVER).get(best.metric, math.nan) if twin and best.participant == SERVER else math.nan
+    return sentence if math.isnan(untouched) else f"{sentence} {_beside_untouched(best, untouched)}"
+
+
+def _beside_untouched(best: Headline, untouched: float) -> str:
+    """Whether the server's figure is above that of its encoders as they come, or too near for its interval."""
+    low, high = best.interval or (best.value, best.value)
+    shown = f"the untouched encoders (zero-shot), {figure(untouched)} %"
+    if low <= untouched <= high:
+        return f"These test items do not tell it from {shown}."
+    return f"It is {'above' if low > untouched else 'below'} {shown}."
 
 
 def interval_in_words(interval: tuple[float, float] | None) -> list[str]:
@@ -172,44 +184,77 @@ def _common_chance(metric: str, measured: Sequence[Metrics]) -> float:
 # ---- the twin: the same federation without federated learning
 
 
-def twin_table(records: RunRecords) -> TextTable | None:
-    """What ``polyfed compare`` compares of a run and its twin: own figures, the twin's, their differences; or None."""
+def twin_tables(records: RunRecords) -> list[TextTable]:
+    """What ``polyfed compare`` compares of a run and its twins: own figures, the twin's, their differences."""
     best = headline(records)
+    if best is None:
+        return []
+    of_server = best.participant == SERVER
+    alone = "the server alone" if of_server else "every client alone"
+    twins = [
+        (alone, "alone", finished_twin(records, _TWINS[best.participant])),
+        ("the untouched encoders", "untouched", finished_zero_shot(records) if of_server else None),
+    ]
+    return [
+        _twin_table(f"Beside {beside}", column, (records, twin), of_server) for beside, column, twin in twins if twin
+    ]
+
+
+def _twin_table(beside: str, column: str, runs: tuple[RunRecords, RunRecords], of_server: bool) -> TextTable:
     from polyfed.runs.twins import chosen_in_words  # takes torch, which pages of finished runs do without
 
-    twin = finished_twin(records, _TWINS[best.participant]) if best else None
-    if best is None or twin is None:
-        return None
-    of_server = best.participant == SERVER
     rows = [
         (name, figure(own), figure(other), f"{own - other:+.2f}")
-        for name, (own, other) in shared_figures(records, twin).items()
+        for name, (own, other) in shared_figures(*runs).items()
         if name.startswith(f"{SERVER} ") == of_server
     ]
-    alone = "the server alone" if of_server else "every client alone"
-    title = f"Beside {alone}: {', '.join(filter(None, [twin.name, chosen_in_words(twin.config)]))}"
-    return TextTable(title, ("test, one seed", "here", "alone", "difference"), rows)
+    title = f"{beside}: {', '.join(filter(None, [runs[1].name, chosen_in_words(runs[1].config)]))}"
+    return TextTable(title, ("test, one seed", "here", column, "difference"), rows)
 
 
 def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
     """A finished run beside this one with the same federation, seed and rounds, and this algorithm."""
     if _algorithm(records) == algorithm or not records.config:
         return None
+    for twin in _finished_beside(records):
+        is_same = _algorithm(twin) == algorithm and not _is_zero_shot(twin)
+        if is_same and _conditions(twin, algorithm) == _conditions(records, algorithm):
+            return twin
+    return None
+
+
+def finished_zero_shot(records: RunRecords) -> RunRecords | None:
+    """A finished run beside this one whose server has the same encoders as they come, task, data and seed."""
+    server = _untouched_server(records)
+    for twin in _finished_beside(records) if server else ():
+        is_same = twin.config.get("server") == server and twin.config.get("data") == records.config.get("data")
+        if _is_zero_shot(twin) and is_same and twin.number("seed") == records.number("seed"):
+            return twin
+    return None
+
+
+def _untouched_server(records: RunRecords) -> dict[str, Any] | None:
+    """Settings of the server of a run's twin zero-shot; None if it is such a twin, or has none."""
+    server = records.section("server")
+    try:
+        return None if _is_zero_shot(records) or zero_shot_obstacle(server) else untouched_server(server)
+    except (KeyError, TypeError, AttributeError):  # settings that somebody edited: no reason to spoil the end of a run
+        return None
+
+
+def _finished_beside(records: RunRecords) -> Iterator[RunRecords]:
+    """Finished runs in the folder that a run's own lies in."""
     folder = records.folder.resolve()
     for other in sorted(folder.parent.iterdir()):
         if other != folder and (other / "report.html").is_file():
             try:
-                twin = open_run(other).records
+                yield open_run(other).records
             except RunError:  # some other run is damaged: no reason to spoil the end of this one
                 continue
-            is_trained = twin.section("twin").get("kind") != "zero-shot"
-            if (
-                is_trained
-                and _algorithm(twin) == algorithm
-                and _conditions(twin, algorithm) == _conditions(records, algorithm)
-            ):
-                return twin
-    return None
+
+
+def _is_zero_shot(records: RunRecords) -> bool:
+    return records.section("twin").get("kind") == "zero-shot"
 
 
 def _algorithm(records: RunRecords) -> str:
@@ -290,3 +335,6 @@ def _steps_with_twins(records: RunRecords, config: str) -> Iterator[tuple[str, s
     if records.config and not twin and _algorithm(records) != baseline and finished_twin(records, baseline) is None:
         kind = baseline.replace("_", "-")
         yield "baseline", f"polyfed run {config} --twin {kind} --out {shlex.quote(f'{records.folder}-{kind}')}"
+    if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
+        out = shlex.quote(f"{records.folder}-zero-shot")
+        yield "untouched", f"polyfed run {config} --twin zero-shot --out {out}"

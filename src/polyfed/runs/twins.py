@@ -14,6 +14,7 @@ from polyfed.algorithms.local import LocalOnly
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings
+from polyfed.runs.zero_shot import untouched_server, zero_shot_obstacle
 from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
@@ -136,17 +137,7 @@ def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, st
             (public["items"] is None, "public.items is null: all that there is is public"),
             (not _held(content, public), f"no client holds private items of '{source}'"),
         ),
-        "zero-shot": _first_of(
-            (not content["server"], "there is no server model"),
-            (
-                bool(new := _new_encoders(content)),
-                f"the encoders of {new} end in a layer that is new, not in a common space",
-            ),
-            (
-                _has_new_classifier(content),
-                "the classifier of server.task is new; classify by names of classes (server.task.names)",
-            ),
-        ),
+        "zero-shot": zero_shot_obstacle(content["server"]),
     }
 
 
@@ -178,28 +169,10 @@ def _as_given(content: Mapping[str, Any], passes: int) -> _Content:
 # ---- nobody trains
 
 
-def _new_encoders(content: Mapping[str, Any]) -> str:
-    """Modalities of whose encoders the pretrained networks alone give no representations."""
-    encoders = (content["server"] or {"model": {"encoders": {}}})["model"]["encoders"]
-    return ", ".join(name for name, encoder in encoders.items() if encoder.get("projection") != "own")
-
-
-def _has_new_classifier(content: Mapping[str, Any]) -> bool:
-    task = (content["server"] or {"task": {}})["task"]
-    tasks = task.get("tasks", [task])
-    return any(one.get("name") == "classification" and not one.get("names") for one in tasks)
-
-
 def _as_they_come(content: Mapping[str, Any]) -> _Content:
-    server = copy.deepcopy(content["server"])
-    encoders = server["model"]["encoders"]
-    for name, encoder in encoders.items():
-        kept = {key: value for key, value in encoder.items() if key not in ("trainable", "adapter")}
-        if encoder["view"]["name"] == "states":  # the view of what is trained no more
-            kept["view"] = {key: encoder["view"][key] for key in ("size", "fit", "length", "precision")}
-        encoders[name] = kept
     run = {**content["run"], "rounds": 1, "evaluate_clients": False, "sampling": {}, "phases": {}, "attackers": []}
     method = {"name": "server_only", "server_epochs": 0}
+    server = untouched_server(content["server"])
     return {"server": server, "clients": {}, "algorithm": method, "aggregation": {}, "run": run}
 
 
