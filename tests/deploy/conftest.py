@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federations import MARK, marked, started, wait_until
-from folders import Folders, Live, make
+from folders import Folders, Live, make, served
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +23,6 @@ def fresh(tmp_path: Path) -> Folders:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A federation that is served, all its processes marked; when it has been stopped nothing of it is left."""
     folder = tmp_path_factory.mktemp("live")
-    folders = make(folder / "federation")
-    mark = uuid.uuid4().hex
-    environment = {MARK: mark}
-    with started("server", str(folders.server.path), log=folder / "server.log", environment=environment) as process:
-        process.wait_for("open for sites")
-        yield Live(folders, process, environment, folder)
-    wait_until(lambda: not marked(mark), 10, lambda: f"left: {marked(mark)}")
+    with served(make(folder / "federation"), folder) as live:
+        yield live

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
-from federations import Started, experiment_settings, ports
+from federations import MARK, Started, experiment_settings, marked, ports, started, wait_until
 
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.deploy.flower_programs import Link, link_to
@@ -43,11 +47,22 @@ class Live:
     logs: Path
 
 
-def make(path: Path, *, keys: bool = True) -> Folders:
+def make(path: Path, *, keys: bool = True, settings: dict[str, Any] | None = None) -> Folders:
     port, superlink = ports()
-    experiment = Experiment.load(experiment_settings())
+    experiment = Experiment.load(settings or experiment_settings())
     create_federation(path, experiment, ["localhost"], port=port, superlink_port=superlink, keys=keys)
     return Folders(path)
+
+
+@contextlib.contextmanager
+def served(folders: Folders, logs: Path) -> Iterator[Live]:
+    """The federation while it is served, all its processes marked; in the end nothing of it is left."""
+    mark = uuid.uuid4().hex
+    environment = {MARK: mark}
+    with started("server", str(folders.server.path), log=logs / "server.log", environment=environment) as process:
+        process.wait_for("open for sites")
+        yield Live(folders, process, environment, logs)
+    wait_until(lambda: not marked(mark), 10, lambda: f"left: {marked(mark)}")
 
 
 def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -15,10 +16,11 @@ from typing import Any
 
 import pytest
 from federations import experiment_settings, started
-from folders import Folders, Live
+from folders import Folders, Live, make, served
 
 from polyfed import Experiment, run
 from polyfed.runs.records import RunRecords
+from small_federations import adapted, named
 
 CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 
@@ -39,17 +41,14 @@ def status(folders: Folders, path: str) -> int:
         return error.code
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sites", [["hospital"], ["archive", "hospital"]], ids=["one", "all"])
-def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
-    live: Live, tmp_path: Path, sites: list[str]
-) -> None:
-    folders, environment = live.folders, live.environment | {"POLYFED_CACHE": str(tmp_path / "cache")}
+def train(live: Live, sites: list[str], out: Path) -> None:
+    """Start these sites, and run the experiment with them."""
+    folders, environment = live.folders, live.environment | {"POLYFED_CACHE": str(out.parent / "cache")}
     with ExitStack() as stack:
         for name in sites:
-            log = tmp_path / f"{name}.log"
+            log = out.parent / f"{name}.log"
             stack.enter_context(started("site", str(folders.path / name), log=log, environment=environment))
-        arguments = ["--out", str(tmp_path / "run"), "--set", f"run.engine.sites={json.dumps(sites)}"]
+        arguments = ["--out", str(out), "--set", f"run.engine.sites={json.dumps(sites)}"]
         done = subprocess.run(
             [sys.executable, "-c", CLI, "run", str(folders.server.experiment), *arguments],
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
@@ -62,13 +61,45 @@ def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
         assert status(folders, "/v1/control/register-node") == 404
         assert status(folders, "/v1/control/start-run") == 404
         assert status(folders, "/v1/fleet/pull-messages") not in (200, 404)  # there, and closed to whoever has no key
+
+
+def in_one_process(settings: dict[str, Any], folder: Path) -> Path:
+    settings["data"]["cache_dir"] = str(folder.parent / "cache")
+    return run(Experiment.parse(settings), folder).folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sites", [["hospital"], ["archive", "hospital"]], ids=["one", "all"])
+def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
+    live: Live, tmp_path: Path, sites: list[str]
+) -> None:
+    train(live, sites, tmp_path / "run")
     alone = experiment_settings()
-    alone["data"]["cache_dir"] = str(tmp_path / "cache")
     alone["clients"] = {name: alone["clients"][name] for name in sites}
-    expected = run(Experiment.parse(alone), tmp_path / "alone").folder
+    expected = in_one_process(alone, tmp_path / "alone")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     assert exchanged(tmp_path / "run") == exchanged(expected)
     records = RunRecords.load(tmp_path / "run")
     assert records.clients == (*(name for name in sites if name == "archive"), "hospital-0", "hospital-1")
     assert not records.events
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [adapted(name="feddat"), named(name="fedtpg")],
+    ids=["own adapters", "prompts"],
+)
+def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    folders = make(tmp_path / "federation", settings=settings)
+    for name in settings["clients"]:
+        shutil.copytree(settings["data"]["weights_dir"], folders.site(name).path / "weights", dirs_exist_ok=True)
+    with served(folders, tmp_path) as live:
+        train(live, [*settings["clients"]], tmp_path / "run")
+    expected = in_one_process(settings, tmp_path / "alone")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
+    assert exchanged(tmp_path / "run") == exchanged(expected)
+    assert not RunRecords.load(tmp_path / "run").events
