@@ -85,7 +85,7 @@ def fused_of(parts: Parts, *, known: bool = True, **options: bool) -> tuple[Fuse
     guidance = FusionGuidance(others, theirs, options.get("maps", False), 2, {})
     if known:
         guidance.compute()
-    partner = of_batch(guidance, torch.tensor([0, 3, 4]))
+    partner, _ = of_batch(guidance, parts[2].batch(torch.tensor([0, 3, 4])))
     return Fused(own, GranularityFusion(4).eval(), partner, **options), guidance
 
 
@@ -171,8 +171,9 @@ def test_rows_of_an_evaluation_equal_batches_of_training(parts: Parts) -> None:
     assert numbered.targets is mine.targets
     assert [len(values) for values in numbered.inputs.values()] == [5, 10]
     index, fusion = torch.tensor([4, 0, 2]), GranularityFusion(4).eval()
-    by_row, by_batch = Fused(own, fusion, partner), Fused(own, fusion, of_batch(guidance, index))
-    there, here = numbered.batch(index), mine.batch(index)
+    of_places, here = of_batch(guidance, mine.batch(index))
+    by_row, by_batch = Fused(own, fusion, partner), Fused(own, fusion, of_places)
+    there = numbered.batch(index)
     for name in ("a", "b"):
         assert torch.equal(there.inputs[name], ROWS[name][index])
         torch.testing.assert_close(by_row.embed(name, there.inputs[name]), by_batch.embed(name, here.inputs[name]))

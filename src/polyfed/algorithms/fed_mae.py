@@ -145,8 +145,9 @@ class FedMAE(Algorithm):
         return Reply(weights=client.weights, num_examples=client.num_examples, **means)
 
     def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor:
-        losses = []
-        for modality, x in batch.inputs.items():
+        losses = [batch.no_loss]
+        for modality, own in batch.by_modality():
+            x = own.inputs[modality]
             # batches also hold modalities that only the task sees, such as texts
             encoder = maskable(client.model.encoders[modality])
             if encoder is None:

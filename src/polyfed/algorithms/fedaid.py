@@ -45,7 +45,7 @@ from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
 from polyfed.federation.trainer import Regulariser
 from polyfed.losses.distillation import GuidanceReduction, squared_distance
-from polyfed.losses.info_nce import info_nce
+from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder, Model
@@ -64,11 +64,15 @@ class ModalityContrast(Settings):
 
     def loss(self, client: Client, view: Bound, batch: Batch) -> Tensor:
         """L_CL of a batch, weighted."""
-        task = client.task
-        same, how = (task.siblings(batch), task.contrast_reduction) if isinstance(task, PairTask) else (None, "mean")
-        z, scale = [view.represent(name, x) for name, x in batch.inputs.items()], 1 / self.temperature
+        task, losses = client.task, [batch.no_loss]
         # every pair of modalities once: with two it is the paper's L_CL
-        losses = [info_nce(u, v, scale, same, reduction=how) for u, v in combinations(z, 2)]
+        for one, other in combinations(batch.inputs, 2):
+            pairs = batch.having(one, other)
+            if len(pairs):
+                u, v = (view.represent(name, pairs.inputs[name]) for name in (one, other))
+                same = task.siblings(pairs) if isinstance(task, PairTask) else None
+                how: Reduction = task.contrast_reduction if isinstance(task, PairTask) else "mean"
+                losses.append(info_nce(u, v, 1 / self.temperature, same, reduction=how))
         return self.weight * torch.stack(losses).sum()
 
 
@@ -135,7 +139,7 @@ class RobustTeacher(Settings):
             distorted = Bound(features, teacher)
             gaps = [
                 squared_distance(distorted.represent(name, x), undistorted.represent(name, x), self.reduction)
-                for name, x in batch.inputs.items()
+                for name, x in ((name, own.inputs[name]) for name, own in batch.by_modality())
             ]
             # the distortion of f~: the task with the average's aligners, which stay as they are
             task = client.task.loss(Bound(features, local), head, batch)

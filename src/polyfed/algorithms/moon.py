@@ -97,11 +97,12 @@ class MOON(Algorithm):
 
         def loss(model: CachedModel, batch: Batch) -> Tensor:
             losses = []
-            for modality, x in batch.inputs.items():
+            for modality, own in batch.by_modality():
+                x = own.inputs[modality]
                 z = project_embedding(model.model, modality, model.embed(modality, x))
                 with torch.no_grad():
                     towards, away = (
-                        project_embedding(own, modality, own.embed(modality, x)) for own in (received, previous)
+                        project_embedding(other, modality, other.embed(modality, x)) for other in (received, previous)
                     )
                 losses.append(model_contrast(z, towards, away, self.tau))
             return self.mu * torch.stack(losses).sum()

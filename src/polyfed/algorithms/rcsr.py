@@ -194,7 +194,7 @@ class RCSR(Algorithm):
             return None
 
         def loss(model: CachedModel, batch: Batch) -> Tensor:
-            own = [model.represent(name, x).mean(0) for name, x in batch.inputs.items()]
+            own = [model.represent(name, one.inputs[name]).mean(0) for name, one in batch.by_modality()]
             terms = [1 - F.cosine_similarity(mean, goal, dim=0) for mean in own for goal in goals]
             return self.anchor_weight * torch.stack(terms).mean()
 
@@ -214,9 +214,8 @@ class RCSR(Algorithm):
         """The loss of a batch; what represents the samples that have a modality joins its average."""
         model = CachedModel(client.model)
         loss = client.task.loss(model, client.head, batch).float()
-        for name, average in averages.items():
-            z = model.represent(name, batch.inputs[name])
-            z = z[batch.present[name]] if name in batch.present else z
+        for name, own in batch.by_modality():
+            z, average = model.represent(name, own.inputs[name]), averages[name]
             average.add(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
         return loss
 

@@ -131,7 +131,9 @@ class Scaffold(Algorithm):
         client.model.train()
         seen = 0
         for batch in client.batches(client.train, "control"):
-            (client.task_loss(batch) * len(batch)).backward()  # type: ignore[no-untyped-call]
+            loss = client.task_loss(batch)
+            if loss.requires_grad:
+                (loss * len(batch)).backward()  # type: ignore[no-untyped-call]
             seen += len(batch)
         sums = {name: value.grad for name, value in client.model.trained().items() if value.grad is not None}
         client.model.zero_grad(set_to_none=True)

@@ -136,8 +136,13 @@ def matched_items(
     return items[present[ordered] & (rank < quota[ordered])]
 
 
-def of_items(samples: Samples, items: Int64[Tensor, " k"]) -> Samples:
-    return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1)).prepared()
+def of_items(
+    samples: Samples,
+    items: Int64[Tensor, " k"],
+    lacking: Mapping[str, Int64[Tensor, " m"]] = MappingProxyType({}),
+) -> Samples:
+    """The samples of ``items``; those ``lacking`` a modality, by its name, are without."""
+    return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1)).lacking(lacking).prepared()
 
 
 def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:

@@ -94,6 +94,18 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return self.each(lambda column: column.to(device, non_blocking=True))
 
+    @property
+    def no_loss(self) -> Tensor:
+        """0, for a loss that none of the samples has what it takes for; it has no gradient, and trains nothing."""
+        return torch.zeros((), device=self.index.device)
+
+    def by_modality(self) -> Iterator[tuple[str, Batch]]:
+        """Each modality with the samples that have it, unless none has."""
+        for name in self.inputs:
+            own = self.having(name)
+            if len(own):
+                yield name, own
+
     def having(self, *modalities: str) -> Batch:
         """The samples that lack none of ``modalities``."""
         masks = [self.present[name] for name in modalities if name in self.present]
@@ -248,6 +260,15 @@ class Samples:
         """The samples that lack none of ``modalities``, in their order."""
         there = torch.stack([self.rows[name] >= 0 for name in modalities]).all(0)
         return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
+
+    def lacking(self, items: Mapping[str, Int64[Tensor, " k"]]) -> Samples:
+        """The same samples, of which those of ``items`` lack a modality, unless they have no other."""
+        rows = dict(self.rows)
+        for name, without in items.items():
+            others = [rows[other] >= 0 for other in self.inputs if other != name]
+            rest = torch.stack(others).any(0) if others else torch.zeros(len(self), dtype=torch.bool)
+            rows[name] = rows[name].masked_fill(torch.isin(self.items, without) & rest, -1)
+        return replace(self, rows=rows)
 
     def blank(self) -> Samples:
         """As many samples that say nothing: zeros in place of every input and target."""

@@ -20,6 +20,7 @@ from polyfed.data.source import Split
 from polyfed.data.union import union
 from polyfed.federation.client import SERVER
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
+from polyfed.federation.missing import Lacking, MissingSettings
 from polyfed.federation.settings import GroupSettings
 from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
@@ -92,6 +93,40 @@ class Assignment:
                     f"{client} (or nearly so), which leaves no items; use test: dealt, or all"
                 )
         return items[: self.group.test_items].sort().values
+
+    def lacking(self, client: int) -> Lacking:
+        """Items of a client that lack a modality, by its place in the group."""
+        missing, items = self.group.missing, self.parts[client].sort().values
+        return {} if missing is None else self._lacking(missing, items, client, test=False)
+
+    def test_lacking(self, client: int) -> Lacking:
+        """Test items of a client that lack a modality; where all are tested on the same items, the same ones."""
+        missing = self.group.missing
+        if missing is None or not missing.test:
+            return {}
+        return self._lacking(missing, self.test_items(client), client, test=True)
+
+    def _lacking(self, missing: MissingSettings, items: Int64[Tensor, " k"], client: int, *, test: bool) -> Lacking:
+        if missing.by == "client":
+            masks = missing.lacking(self.group.count, generator(self.seed, "missing", self.name))
+            return {name: items if bool(mask[client]) else items[:0] for name, mask in masks.items()}
+        if missing.by == "class":
+            numbers, count = self._classes_for(missing, test)
+            masks = missing.lacking(count, generator(self.seed, "missing", self.name))
+            return {name: items[mask[numbers[items]]] for name, mask in masks.items()}
+        whose = f"{'test ' if test else ''}{'all' if test and self.group.test == 'all' else client}"
+        masks = missing.lacking(len(items), generator(self.seed, "missing", self.name, whose))
+        return {name: items[mask] for name, mask in masks.items()}
+
+    def _classes_for(self, missing: MissingSettings, test: bool) -> tuple[Int64[Tensor, " n"], int]:
+        """Class of each training or test item, and how many there are; where both lack modalities, of both."""
+        known = self._both_classes if missing.test else [self.classes] if self.classes is not None else None
+        if known is None:
+            raise ConfigError(
+                f"clients.{self.name}.missing.by is class, but '{self.group.source}' has no item labels; choose item "
+                "or client, or name columns in partition.of"
+            )
+        return known[test].numbers, 1 + max(int(one.numbers.max()) for one in known)
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
         if self.classes is None:
@@ -166,10 +201,12 @@ class ItemShare:
     Attributes:
         dealt: what they were dealt out of.
         items: in random order.
+        lacking: those without a modality, by its name.
     """
 
     dealt: Assignment
     items: Int64[Tensor, " k"]
+    lacking: Lacking
 
     @property
     def ids(self) -> list[str]:
@@ -184,6 +221,7 @@ class Member:
     Attributes:
         id: its name.
         group: name of its group.
+        place: its own in the group.
         settings: of its group.
         model: its own model settings.
         head: name of its head: clients with one task and the same classes share it, whatever their sources.
@@ -192,6 +230,7 @@ class Member:
 
     id: str
     group: str
+    place: int
     settings: GroupSettings
     model: ModelSettings
     head: str
@@ -251,8 +290,10 @@ class Membership:
         return {name: self._assignments_of(name, group) for name, group in self.groups.items()}
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:
-        ids = member_ids(member.group, member.settings.count)
-        return self.assignments[member.group][0].test_items(ids.index(member.id))
+        return self.assignments[member.group][0].test_items(member.place)
+
+    def test_lacking(self, member: Member) -> Lacking:
+        return self.assignments[member.group][0].test_lacking(member.place)
 
     def _members_of(self, name: str) -> list[Member]:
         group, assignments = self.groups[name], self.assignments[name]
@@ -261,10 +302,11 @@ class Membership:
             Member(
                 member_id,
                 name,
+                k,
                 group,
                 group.models[k % len(group.models)],
                 head,
-                tuple(ItemShare(dealt, dealt.parts[k]) for dealt in assignments),
+                tuple(ItemShare(dealt, dealt.parts[k], dealt.lacking(k)) for dealt in assignments),
             )
             for k, member_id in enumerate(member_ids(name, group.count))
         ]

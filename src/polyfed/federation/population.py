@@ -110,6 +110,11 @@ class Population:
             "samples": int(torch.isin(layout.items, items).sum()),
             **dealt.counts(items),
             "index": items.tolist(),
+            **(
+                {"missing": {name: len(without) for name, without in holding.lacking.items()}}
+                if holding.lacking
+                else {}
+            ),
         }
 
     # ---- samples
@@ -128,7 +133,7 @@ class Population:
 
     def train(self, member: Member, model: ModelSettings | None = None) -> Samples:
         """A client's private training samples; with another ``model`` in its views, of modalities that both have."""
-        held = [of_items(self._held_in(one.dealt, member, model), one.items) for one in member.holdings]
+        held = [of_items(self._held_in(one.dealt, member, model), one.items, one.lacking) for one in member.holdings]
         return joined(held, member.settings.task)
 
     def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
@@ -140,11 +145,13 @@ class Population:
         if group.test_split is None:
             return None
         # one copy of the test samples for the group, not one for each of its clients
-        who = f"all of {member.group}" if group.test == "all" else member.id
+        is_one = group.test == "all" and (group.missing is None or group.missing.by != "client")
+        who = f"all of {member.group}" if is_one else member.id
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
             split = self.data.split(group.source, group.test_split)
-            self._tests[key] = of_items(self._viewed(split, member, model), self.test_items(member))
+            lacking = self.membership.test_lacking(member)
+            self._tests[key] = of_items(self._viewed(split, member, model), self.test_items(member), lacking)
         return self._tests[key]
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:

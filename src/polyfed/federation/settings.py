@@ -12,6 +12,7 @@ from polyfed.core.device import Threads
 from polyfed.core.settings import Settings
 from polyfed.data.pictures import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
+from polyfed.federation.missing import MissingSettings
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
 from polyfed.partitions.partition import Partition
@@ -184,6 +185,9 @@ class GroupSettings(Settings):
     also: AlsoSettings | None = Field(
         default=None, description="items that are dealt out among the clients in addition: ``public``, or a source"
     )
+    missing: MissingSettings | None = Field(
+        default=None, description="take modalities from some of the items that are complete; null: from none"
+    )
     task: TaskSettings
     type: TypeName = ""
     models: list[ModelSettings] = Field(min_length=1, description="client k gets models[k % len(models)]")
@@ -212,6 +216,26 @@ class GroupSettings(Settings):
     @model_validator(mode="after")
     def _batch_to_learn_from(self) -> GroupSettings:
         _require_batch(self.task, self.training)
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> GroupSettings:
+        rates = {} if self.missing is None else self.missing.rates
+        for encoded in [[*model.encoders.keys() - self.task.own_modalities] for model in self.models] if rates else ():
+            unknown = [name for name in rates if name not in encoded]
+            if unknown:
+                raise ValueError(f"missing.rates names '{unknown[0]}', which not all models of the group encode")
+            if sum(rates.values()) > len(encoded) - 1:
+                raise ValueError(
+                    f"missing.rates {rates} are together more than {len(encoded) - 1}, so that items would lack all of "
+                    f"the {len(encoded)} modalities that a model encodes; lower them"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _test_to_take_from(self) -> GroupSettings:
+        if self.missing is not None and self.missing.test and self.test_split is None:
+            raise ValueError("missing.test: there is no test_split; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -107,7 +107,12 @@ class Trainer:
         self._base = [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, loss: Tensor, correct: Correction | None = None) -> None:
-        """One optimiser step on a scalar loss; ``correct`` changes the gradients before they are clipped."""
+        """One optimiser step on a scalar loss; ``correct`` changes the gradients before they are clipped.
+
+        None on a loss that depends on nothing trained, as of a batch without a pair.
+        """
+        if not loss.requires_grad:
+            return
         self.forget()
         loss.backward()  # type: ignore[no-untyped-call]
         self.apply(correct)

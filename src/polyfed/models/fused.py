@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.samples import Samples
+from polyfed.data.samples import Batch, Samples
 from polyfed.models.fusion import GranularityFusion, match_positions, positioned
 from polyfed.models.model import Model
 
@@ -103,7 +103,8 @@ class FusionGuidance:
 
     def _distinct(self, modality: str) -> Int64[Tensor, " r"]:
         if modality not in self._rows:  # sorting all rows at every step would cost more than the look-up
-            self._rows[modality] = torch.unique(self.samples.rows[modality])
+            rows = self.samples.rows[modality]
+            self._rows[modality] = torch.unique(rows[rows >= 0])
         return self._rows[modality]
 
 
@@ -163,14 +164,18 @@ class Fused(nn.Module):
         return F.normalize(embedding, dim=-1) if self._renormalise else embedding
 
 
-def of_batch(guidance: FusionGuidance, index: Int64[Tensor, " b"]) -> Partner:
-    """The partner of a batch of training samples, which are handed over themselves."""
+def of_batch(guidance: FusionGuidance, batch: Batch) -> tuple[Partner, Batch]:
+    """A batch of training samples that hands over places in it, and the partner that turns these into its inputs."""
+    places = torch.arange(len(batch), device=batch.index.device)
 
-    def partner(modality: str, x: Tensor) -> tuple[Tensor, SampleFeatures | None]:
+    def partner(modality: str, chosen: Tensor) -> tuple[Tensor, SampleFeatures | None]:
+        x, index = batch.inputs[modality], batch.index
+        if len(chosen) < len(batch):  # the samples that have the modality
+            x, index = x[chosen], index[chosen]
         is_guided = modality in guidance.samples.modalities
         return x, guidance.of_samples(modality, index) if is_guided else None
 
-    return partner
+    return partner, replace(batch, inputs=dict.fromkeys(batch.inputs, places))
 
 
 class RowNumbers:

@@ -112,6 +112,11 @@ def _notes(held: Held) -> tuple[str, ...]:
     if first.left_out:
         items = ", ".join(f"{number:,} without {column}" for column, number in first.left_out.items())
         notes.append(f"Left out of '{first.source}' {first.split}: {items}.")
+    lacking = {name for holding in held.values() for name in holding.missing}
+    if lacking:
+        counts = {name: sum(holding.missing.get(name, 0) for holding in held.values()) for name in sorted(lacking)}
+        without = ", ".join(f"{number:,} without {name}" for name, number in counts.items())
+        notes.append(f"Of the items of '{first.source}' {first.split}: {without}.")
     if first.also:
         parts = [holding.also for holding in held.values() if holding.also]
         sums = ", ".join(f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples"))

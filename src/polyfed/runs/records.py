@@ -75,6 +75,7 @@ class PartitionEntry:
     columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # column -> value -> items
     test: Mapping[str, Any] | None = None  # items of its own test, by class likewise, where that split is dealt out
     left_out: Mapping[str, int] = field(default_factory=dict)  # column -> items left out: they have no value there
+    missing: Mapping[str, int] = field(default_factory=dict)  # modality -> items of its own source that lack it
     # what of ``items`` and ``samples`` is of the public set or a second source: ``public`` (whether it is of the public
     # set), ``source``, ``split``, ``items``, ``samples``, ``labels`` and ``index``; other counts are of its own source
     also: Mapping[str, Any] | None = None

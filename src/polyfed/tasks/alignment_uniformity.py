@@ -53,8 +53,7 @@ class AlignmentUniformity(Task):
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         losses = []
-        for modality in batch.inputs:
-            own = batch.having(modality)
+        for modality, own in batch.by_modality():
             inputs = own.inputs[modality]
             # as one batch: what has been embedded before is not embedded again
             u, v = torch.chunk(model.represent(modality, torch.cat([inputs, inputs])), 2)

@@ -72,7 +72,10 @@ class GLoRIA(PairTask):
         Raises:
             ConfigError: the model gives no features by position.
         """
-        batch = batch.having(*self.between)
+        pairs = batch.having(*self.between)
+        if not len(pairs):
+            return batch.no_loss
+        batch = pairs
         first, second = self.detail(model, batch)
         siblings, parts = self.siblings(batch), []
         # a term without weight is not even computed

@@ -86,7 +86,10 @@ class MGCA(PairTask):
         if not isinstance(head, PrototypeLayer):
             raise TypeError("mgca needs the module that its head() made")
         # one pass of each encoder for all three terms
-        batch = batch.having(*self.between)
+        pairs = batch.having(*self.between)
+        if not len(pairs):
+            return batch.no_loss
+        batch = pairs
         sides = self.detail(model, batch)
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
         parts = []

@@ -109,6 +109,8 @@ class PairTask(Task):
         if head is None:
             raise TypeError(f"{self.component_name()} needs the module that its head() made")
         pairs = batch.having(*self.between)
+        if not len(pairs):
+            return batch.no_loss
         loss: Tensor = head(*self.represent(model, pairs), self.siblings(pairs))
         return loss
 

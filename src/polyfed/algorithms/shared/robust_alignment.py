@@ -44,13 +44,14 @@ class AnchorGuidance(Settings):
     def loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """L_guide of a batch, weighted."""
         losses = []
-        for modality, x in batch.inputs.items():
+        for modality, own in batch.by_modality():
+            x = own.inputs[modality]
             # both of one embedded batch: an EncoderFeatures is made for it and shared
             z, target = local.represent(modality, x), anchors.represent(modality, x)
             if self.distance == "l2":
                 losses.append(squared_distance(z, target, self.reduction))
             else:
-                siblings = client.task.siblings(batch) if isinstance(client.task, PairTask) else None
+                siblings = client.task.siblings(own) if isinstance(client.task, PairTask) else None
                 losses.append(info_nce(z, target, 1 / self.temperature, siblings))
         return self.weight * torch.stack(losses).sum()
 

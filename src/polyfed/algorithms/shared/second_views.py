@@ -37,9 +37,12 @@ class SecondViews:
     def loss(self, model: Embedder, predictors: Mapping[str, nn.Module] | nn.ModuleDict, batch: Batch) -> Tensor:
         """The symmetric loss between the batch and a second view of its samples, summed over modalities."""
         again = self._samples.batch(batch.index.cpu(), self._stream, self.names).to(batch.index.device)
-        losses = []
+        losses = [batch.no_loss]
         for name in self.names:
-            first, second, predictor = batch.inputs[name], again.inputs[name], predictors[name]
+            first, second, predictor = batch.inputs[name], again.having(name).inputs[name], predictors[name]
+            if not len(second):
+                continue
+            first = batch.having(name).inputs[name]
             predictions = predictor(model.embed(name, first)), predictor(model.embed(name, second))
             with torch.no_grad():
                 targets = self.target[name](first), self.target[name](second)

@@ -1,0 +1,194 @@
+"""Modalities that are taken from some of the items of clients."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
+from polyfed.data.samples import Samples
+from polyfed.federation.missing import MissingSettings
+from polyfed.federation.population import Population
+from polyfed.runs.experiment import Experiment
+from small_federations import Config, tiny_experiment
+
+# ---- who lacks what
+
+
+@given(
+    st.integers(1, 60),
+    st.lists(st.floats(0.01, 1), min_size=1, max_size=4),
+    st.integers(0, 9),
+)
+def test_shares_are_met_and_no_unit_loses_all(units: int, shares: list[float], seed: int) -> None:
+    rates = {f"m{k}": share for k, share in enumerate(shares)}
+    masks = MissingSettings(rates=rates).lacking(units, generator(seed, "x"))
+    for name, rate in rates.items():
+        assert abs(int(masks[name].sum()) - rate * units) <= 1
+    lost = torch.stack(list(masks.values())).sum(0)
+    # as few lack two as can be: all lack as many as any other, or one more
+    assert int(lost.max()) - int(lost.min()) <= 1
+    if sum(shares) <= len(shares) - 1:
+        assert int(lost.max()) < len(shares)
+
+
+def test_of_ten_items_three_lack_the_picture_and_five_others_the_text() -> None:
+    masks = MissingSettings(rates={"image": 0.3, "text": 0.5}).lacking(10, generator(0))
+    assert [int(mask.sum()) for mask in masks.values()] == [3, 5]
+    assert not (masks["image"] & masks["text"]).any()
+    assert not torch.equal(masks["image"], MissingSettings(rates={"image": 0.3}).lacking(10, generator(1))["image"])
+
+
+def test_rates_of_clients_are_around_those_that_are_given() -> None:
+    settings = MissingSettings(rates={"image": 0.2, "text": 0.3}, concentration=4.0)
+    drawn = [settings.lacking(1000, generator(k)) for k in range(200)]
+    for name, rate in settings.rates.items():
+        shares = torch.stack([masks[name] for masks in drawn]).double().mean(1)
+        # variance of a Dirichlet share: m (1 - m) / (concentration + 1)
+        assert float(shares.mean()) == pytest.approx(rate, abs=0.04)
+        assert float(shares.var()) == pytest.approx(rate * (1 - rate) / 5, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rates": {}}, "at least 1"),
+        ({"rates": {"image": 0}}, "greater than 0"),
+        ({"rates": {"image": 1.1}}, "less than or equal to 1"),
+        (
+            {"rates": {"image": 0.5}, "by": "client", "concentration": 2.0},
+            "concentration has no effect with by: client",
+        ),
+        ({"rates": {"image": 0.5, "text": 0.5}, "concentration": 2.0}, "some items must be complete"),
+    ],
+)
+def test_impossible_rates_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MissingSettings(**settings)
+
+
+# ---- in a federation
+
+
+def lacking(**missing: Any) -> Config:
+    config = tiny_experiment()
+    config["clients"]["paired"] |= {"count": 4, "missing": {"rates": {"image": 0.25, "text": 0.5}} | missing}
+    return config
+
+
+def masks(samples: Samples) -> dict[str, list[bool]]:
+    return {name: (samples.rows[name] < 0).tolist() for name in samples.inputs}
+
+
+def population(config: Config) -> Population:
+    cfg = Experiment.parse(config)
+    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
+
+
+def test_items_of_each_client_lack_modalities_and_nobody_s_all() -> None:
+    federation = population(lacking())
+    for member in federation.members.values():
+        train = federation.train(member)
+        if member.group != "paired":
+            assert not any(any(mask) for mask in masks(train).values())
+            continue
+        assert len(member.items) == 8
+        counts = {name: int(train.items[train.rows[name] < 0].unique().numel()) for name in train.inputs}
+        assert counts == {"image": 2, "text": 4}
+        assert not any(all(lost) for lost in zip(*masks(train).values(), strict=True))
+        assert federation.holding(member)["missing"] == counts
+        assert not any(any(mask) for mask in masks(federation.test(member)).values())
+        batch = train.batch(torch.arange(len(train)))
+        for name, mask in masks(train).items():
+            assert (~batch.present[name]).tolist() == mask
+            assert not batch.inputs[name][~batch.present[name]].any()
+
+
+def test_the_same_seed_takes_the_same_whatever_else_there_is() -> None:
+    config = lacking()
+    first, again = population(config), population(config | {"clients": {"paired": config["clients"]["paired"]}})
+    other = population(config | {"run": config["run"] | {"seed": 1}})
+    for name, member in again.members.items():
+        assert masks(first.train(first.members[name])) == masks(again.train(member))
+        assert masks(first.train(first.members[name])) != masks(other.train(other.members[name]))
+    a, b = (masks(first.train(first.members[f"paired-{k}"])) for k in (0, 1))
+    assert a != b
+
+
+def test_some_clients_lack_a_modality_altogether() -> None:
+    federation = population(lacking(by="client", test=True))
+    sides = []
+    for member in (one for one in federation.members.values() if one.group == "paired"):
+        train, test = masks(federation.train(member)), masks(federation.test(member))
+        assert all(len(set(mask)) == 1 for mask in (*train.values(), *test.values()))
+        assert {name: mask[0] for name, mask in train.items()} == {name: mask[0] for name, mask in test.items()}
+        sides.append(tuple(name for name, mask in train.items() if mask[0]))
+    assert sorted(sides) == [(), ("image",), ("text",), ("text",)]
+
+
+def test_all_items_of_some_classes_lack_a_modality_in_tests_too() -> None:
+    config = lacking(by="class", test=True)
+    config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
+    federation = population(config)
+    seen: dict[int, set[tuple[bool, bool]]] = {}
+    for member in (one for one in federation.members.values() if one.group == "paired"):
+        for samples in (federation.train(member), federation.test(member)):
+            for label, *lost in zip(samples.targets["label"].tolist(), *masks(samples).values(), strict=True):
+                seen.setdefault(label, set()).add(tuple(lost))
+    assert all(len(states) == 1 for states in seen.values())
+    assert len(set.union(*seen.values())) == 3
+
+
+def test_a_shared_test_lacks_the_same_for_all_clients() -> None:
+    federation = population(lacking(test=True))
+    first, *others = [federation.test(one) for one in federation.members.values() if one.group == "paired"]
+    assert all(other is first for other in others)
+    captions = len(first) // 12
+    assert [sum(mask) for mask in masks(first).values()] == [3 * captions, 6 * captions]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ({"rates": {"sound": 0.5}}, "missing.rates names 'sound', which not all models of the group encode"),
+        ({"rates": {"image": 0.6, "text": 0.6}}, "are together more than 1, so that items would lack all of the 2"),
+    ],
+)
+def test_rates_of_what_is_not_encoded_or_of_all_are_refused(missing: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment.parse(lacking(**missing))
+
+
+def test_classes_that_there_are_none_of_and_tests_that_there_are_none_of_are_refused() -> None:
+    config = lacking(by="class")
+    config["data"]["sources"]["scenes"] |= {"targets": {}}
+    with pytest.raises(ConfigError, match=r"clients.paired.missing.by is class, but 'scenes' has no item labels"):
+        _ = population(config).members
+    config = lacking(test=True)
+    config["clients"]["paired"]["test_split"] = None
+    with pytest.raises(ConfigError, match="there is no test_split"):
+        Experiment.parse(config)
+
+
+def test_samples_keep_what_they_have_nothing_beside() -> None:
+    federation = population(tiny_experiment())
+    train = federation.train(federation.members["paired-0"])
+    items = train.items.unique()
+    once = train.lacking({"image": items[:4]})
+    twice = once.lacking({"text": items[2:6]})
+    lost = {item: (masks(twice)["image"][k], masks(twice)["text"][k]) for k, item in enumerate(train.items.tolist())}
+    names = items.tolist()
+    assert [lost[item] for item in names[:6]] == [(True, False)] * 4 + [(False, True)] * 2
+    assert all(
+        twice.rows[one][k] >= 0 or twice.rows[other][k] >= 0
+        for k in range(len(train))
+        for one, other in combinations(train.inputs, 2)
+    )
+    for name, own in twice.batch(torch.arange(len(twice))).by_modality():
+        assert len(own) == sum(not gone for gone in masks(twice)[name])
