@@ -10,6 +10,8 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 import polyfed
+from misbehaving import contents
+from polyfed.core.errors import ConfigError
 from polyfed.data import samples as samples_module
 from polyfed.data.samples import Inputs
 from polyfed.runs.experiment import Experiment
@@ -53,6 +55,53 @@ def test_what_a_sample_lacks_is_never_looked_at(method: str, tmp_path: Path, mon
     measured = [value for one in run.records.measurements for value in one.metrics.values()]
     assert measured
     assert all(value == value for value in measured)
+
+
+def classifying(**task: object) -> Config:
+    """Clients that tell the topic of a picture and its text, of whose samples most lack one of the two."""
+    config = tiny_experiment()
+    paired = config["clients"]["paired"] | {"task": {"name": "classification", "target": "label"} | task}
+    config["clients"] = {"paired": paired | {"missing": {"rates": {"image": 0.4, "text": 0.4}, "test": True}}}
+    config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
+    config["run"] |= {"rounds": 2, "eval_every": 2}
+    return config | {"server": None, "aggregation": {"clip": None}}
+
+
+IMPUTATIONS = ["drop", "zero", "placeholder", "prototypes", "nearest", "generator"]
+
+
+@pytest.mark.parametrize("imputation", IMPUTATIONS)
+def test_every_imputation_trains_and_is_averaged_alike_on_a_wire(
+    imputation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = classifying(imputation={"name": imputation, "dropout": 0.3}, given="each")
+    monkeypatch.setattr(samples_module, "_filled", poisoned)
+    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert not run.records.events
+    last = run.records.last("paired-0")
+    assert {"accuracy", "accuracy_given_image", "accuracy_given_text"} <= last.keys()
+    config["run"]["engine"] = {"name": "local", "serialize": True}
+    again = polyfed.run(Experiment.parse(config), tmp_path / "again", quiet=True)
+    assert contents(run) == contents(again)
+
+
+def noised(imputation: str) -> Config:
+    config = classifying(imputation=imputation)
+    config["clients"]["paired"]["model"]["encoders"]["image"]["norm"] = "group"
+    config["privacy"] = {"samples": {"noise_multiplier": 1.0, "clip": 1.0}, "metrics": "clear"}
+    return config
+
+
+@pytest.mark.parametrize("imputation", ["drop", "placeholder", "generator"])
+def test_noise_in_training_holds_for_samples_that_lack_something(imputation: str, tmp_path: Path) -> None:
+    config = noised(imputation)
+    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert not [event for event in run.records.events if "privacy" not in event.incident]
+
+
+def test_prototypes_of_samples_are_refused_with_noise_in_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="compares samples of a batch"):
+        polyfed.run(Experiment.parse(noised("prototypes")), tmp_path / "run", quiet=True)
 
 
 def test_batches_without_a_pair_train_nothing(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ def test_a_sample_counts_by_the_modalities_that_it_has():
     model, batch = identity_model("image", "text"), samples.batch(torch.arange(3))
     image, text = batch.inputs["image"], batch.inputs["text"]
     expected = torch.stack([(image[0] + text[0]) / 2, text[1], image[2]])
-    assert torch.allclose(Classification().feature(model, batch), expected)
+    assert torch.allclose(Classification().feature(model, Classification().head(6, samples), batch), expected)
     only = batch.having("image")
-    assert torch.equal(Classification(modality="image").feature(model, only), image[[0, 2]])
+    assert torch.equal(Classification(modality="image").feature(model, None, only), image[[0, 2]])
 
 
 def test_metrics_equal_a_loop_over_the_samples():

@@ -179,7 +179,7 @@ class FedProto(Algorithm):
 
         def pull(model: CachedModel, batch: Batch) -> Tensor:
             # the task has embedded this batch already, and `model` remembers
-            features, labels = self.feature(model, task, batch), batch.targets[task.target].long()
+            features, labels = self.feature(model, client, batch), batch.targets[task.target].long()
             return self.proto_weight * prototype_distance(features, rows, present, labels, self.distance)
 
         return pull
@@ -215,9 +215,10 @@ class FedProto(Algorithm):
         _require_shape(space, own.shape, (_class_count(client), client.model.dim))
         return GlobalPrototypes(*(part.to(client.device) for part in own))
 
-    def feature(self, model: Embedder, task: Classification, batch: Batch) -> Float[Tensor, "b d"]:
+    def feature(self, model: Embedder, client: Client, batch: Batch) -> Float[Tensor, "b d"]:
         """What the classifier takes of a batch, of unit length if so asked."""
-        feature = task.feature(model, batch)
+        assert isinstance(client.task, Classification)
+        feature = client.task.feature(model, client.head, batch)
         return F.normalize(feature.float(), dim=-1) if self.normalise else feature
 
     def features(self, client: Client, task: Classification, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
@@ -225,7 +226,7 @@ class FedProto(Algorithm):
         with evaluating(client.model):
             for batch in (one.to(client.device) for one in samples.batches(client.evaluation_batch)):
                 with client.autocast():
-                    features = self.feature(client.model, task, batch)
+                    features = self.feature(client.model, client, batch)
                 yield features.float(), batch.targets[task.target].long()
 
     @client_query(float)

@@ -60,7 +60,7 @@ class PFedPrompt(FedAvg):
         assert isinstance(head, NamesHead)
         client.model.eval()
         features = [
-            F.normalize(task.feature(client.model, batch.to(client.device)).float(), dim=-1)
+            F.normalize(task.feature(client.model, client.head, batch.to(client.device)).float(), dim=-1)
             for batch in client.train.batches(client.evaluation_batch)
         ]
         labels = client.train.targets[task.target].long().to(client.device)

@@ -106,6 +106,13 @@ class Batch:
             if len(own):
                 yield name, own
 
+    def having_any(self, *modalities: str) -> Batch:
+        """The samples that have one of ``modalities`` at least."""
+        if any(name not in self.present for name in modalities):
+            return self
+        there = torch.stack([self.present[name] for name in modalities]).any(0)
+        return self.each(lambda column: column[there])
+
     def having(self, *modalities: str) -> Batch:
         """The samples that lack none of ``modalities``."""
         masks = [self.present[name] for name in modalities if name in self.present]
@@ -259,6 +266,11 @@ class Samples:
     def having(self, *modalities: str) -> Samples:
         """The samples that lack none of ``modalities``, in their order."""
         there = torch.stack([self.rows[name] >= 0 for name in modalities]).all(0)
+        return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
+
+    def having_any(self, *modalities: str) -> Samples:
+        """The samples that have one of ``modalities`` at least, in their order."""
+        there = torch.stack([self.rows[name] >= 0 for name in modalities]).any(0)
         return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
 
     def lacking(self, items: Mapping[str, Int64[Tensor, " k"]]) -> Samples:

@@ -65,6 +65,7 @@ class Participant:
     _trainers: dict[str, Trainer] = field(default_factory=dict)
     _epochs: Epochs = field(default_factory=Epochs)
     _model: Model | None = None
+    _is_ready: bool = False
 
     @property
     def model(self) -> Model:
@@ -192,11 +193,13 @@ class Participant:
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
         """The participant's own objective on a batch; ``model`` embeds it where other losses share that."""
+        self._ready()
         with self.autocast():
             return self.task.loss(model or self.model, self.head, batch)
 
     def training_loss(self, batch: Batch, task_weight: float = 1.0, regulariser: Regulariser | None = None) -> Tensor:
         """The scalar ``task_weight`` * task loss + regulariser of a batch; a weight of 0 leaves the task out."""
+        self._ready()
         shared, losses = CachedModel(self.model), []
         with self.autocast():
             if task_weight:
@@ -205,6 +208,13 @@ class Participant:
             if regulariser is not None:
                 losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
         return sum(losses[1:], losses[0])
+
+    def _ready(self, *, anew: bool = False) -> None:
+        """The task has seen to what it takes of the model as it was when training began, or is now."""
+        if anew or not self._is_ready:
+            with self.autocast():
+                self.task.prepare(self.model, self.head, self.public, self.evaluation_batch)
+            self._is_ready = True
 
     def fit(
         self,
@@ -293,6 +303,7 @@ class Participant:
 
     def evaluate(self, samples: Samples) -> dict[str, float]:
         """The task's metrics on samples."""
+        self._ready(anew=True)
         with self.autocast():
             return self.task.evaluate(self.model, self.head, samples, batch_size=self.evaluation_batch)
 

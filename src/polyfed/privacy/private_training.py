@@ -10,7 +10,7 @@ import importlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -213,6 +213,16 @@ class PerSampleGradients:
         return {name: torch.cat([gradients[name] for gradients in alone]) for name in zeros}
 
     def _of(self, batch: Batch) -> dict[str, Tensor]:
+        if not batch.present:
+            return self._alike(batch)
+        # what is computed may not depend on the data of one sample: those that lack the same are taken together
+        masks = torch.stack([*batch.present.values()])
+        parts = [(masks == pattern[:, None]).all(0).nonzero()[:, 0] for pattern in torch.unique(masks, dim=1).T]
+        gradients = [self._alike(_without_gaps(batch, part)) for part in parts]
+        order = torch.cat(parts).argsort()
+        return {name: torch.cat([one[name] for one in gradients])[order] for name in gradients[0]}
+
+    def _alike(self, batch: Batch) -> dict[str, Tensor]:
         weights = {name: value.detach() for name, value in self._trained.items()}
         content = dict(vars(batch.to(self.participant.device)))
         with by_sample(self._module):
@@ -229,6 +239,14 @@ class PerSampleGradients:
     def forget(self) -> None:
         """Leave nothing of single samples at the parameters, which serve the next client next."""
         self._optimizer.zero_grad(set_to_none=True)
+
+
+def _without_gaps(batch: Batch, places: Tensor) -> Batch:
+    """The samples at ``places``, which lack the same modalities, with the inputs that they have."""
+    chosen = batch.each(lambda column: column[places])
+    lacking = [name for name, mask in chosen.present.items() if not bool(mask.any())]
+    inputs = {name: x for name, x in chosen.inputs.items() if name not in lacking}
+    return replace(chosen, inputs=inputs, present={})
 
 
 class _LossModule(nn.Module):

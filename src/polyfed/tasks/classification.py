@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,8 +20,12 @@ from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_c
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
+from polyfed.tasks.imputation import Imputation, Imputer, parts_of
+from polyfed.tasks.imputations import LeaveOut
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import Task
+
+_IMPUTER = "imputer"
 
 
 class ClassNames(Settings):
@@ -54,12 +58,14 @@ class ClassNames(Settings):
 
 
 class Classification(Task):
-    """Predict a class from the embedding of one modality, or from the mean of the embeddings of several, of
-    those that a sample has.
+    """Predict a class from the embedding of one modality, or from the mean of the embeddings of several, with what
+    ``imputation`` puts in place of those that a sample lacks.
 
     Metrics in percent: ``accuracy`` (primary), ``top5`` (from 10 classes on), ``balanced_accuracy`` (mean
     recall of the classes that occur) and ``macro_f1``; further ``loss`` (cross-entropy without margin, mean
-    over samples), ``n`` samples and ``classes``. Ties and NaN count against the model.
+    over samples), ``n`` samples and ``classes``. Ties and NaN count against the model. Where test samples lack
+    modalities, ``accuracy_given_<modality>...`` and ``n_given_<modality>...`` are of those that have just these; with
+    ``given: each``, of all that have a modality, given this alone.
 
     With ``names`` the classifier is what the model makes of texts with the names of the classes, so that an untrained
     pretrained model classifies too (the twin ``zero-shot``).
@@ -67,7 +73,7 @@ class Classification(Task):
     The released CreamFL: ``margin: 4, separation: 0.5, non_negative: true, scale: 128, bias: true``.
     """
 
-    shapes_head: ClassVar[tuple[str, ...] | None] = ("classes", "non_negative", "scale", "bias", "names")
+    shapes_head: ClassVar[tuple[str, ...] | None] = ("classes", "non_negative", "scale", "bias", "names", "imputation")
 
     target: str = Field(default="label", description="name of the target that holds the class")
     classes: int | None = Field(
@@ -82,6 +88,12 @@ class Classification(Task):
     scale: float = Field(default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)")
     bias: bool = Field(default=True, description="whether the classifier has a bias")
 
+    imputation: SerializeAsAny[Imputation] = Field(
+        default=LeaveOut(), description="what stands for the embedding of a modality that a sample lacks"
+    )
+    given: Literal["all", "each"] = Field(
+        default="all", description="judge test samples by all that they have, or also given each modality alone"
+    )
     names: ClassNames | None = Field(
         default=None,
         description="classify by texts with the names of the classes; null: by a classifier that is learnt",
@@ -105,9 +117,15 @@ class Classification(Task):
     def own_modalities(self) -> frozenset[str]:
         return frozenset() if self.names is None else frozenset({self.names.modality})
 
+    @model_validator(mode="after")
+    def _imputation_acts(self) -> Self:
+        if self.modality is not None:
+            require_default(self, f"with modality: {self.modality}", "imputation", "given")
+        return self
+
     @property
     def is_per_sample(self) -> bool:
-        return not self.separation
+        return not self.separation and self.imputation.is_per_sample
 
     @property
     def primary(self) -> str:
@@ -125,8 +143,13 @@ class Classification(Task):
         Raises:
             ConfigError: the samples have no such target or modality, or a label is out of range.
         """
-        self._modalities(samples.modalities)
-        classes = self._classes(samples)
+        modalities, classes = self._modalities(samples.modalities), self._classes(samples)
+        head = self._classifier(dim, classes, samples)
+        if len(modalities) > 1:
+            head.add_module(_IMPUTER, self.imputation.imputer(dim, modalities, classes))
+        return head
+
+    def _classifier(self, dim: int, classes: int, samples: Samples) -> nn.Module:
         if self.names is not None:
             return NamesHead(
                 self.names.texts(self._names_of_classes(samples)), self.names.modality, self.names.temperature
@@ -135,9 +158,28 @@ class Classification(Task):
             return NonNegativeHead(dim, classes, scale=self.scale, bias=self.bias)
         return LinearHead(dim, classes, bias=self.bias)
 
+    def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
+        """See ``Task``."""
+        imputer = _imputer(head)
+        if imputer is not None:
+            imputer.prepare(model, public, batch_size)
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        logits = self.scores(model, head, batch)
-        loss = margin_cross_entropy(logits, batch.targets[self.target].long(), self.margin)
+        batch = batch.having_any(*self._modalities(tuple(batch.inputs)))
+        if not len(batch):
+            return batch.no_loss
+        labels, imputer = batch.targets[self.target].long(), _imputer(head)
+        if imputer is None:
+            return self._loss(self.scores(model, head, batch), labels, head)
+        parts = parts_of(model, batch, imputer.modalities)
+        if imputer.training:
+            imputer.observe(parts, labels)
+        loss = self._loss(_classified(model, head, imputer(parts, len(batch))), labels, head)
+        own = imputer.loss(parts, len(batch))
+        return loss if own is None else loss + own
+
+    def _loss(self, logits: Tensor, labels: Tensor, head: nn.Module | None) -> Tensor:
+        loss = margin_cross_entropy(logits, labels, self.margin)
         if self.separation:
             assert head is not None
             loss = loss + self.separation * class_separation(head.get_parameter("weight"))
@@ -161,36 +203,65 @@ class Classification(Task):
                 f"target '{self.target}' has label {int(outside[0])}, but the head knows {classes} classes; "
                 "set classes to the number over all splits"
             )
-        samples = samples.only(self._modalities(samples.modalities))
-        results: list[tuple[Tensor, Tensor, Tensor]] = []
+        modalities = self._modalities(samples.modalities)
+        samples = samples.only(modalities).having_any(*modalities)
+        labels = labels if len(labels) == len(samples) else self._labels(samples)
         with evaluating(model, head):
-            head = _classifier(model, head)  # once for all batches
-            for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
-                logits, truth = self.scores(model, head, batch).float(), batch.targets[self.target].long()
-                positions = label_ranks(logits, truth)
-                losses = F.cross_entropy(logits, truth, reduction="none")  # without margin, whatever training has
-                results.append((positions, predictions(logits, truth, positions), losses))
-        # left on the device until here, so that no batch waits for a GPU
-        positions, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
-        metrics = accuracies(positions, predicted, labels, classes)
-        metrics |= {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
+            positions, predicted, losses = self._outcomes(model, head, samples, batch_size)
+            metrics = accuracies(positions, predicted, labels, classes)
+            metrics |= {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
+            for given, chosen in self._given(samples).items():
+                mine = positions[chosen] if self.given == "all" else None
+                if mine is None:
+                    alone = samples.only([given]).subset(chosen)
+                    mine = self._outcomes(model, head, alone, batch_size)[0]
+                metrics |= {f"accuracy_given_{given}": 100.0 * float((mine < 1).double().mean())}
+                metrics |= {f"n_given_{given}": float(len(mine))}
         return TaskScores(
             metrics | items_beside(samples), {"accuracy": [mean_by_item(100.0 * (positions < 1), samples.items)]}
         )
 
-    def feature(self, model: Embedder, batch: Batch) -> Float[Tensor, "b d"]:
-        modalities = self._modalities(tuple(batch.inputs))
-        if batch.present:
-            return _mean_of_present(model, batch, modalities)
-        embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
+    def _outcomes(
+        self, model: Embedder, head: nn.Module, samples: Samples, batch_size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Position of the true class of each sample among all, the predicted one, and the loss."""
+        results: list[tuple[Tensor, Tensor, Tensor]] = []
+        classifier = _classifier(model, head)  # once for all batches
+        for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
+            logits = classifier(self.feature(model, head, batch)).float()
+            truth = batch.targets[self.target].long()
+            positions = label_ranks(logits, truth)
+            losses = F.cross_entropy(logits, truth, reduction="none")  # without margin, whatever training has
+            results.append((positions, predictions(logits, truth, positions), losses))
+        # left on the device until here, so that no batch waits for a GPU
+        positions, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
+        return positions, predicted, losses
+
+    def _given(self, samples: Samples) -> dict[str, Int64[Tensor, " k"]]:
+        """What test samples are judged by beside all that they have: which modalities -> which samples."""
+        there = {name: samples.rows[name] >= 0 for name in samples.modalities}
+        if self.given == "each":
+            return {name: mask.nonzero()[:, 0] for name, mask in there.items() if len(there) > 1 and bool(mask.any())}
+        masks, patterns = torch.stack([*there.values()]), {}
+        if bool(masks.all()):
+            return {}
+        for pattern in torch.unique(masks, dim=1).T:
+            names = "_".join(name for name, has in zip(there, pattern.tolist(), strict=True) if has)
+            patterns[names] = (masks == pattern[:, None]).all(0).nonzero()[:, 0]
+        return patterns
+
+    def feature(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b d"]:
+        """What is classified: the embedding of the one modality, or the mean of those of several."""
+        modalities, imputer = self._modalities(tuple(batch.inputs)), _imputer(head)
+        if imputer is not None:
+            mean: Tensor = imputer(parts_of(model, batch, imputer.modalities), len(batch))
+            return mean
         # of embeddings, not of logits: one head serves any number of modalities
+        embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
         return torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
-        if head is None:
-            raise TypeError("classification needs the module that its head() made")
-        logits: Tensor = _classifier(model, head)(self.feature(model, batch))
-        return logits
+        return _classified(model, head, self.feature(model, head, batch))
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
         wanted = available if self.modality is None else (self.modality,)
@@ -233,15 +304,18 @@ class Classification(Task):
         return classes
 
 
+def _imputer(head: nn.Module | None) -> Imputer | None:
+    """What fills in for modalities; a head of one modality has none."""
+    imputer = getattr(head, _IMPUTER, None)
+    return imputer if isinstance(imputer, Imputer) else None
+
+
+def _classified(model: Embedder, head: nn.Module | None, feature: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
+    if head is None:
+        raise TypeError("classification needs the module that its head() made")
+    logits: Tensor = _classifier(model, head)(feature)
+    return logits
+
+
 def _classifier(model: Embedder, head: nn.Module) -> nn.Module:
     return head.against(model) if isinstance(head, NamesHead) else head
-
-
-def _mean_of_present(model: Embedder, batch: Batch, modalities: Sequence[str]) -> Float[Tensor, "b d"]:
-    every = torch.ones_like(batch.index, dtype=torch.bool)
-    places = {modality: batch.present.get(modality, every).nonzero()[:, 0] for modality in modalities}
-    parts = {name: model.embed(name, batch.inputs[name][own]) for name, own in places.items() if len(own)}
-    total = next(iter(parts.values())).new_zeros(len(batch), next(iter(parts.values())).shape[1])
-    for name, values in parts.items():
-        total = total.index_add(0, places[name], values)
-    return total / torch.bincount(torch.cat(list(places.values())), minlength=len(batch))[:, None]

@@ -88,6 +88,10 @@ class Joint(Task):
         for task in self.tasks:
             task.require_model(model)
 
+    def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
+        for name, task in self.by_name.items():
+            task.prepare(model, _own(head, name), public, batch_size)
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Weighted sum of the tasks' losses."""
         losses = [task.loss(model, _own(head, name), batch) for name, task in self.by_name.items()]

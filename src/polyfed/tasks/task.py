@@ -76,6 +76,13 @@ class Task(Settings):
     def require_model(self, model: Model) -> None:
         """Raise ConfigError if the task cannot be trained with this model; most can with any."""
 
+    def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
+        """Get ready for a model as it is, before it is trained or judged; most tasks need not.
+
+        Raises:
+            ConfigError: that takes a public set, and there is none.
+        """
+
     @abstractmethod
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Scalar training loss of a batch (on the model's device)."""

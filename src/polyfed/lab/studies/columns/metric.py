@@ -54,7 +54,8 @@ class Metric(ColumnSettings):
         if self.kind == "train":  # the method decides what it tells
             return
         names = [name for task in tasks for name in task.metric_names]
-        if all(task.metric_names for task in tasks) and self.metric not in names:  # else its data decide
+        whole = self.metric.partition("_given_")[0]  # of samples that have just these modalities
+        if all(task.metric_names for task in tasks) and whole not in names:  # else its data decide
             raise ConfigError(f"metric: '{self.of}' has no '{self.metric}'; {nearest(self.metric, names)}")
 
     def _tasks_of_clients(self, experiment: Experiment) -> list[Task]:

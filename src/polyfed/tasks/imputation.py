@@ -1,0 +1,147 @@
+"""What stands for the embedding of a modality that a sample lacks, where embeddings of several are averaged."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.core.settings import Settings
+from polyfed.data.samples import Batch, Samples
+from polyfed.models.model import Embedder
+
+
+@dataclass(frozen=True)
+class Part:
+    """Embeddings of those samples of a batch that have a modality.
+
+    Attributes:
+        values: [k, d].
+        places: place of each in the batch, ascending.
+    """
+
+    values: Float[Tensor, "k d"]
+    places: Int64[Tensor, " k"]
+
+
+Parts = Mapping[str, Part]
+
+
+class Imputation(Settings):
+    """A way to fill in for what samples lack. Subclasses live in ``polyfed.tasks.imputations``."""
+
+    home: ClassVar[str] = "polyfed.tasks.imputations"
+    is_per_sample: ClassVar[bool] = True
+    """Whether what stands for a sample's modality depends on no other private sample."""
+
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="share of samples with several modalities that lose one in training"
+    )
+
+    @abstractmethod
+    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+        """The module that fills in; its parameters are trained with the classifier, and averaged with it.
+
+        Args:
+            dim: width of embeddings.
+            modalities: all that are averaged.
+            classes: number of classes that samples have.
+        """
+
+
+class Imputer(nn.Module):
+    """The mean over modalities of a sample's embeddings, with something in place of those that it lacks.
+
+    Args:
+        modalities: all that are averaged.
+        dropout: see ``Imputation``.
+    """
+
+    def __init__(self, modalities: Sequence[str], dropout: float) -> None:
+        super().__init__()
+        self.modalities, self.dropout = tuple(modalities), dropout
+
+    def forward(self, parts: Parts, count: int) -> Float[Tensor, "b d"]:
+        """The mean embedding of each of ``count`` samples, each of which has a modality at least."""
+        parts = self.thinned(parts, count) if self.training and self.dropout else parts
+        if len(parts) == len(self.modalities) and all(len(part.places) == count for part in parts.values()):
+            return torch.stack([parts[name].values for name in self.modalities]).mean(0)
+        first = next(iter(parts.values())).values
+        total = first.new_zeros(count, first.shape[1])
+        for name in self.modalities:
+            if name in parts:
+                total = total.index_add(0, parts[name].places, parts[name].values)
+            lacking = absent(parts, name, count, first.device)
+            if len(lacking):
+                total = total.index_add(0, lacking, self.fill(name, lacking, parts, count).to(total.dtype))
+        return total / self.share(parts, count)
+
+    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
+        """What stands for a modality that the samples at ``places`` lack, of the ``count`` samples of a batch."""
+        raise NotImplementedError
+
+    def share(self, parts: Parts, count: int) -> Float[Tensor, "b 1"] | int:
+        """What the sum of embeddings is divided by."""
+        return len(self.modalities)
+
+    def loss(self, parts: Parts, count: int) -> Tensor | None:
+        """What the imputer itself learns from a batch beside the task; None: nothing."""
+        return None
+
+    @torch.no_grad()
+    def observe(self, parts: Parts, labels: Int64[Tensor, " b"]) -> None:
+        """Take note of a batch in training."""
+
+    def prepare(self, model: Embedder, public: Samples | None, batch_size: int) -> None:
+        """Get ready for the model as it is, before a client trains or is tested.
+
+        Raises:
+            ConfigError: it takes a public set with all modalities, and there is none.
+        """
+
+    def thinned(self, parts: Parts, count: int) -> Parts:
+        """The parts after modality dropout: some samples lose one modality of several, at random.
+
+        From torch's global generator, as every dropout.
+        """
+        device = next(iter(parts.values())).places.device
+        there = torch.zeros(len(self.modalities), count, dtype=torch.bool, device=device)
+        for row, name in enumerate(self.modalities):
+            if name in parts:
+                there[row, parts[name].places] = True
+        loses = (torch.rand(count, device=device) < self.dropout) & (there.sum(0) > 1)
+        # the modality with the largest draw, of those that the sample has
+        drawn = torch.rand(len(self.modalities), count, device=device).masked_fill(~there, -1)
+        kept = there & ~(loses & (drawn == drawn.amax(0)))
+        thin = {}
+        for row, name in enumerate(self.modalities):
+            if name in parts and bool((mask := kept[row, parts[name].places]).any()):
+                thin[name] = Part(parts[name].values[mask], parts[name].places[mask])
+        return thin
+
+
+def parts_of(model: Embedder, batch: Batch, modalities: Sequence[str]) -> dict[str, Part]:
+    """Embeddings of a batch by modality, of the samples that have it."""
+    every = torch.arange(len(batch), device=batch.index.device)
+    parts = {}
+    for name in (one for one in modalities if one in batch.inputs):
+        places = every if name not in batch.present else batch.present[name].nonzero()[:, 0]
+        x = batch.inputs[name]
+        if len(places):
+            # the very input where nobody lacks it: models remember what they have embedded
+            parts[name] = Part(model.embed(name, x if len(places) == len(batch) else x[places]), places)
+    return parts
+
+
+def absent(parts: Parts, modality: str, count: int, device: torch.device) -> Int64[Tensor, " k"]:
+    """Places of the samples that lack a modality."""
+    lacking = torch.ones(count, dtype=torch.bool, device=device)
+    if modality in parts:
+        lacking[parts[modality].places] = False
+    return lacking.nonzero()[:, 0]
