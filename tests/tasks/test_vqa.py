@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from task_samples import identity_model, make_samples
 from torch import nn
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.answers import OTHER
@@ -62,6 +64,18 @@ def test_logits_are_those_of_the_head_on_the_embeddings_that_are_used(use):
     head, batch = built(task, samples), samples.batch(torch.arange(4))
     expected = head([batch.inputs[name] for name in use or ("image", "text")])
     torch.testing.assert_close(task.scores(model, head, batch), expected)
+
+
+def test_what_a_question_lacks_is_zeros_in_training_and_when_it_is_judged():
+    samples = asked([0, 1, 1, 0])
+    samples = replace(samples, rows=dict(samples.rows) | {"image": torch.tensor([0, -1, 1, -1])})
+    task, model = VQA(hidden=8, fusion="both"), identity_model("image", "text")
+    head, batch = built(task, samples).eval(), samples.batch(torch.arange(4))
+    image = batch.inputs["image"] * torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None]
+    expected = head([image, batch.inputs["text"]])
+    torch.testing.assert_close(task.scores(model, head, batch), expected)
+    found = task.evaluate(model, head, samples, batch_size=3)["loss"]
+    assert found == pytest.approx(float(F.cross_entropy(expected, samples.targets["answer"])), rel=1e-5)
 
 
 def test_the_loss_equals_a_loop_over_answerable_questions():

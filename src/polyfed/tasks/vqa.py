@@ -20,6 +20,7 @@ from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import sole_best
+from polyfed.tasks.imputation import parts_of
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import Task
 
@@ -28,7 +29,8 @@ class VQA(Task):
     """Answer questions on pictures by classification among the most frequent training answers (CreamFL, Table 2).
 
     Samples come from a source ``questions``, which makes classes of answers. A fused head on the embeddings of all
-    modalities, or of those in ``use`` (``[text]`` is the question-only baseline), gives the logits.
+    modalities, or of those in ``use`` (``[text]`` is the question-only baseline), gives the logits. A modality that a
+    sample lacks is zeros to it.
 
     Metrics in percent: ``accuracy`` (primary), ``prior`` (always the most frequent training answer), both also by kind
     of question (``accuracy_<kind>``, ``prior_<kind>``: the most frequent training answer of that kind; with
@@ -129,7 +131,7 @@ class VQA(Task):
     def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
         modalities = self._modalities(tuple(batch.inputs))
         if self.encoders == "fine_tuned":
-            return [model.embed(modality, batch.inputs[modality]) for modality in modalities]
+            return _embedded(model, batch, modalities)
         plain = model.model if isinstance(model, CachedModel) else model  # no other loss may get what has no gradient
         if not isinstance(plain, nn.Module):
             raise ConfigError(
@@ -137,7 +139,7 @@ class VQA(Task):
                 "set encoders: fine_tuned"
             )
         with evaluating(plain, inference=False):  # the head trains on what comes of it
-            return [plain.embed(modality, batch.inputs[modality]) for modality in modalities]
+            return _embedded(plain, batch, modalities)
 
     def _modalities(self, available: Sequence[str]) -> tuple[str, ...]:
         wanted = tuple(available) if self.use is None else self.use
@@ -230,10 +232,23 @@ def _encode(
     model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
     rows, place = samples.distinct(modality)
+    there = rows[rows >= 0]
     blocks = (
-        samples.load(modality, part).to(model.device, non_blocking=True) for part in torch.split(rows, batch_size)
+        samples.load(modality, part).to(model.device, non_blocking=True) for part in torch.split(there, batch_size)
     )
-    return torch.cat([model.embed(modality, x) for x in blocks]), place.to(model.device)
+    values = torch.cat([model.embed(modality, x) for x in blocks])
+    # rows ascend: that of samples without the modality is the first
+    return F.pad(values, (0, 0, len(rows) - len(there), 0)), place.to(model.device)
+
+
+def _embedded(model: Embedder, batch: Batch, modalities: Sequence[str]) -> list[Float[Tensor, "b d"]]:
+    """Embeddings by modality, zero for samples that lack it."""
+    parts = parts_of(model, batch, modalities)
+    like = next(iter(parts.values())).values
+    zeros = like.new_zeros(len(batch), like.shape[1])
+    whole = {name: part.values for name, part in parts.items() if len(part.places) == len(batch)}
+    whole |= {name: zeros.index_add(0, part.places, part.values) for name, part in parts.items() if name not in whole}
+    return [whole.get(name, zeros) for name in modalities]
 
 
 def _percent(scores: Bool[Tensor, " n"] | Float[Tensor, " n"]) -> float:
