@@ -54,6 +54,16 @@ def lacking(values: pa.ChunkedArray) -> Mask:
     return null.to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
 
+def empty(values: pa.ChunkedArray) -> Mask:
+    """True where an entry is null or a blank text, or a list that has nothing but such entries."""
+    if not is_list(values.type):
+        return lacking(values)
+    lengths = list_lengths(values)
+    there = np.repeat(np.arange(len(lengths)), lengths)[~lacking(pc.list_flatten(values))]
+    nothing: Mask = np.bincount(there, minlength=len(lengths)) == 0
+    return nothing
+
+
 def list_lengths(values: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     """Number of entries of each list; 0 for a null."""
     lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(values), 0).to_numpy().astype(np.int64)

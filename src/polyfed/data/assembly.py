@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import fingerprint_of, lacking, list_lengths
@@ -51,12 +52,15 @@ def assemble(
     def rows(column: Column) -> Int64[Tensor, " n"]:
         return places if column.nested else items
 
+    filled = {name: _without_gaps(column, items) for name, column in columns.items() if column.gaps}
+    columns |= {name: column for name, (column, _) in filled.items()}
+
     def opened(chosen: Mapping[str, View]) -> dict[str, Inputs]:
         return {name: view.beside(views).open(columns[name], name, context) for name, view in chosen.items()}
 
     return Samples(
         inputs=opened(views),
-        rows={name: rows(column) for name, column in columns.items()},
+        rows={name: filled[name][1] if name in filled else rows(column) for name, column in columns.items()},
         items=items,
         targets={name: _labels(column)[rows(column)] for name, column in labels.items()},
         ids=split.ids,
@@ -80,12 +84,33 @@ def _items_of_samples(columns: Sequence[Column], count: int) -> Int64[Tensor, " 
     nested = [column for column in columns if column.nested]
     if not nested:
         return torch.arange(count)
-    first, *others = [torch.from_numpy(list_lengths(column.values)) for column in nested]
-    for column, lengths in zip(nested[1:], others, strict=True):
-        if not torch.equal(first, lengths):
-            item = int((first != lengths).nonzero()[0])
-            raise DataError(f"item {item}: {nested[0].where} and {column.where} hold lists of different length")
-    return torch.repeat_interleave(torch.arange(count), first)
+    own = [torch.from_numpy(list_lengths(column.values)) for column in nested]
+    longest = torch.stack(own).amax(0)
+    for column, lengths in zip(nested, own, strict=True):
+        # an item that lacks a modality has no list of it
+        differs = (lengths != longest) & ~((lengths == 0) & column.gaps)
+        if differs.any():
+            item = int(differs.nonzero()[0])
+            other = next(one for one, of in zip(nested, own, strict=True) if int(of[item]) == int(longest[item]))
+            first, second = sorted((other, column), key=nested.index)
+            raise DataError(f"item {item}: {first.where} and {second.where} hold lists of different length")
+    if any(column.gaps for column in columns):
+        longest = longest.clamp(min=1)
+    return torch.repeat_interleave(torch.arange(count), longest)
+
+
+def _without_gaps(column: Column, items: Int64[Tensor, " n"]) -> tuple[Column, Int64[Tensor, " n"]]:
+    """What is there of a column, and the row of each sample in it; -1 where a sample lacks it."""
+    whole, there = column.without_gaps()
+    entries = torch.from_numpy(there)
+    row = F.pad((entries.cumsum(0) - 1).masked_fill(~entries, -1), (0, 1), value=-1)
+    if not column.nested:
+        return whole, row[items]
+    lengths = torch.from_numpy(list_lengths(column.values))
+    starts = lengths.cumsum(0) - lengths
+    among = torch.arange(len(items)) - torch.searchsorted(items, items)  # place of a sample among its item's
+    # the last row is that of no entry
+    return whole, row[torch.where(lengths[items] > 0, starts[items] + among, -1)]
 
 
 def _groups(column: Column) -> Int64[Tensor, " n"]:
@@ -142,7 +167,9 @@ def of_items(
     lacking: Mapping[str, Int64[Tensor, " m"]] = MappingProxyType({}),
 ) -> Samples:
     """The samples of ``items``; those ``lacking`` a modality, by its name, are without."""
-    return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1)).lacking(lacking).prepared()
+    chosen = samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1)).lacking(lacking)
+    # what a participant encodes is not all that items have: one that has nothing of it is no sample to it
+    return (chosen.having_any(*samples.modalities) if samples.modalities else chosen).prepared()
 
 
 def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:

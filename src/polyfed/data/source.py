@@ -16,7 +16,7 @@ from pydantic import Field
 
 from polyfed.core.errors import DataError
 from polyfed.core.settings import Settings
-from polyfed.data.arrow import fingerprint_of, is_list, is_text, list_lengths
+from polyfed.data.arrow import Mask, fingerprint_of, is_list, is_text, lacking, list_lengths
 
 OTHER_LAYOUTS = (
     "pictures in class folders or with a file of captions or labels, and files of texts, load as "
@@ -33,6 +33,7 @@ class Column:
         encoded: whether the values are numbers of texts, which are what the data hold.
         folder: folder of the data set, in which files lie that values may name; None: they name none.
         recipe: identifies what a generated column is made of, wherever that is; empty: only its values tell.
+        gaps: whether items may lack it: entries that are null or blank, and empty lists, are no values.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class Column:
         encoded: bool = False,
         folder: Path | None = None,
         recipe: str = "",
+        gaps: bool = False,
     ) -> None:
         """``values``, or a call that reads them; ``nested`` is looked up in them unless it is given."""
         # whether a column is nested shapes samples; saying so spares reading its values
         self._values, self._nested = values, nested
         self.fingerprint, self.where, self.encoded = fingerprint, where, encoded
-        self.folder, self.recipe = folder, recipe
+        self.folder, self.recipe, self.gaps = folder, recipe, gaps
 
     @cached_property
     def values(self) -> pa.ChunkedArray:
@@ -60,6 +62,13 @@ class Column:
     def nested(self) -> bool:
         """Whether an item holds a list of values, such as the five captions of a picture."""
         return is_list(self.values.type) if self._nested is None else self._nested
+
+    def without_gaps(self) -> tuple[Column, Mask]:
+        """The flat values that are there, as a column of one value an entry, and which entries they are."""
+        flat = pc.list_flatten(self.values) if self.nested else self.values
+        there = ~lacking(flat)
+        stamp = fingerprint_of(self.fingerprint, "without gaps")
+        return Column(flat.filter(pa.array(there)), stamp, self.where, nested=False, folder=self.folder), there
 
     def flat_values(self) -> pa.ChunkedArray:
         """The values, those of a nested column one after the other in item order.

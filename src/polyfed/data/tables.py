@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import Mask, class_names, fingerprint_of, innermost, is_list, is_text, lacking
+from polyfed.data.arrow import Mask, class_names, empty, fingerprint_of, innermost, is_list, is_text, lacking
 from polyfed.data.source import Column, Source, Split
 
 _Value = StrictBool | StrictInt | StrictStr
@@ -85,10 +85,10 @@ class TableSource(Source):
         default_factory=dict,
         description="split -> only so many of its rows, from the first on; the others are no items",
     )
-    incomplete: Literal["refuse", "leave_out"] = Field(
+    incomplete: Literal["refuse", "leave_out", "keep"] = Field(
         default="refuse",
         description="items without a modality of ``columns`` (null; of texts also blank) or without a target: an error "
-        "when they are read, or left out",
+        "when they are read, left out, or kept if they have one modality and all targets",
     )
     keep_first: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
@@ -162,7 +162,8 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
             return labels(column, stamp, here)
         recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
         nested = is_list(table.kind(column))
-        return Column(lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe)
+        gaps = source.incomplete == "keep" and column in source.columns.values() and not _is_known_full(table, column)
+        return Column(lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe, gaps=gaps)
 
     return Split(
         source=name,
@@ -202,14 +203,14 @@ def _items(
     table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
 ) -> tuple[Mask | None, dict[str, int]]:
     """Which rows are items (None: all), and column -> how many fitting rows lack it."""
-    leave_out, first = source.incomplete == "leave_out", source.first.get(table.split)
-    if not source.where and not leave_out and first is None:
+    lenient, first = source.incomplete != "refuse", source.first.get(table.split)
+    if not source.where and not lenient and first is None:
         return None, {}
     fitting: Mask = np.arange(table.count()) < (table.count() if first is None else first)
     fitting &= _where(table, source, names)
     if not fitting.any():
         raise DataError(f"{table.place}: none of the items that fit where is among the first {first}; raise first")
-    rows, left_out = _complete(table, source, fitting) if leave_out else (fitting, {})
+    rows, left_out = _complete(table, source, fitting) if lenient else (fitting, {})
     return None if rows.all() else rows, left_out
 
 
@@ -226,23 +227,36 @@ def _where(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[
 
 
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
-    """Which of the rows lack nothing, and column -> how many lack it."""
-    rows, left_out = fitting.copy(), {}
+    """Which of the rows lack nothing, or no more than they may, and column -> how many of the others lack it."""
     # a list of labels may be empty, which is no gap
     single = [column for column in source.targets.values() if not is_list(table.kind(column))]
-    for column in dict.fromkeys((*source.columns.values(), *single)):
-        kind = table.kind(column)
-        if not is_text(kind) and not is_list(kind) and table.filled(column):
-            continue  # pictures are not read to find that all are there
-        missing = fitting & lacking(table.read(column))
-        if missing.any():
-            left_out[column] = int(missing.sum())
-            rows &= ~missing
+    keeps = [*dict.fromkeys(source.columns.values())] if source.incomplete == "keep" else []
+    gaps = {
+        column: fitting & _gaps(table, column, empty if column in keeps else lacking)
+        for column in dict.fromkeys((*source.columns.values(), *single))
+    }
+    nothing = np.logical_and.reduce([gaps[column] for column in keeps]) if keeps else np.zeros_like(fitting)
+    gone = np.logical_or.reduce([nothing, *(gaps[column] for column in gaps if column not in keeps)])
+    rows, left_out = (
+        fitting & ~gone,
+        {name: int((gap & gone).sum()) for name, gap in gaps.items() if (gap & gone).any()},
+    )
     if not rows.any():
         counts = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
         total = fitting.sum()
         raise DataError(f"{table.place}: all {total} items are incomplete, they lack {counts}; name other columns")
     return rows, left_out
+
+
+def _gaps(table: SplitTable, column: str, lacks: Callable[[pa.ChunkedArray], Mask]) -> Mask:
+    """Which rows lack a column."""
+    return np.zeros(table.count(), np.bool_) if _is_known_full(table, column) else lacks(table.read(column))
+
+
+def _is_known_full(table: SplitTable, column: str) -> bool:
+    """Pictures are not read to find that all are there."""
+    kind = table.kind(column)
+    return not is_text(kind) and not is_list(kind) and table.filled(column)
 
 
 _FITS: dict[type, Callable[[pa.DataType], bool]] = {bool: pa.types.is_boolean, int: pa.types.is_integer, str: is_text}

@@ -15,6 +15,7 @@ from torch import Tensor
 from polyfed.core.activity import preparing
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
+from polyfed.data.arrow import lacking
 from polyfed.data.assembly import assemble, of_column, of_items, order_of
 from polyfed.data.digests import content_digests
 from polyfed.data.mentions import mentioning
@@ -195,6 +196,9 @@ class PublicSet:
                 if name not in split.columns:
                     raise ConfigError(f"public.{key}: '{split.source}' has no '{name}'; {nearest(name, split.columns)}")
         allowed = torch.ones(len(split), dtype=torch.bool)
+        for column in map(split.modality, split.columns):
+            if column.gaps:  # a public sample lacks nothing
+                allowed &= ~torch.from_numpy(lacking(column.values))
         for name, entries in settings.without.items():
             words = [word for entry in entries for word in self._words(entry)]
             allowed &= ~mentioning(split.modality(name), words)
