@@ -42,7 +42,14 @@ def _encoders(group: Config) -> Config:
     return dict((group.get("models") or [group["model"]])[0]["encoders"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+ALIKE = {"fedit", "ffa_lora", "fedsa_lora", "fedex_lora", "flora", "flexlora", "hetlora", "feddpa", "fediot", "fedprox"}
+ALIKE |= {"margin_weighted", "fedgems", "fedmkd", "fedet", "fedmd", "fedtgp", "server_only", "local", "centralised"}
+"""Slow: what clients do with their own samples is what others do."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(method, marks=pytest.mark.slow) if method in ALIKE else method for method in METHODS]
+)
 def test_what_a_sample_lacks_is_never_looked_at(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = incomplete(federation_for(method), 0.25)
     if config is None:
