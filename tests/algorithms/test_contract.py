@@ -44,7 +44,18 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "scaffold:full"}
-ALIKE |= {"feddpa:last", "pfedprompt", "rcsr:personal", "fedit", "flexlora", "ffa_lora", "fedex_lora", "hetlora", "promptfl", "fedclip"}
+ALIKE |= {
+    "feddpa:last",
+    "pfedprompt",
+    "rcsr:personal",
+    "fedit",
+    "flexlora",
+    "ffa_lora",
+    "fedex_lora",
+    "hetlora",
+    "promptfl",
+    "fedclip",
+}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
 optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
 sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` and ``fedsa_lora`` run what others with adapters

@@ -47,7 +47,7 @@ def test_of_ten_items_three_lack_the_picture_and_five_others_the_text() -> None:
 
 def test_rates_of_clients_are_around_those_that_are_given() -> None:
     settings = MissingSettings(rates={"image": 0.2, "text": 0.3}, concentration=4.0)
-    drawn = [settings.lacking(1000, generator(k)) for k in range(200)]
+    drawn = [settings.lacking(1000, generator(k), settings.own_rates(generator(k))) for k in range(200)]
     for name, rate in settings.rates.items():
         shares = torch.stack([masks[name] for masks in drawn]).double().mean(1)
         # variance of a Dirichlet share: m (1 - m) / (concentration + 1)

@@ -68,7 +68,7 @@ class ModalityContrast(Settings):
         # every pair of modalities once: with two it is the paper's L_CL
         for one, other in combinations(batch.inputs, 2):
             pairs = batch.having(one, other)
-            if len(pairs):
+            if len(pairs) > 1:
                 u, v = (view.represent(name, pairs.inputs[name]) for name in (one, other))
                 same = task.siblings(pairs) if isinstance(task, PairTask) else None
                 how: Reduction = task.contrast_reduction if isinstance(task, PairTask) else "mean"

@@ -111,6 +111,10 @@ class FedDAT(Algorithm):
         teacher, met = client.trainer("teacher", only=lambda name: name in own), list[tuple[Batch, Tensor]]()
 
         def from_teacher(model: CachedModel, batch: Batch) -> Tensor:
+            batch = client.task.usable(batch)
+            if not len(batch):  # of such a batch neither learns anything
+                met[:] = []
+                return batch.no_loss
             student = client.task.scores(model, client.head, batch)
             use_adapters(client.model, TEACHER)
             with torch.no_grad():
@@ -120,6 +124,8 @@ class FedDAT(Algorithm):
             return self.kl_weight * self.divergence(student, target)
 
         def teach() -> None:
+            if not met:
+                return
             ((batch, student),) = met
             use_adapters(client.model, TEACHER)
             shared = CachedModel(client.model)

@@ -179,6 +179,9 @@ class FedProto(Algorithm):
 
         def pull(model: CachedModel, batch: Batch) -> Tensor:
             # the task has embedded this batch already, and `model` remembers
+            batch = task.usable(batch)
+            if not len(batch):
+                return batch.no_loss
             features, labels = self.feature(model, client, batch), batch.targets[task.target].long()
             return self.proto_weight * prototype_distance(features, rows, present, labels, self.distance)
 
@@ -224,7 +227,7 @@ class FedProto(Algorithm):
     def features(self, client: Client, task: Classification, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
         """Features and classes of samples, batch by batch in order, in evaluation mode and view."""
         with evaluating(client.model):
-            for batch in (one.to(client.device) for one in samples.batches(client.evaluation_batch)):
+            for batch in (one.to(client.device) for one in task.usable(samples).batches(client.evaluation_batch)):
                 with client.autocast():
                     features = self.feature(client.model, client, batch)
                 yield features.float(), batch.targets[task.target].long()

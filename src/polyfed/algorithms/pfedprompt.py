@@ -59,11 +59,12 @@ class PFedPrompt(FedAvg):
         assert isinstance(task, Classification)
         assert isinstance(head, NamesHead)
         client.model.eval()
+        train = task.usable(client.train)
         features = [
             F.normalize(task.feature(client.model, client.head, batch.to(client.device)).float(), dim=-1)
-            for batch in client.train.batches(client.evaluation_batch)
+            for batch in train.batches(client.evaluation_batch)
         ]
-        labels = client.train.targets[task.target].long().to(client.device)
+        labels = train.targets[task.target].long().to(client.device)
         shown = F.one_hot(labels, head.classes).float()
         return AttentiveHead(head.against(client.model), torch.cat(features), shown, self.alpha, self.beta)
 

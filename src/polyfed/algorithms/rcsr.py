@@ -214,7 +214,7 @@ class RCSR(Algorithm):
         """The loss of a batch; what represents the samples that have a modality joins its average."""
         model = CachedModel(client.model)
         loss = client.task.loss(model, client.head, batch).float()
-        for name, own in batch.by_modality():
+        for name, own in batch.by_modality(fewest=1):
             z, average = model.represent(name, own.inputs[name]), averages[name]
             average.add(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
         return loss

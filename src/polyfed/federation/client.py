@@ -132,8 +132,8 @@ class Client(Participant):
 
     @property
     def num_examples(self) -> int:
-        """Number of private training samples."""
-        return len(self.train)
+        """Number of private training samples that the task has a use for."""
+        return len(self.task.usable(self.train)) if self.objective is not None else len(self.train)
 
     @property
     def steps_an_epoch(self) -> int:

@@ -107,26 +107,29 @@ class Assignment:
         return self._lacking(missing, self.test_items(client), client, test=True)
 
     def _lacking(self, missing: MissingSettings, items: Int64[Tensor, " k"], client: int, *, test: bool) -> Lacking:
+        group = self.name.removesuffix(".also")  # what clients hold in addition lacks what their own lacks
         if missing.by == "client":
-            masks = missing.lacking(self.group.count, generator(self.seed, "missing", self.name))
+            masks = missing.lacking(self.group.count, generator(self.seed, "missing", group))
             return {name: items if bool(mask[client]) else items[:0] for name, mask in masks.items()}
         if missing.by == "class":
             numbers, count = self._classes_for(missing, test)
-            masks = missing.lacking(count, generator(self.seed, "missing", self.name))
+            masks = missing.lacking(count, generator(self.seed, "missing", group))
             return {name: items[mask[numbers[items]]] for name, mask in masks.items()}
         whose = f"{'test ' if test else ''}{'all' if test and self.group.test == 'all' else client}"
-        masks = missing.lacking(len(items), generator(self.seed, "missing", self.name, whose))
+        rates = missing.own_rates(generator(self.seed, "missing rates", group, client))
+        masks = missing.lacking(len(items), generator(self.seed, "missing", self.name, whose), rates)
         return {name: items[mask] for name, mask in masks.items()}
 
     def _classes_for(self, missing: MissingSettings, test: bool) -> tuple[Int64[Tensor, " n"], int]:
         """Class of each training or test item, and how many there are; where both lack modalities, of both."""
         known = self._both_classes if missing.test else [self.classes] if self.classes is not None else None
         if known is None:
+            key = f"clients.{self.name.removesuffix('.also')}.missing.by"
             raise ConfigError(
-                f"clients.{self.name}.missing.by is class, but '{self.group.source}' has no item labels; choose item "
-                "or client, or name columns in partition.of"
+                f"{key} is class, but '{self.group.source}' has no item labels; choose item or client, or name columns "
+                "in partition.of"
             )
-        return known[test].numbers, 1 + max(int(one.numbers.max()) for one in known)
+        return known[test].numbers, 1 + max(max([int(one.numbers.max()), *one.names]) for one in known)
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
         if self.classes is None:

@@ -48,22 +48,26 @@ class MissingSettings(Settings):
             )
         return self
 
-    def lacking(self, units: int, stream: torch.Generator) -> dict[str, Bool[Tensor, " units"]]:
-        """Which of some units (items, classes, clients) lack each modality, in shares as near to ``rates`` as can be.
+    def lacking(
+        self, units: int, stream: torch.Generator, rates: Mapping[str, float] | None = None
+    ) -> dict[str, Bool[Tensor, " units"]]:
+        """Which of some units (items, classes, clients) lack each modality, in shares as near to the rates as can be.
+
+        Without ``rates`` they are those of the settings.
 
         Units stand around a circle in random order, and modalities are missing on arcs of it, one after the other: as
         few units as can be lack two, and none lacks all.
         """
         order = torch.randperm(units, generator=stream)
-        ends = [round(units * share) for share in accumulate(self._drawn(stream).values(), initial=0.0)]
+        ends = [round(units * share) for share in accumulate((rates or self.rates).values(), initial=0.0)]
         masks = {}
         for name, start, end in zip(self.rates, ends, ends[1:], strict=False):
             masks[name] = torch.zeros(units, dtype=torch.bool)
             masks[name][order[torch.arange(start, end) % units]] = True
         return masks
 
-    def _drawn(self, stream: torch.Generator) -> Mapping[str, float]:
-        """The rates of one client."""
+    def own_rates(self, stream: torch.Generator) -> Mapping[str, float]:
+        """The rates of one client, of its training and of its test items."""
         if self.concentration is None:
             return self.rates
         means = [1 - sum(self.rates.values()), *self.rates.values()]

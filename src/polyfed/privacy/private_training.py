@@ -218,9 +218,15 @@ class PerSampleGradients:
         # what is computed may not depend on the data of one sample: those that lack the same are taken together
         masks = torch.stack([*batch.present.values()])
         parts = [(masks == pattern[:, None]).all(0).nonzero()[:, 0] for pattern in torch.unique(masks, dim=1).T]
-        gradients = [self._alike(_without_gaps(batch, part)) for part in parts]
+        gradients = [self._of_pattern(_without_gaps(batch, part), len(part)) for part in parts]
         order = torch.cat(parts).argsort()
         return {name: torch.cat([one[name] for one in gradients])[order] for name in gradients[0]}
+
+    def _of_pattern(self, batch: Batch, count: int) -> dict[str, Tensor]:
+        """Gradients of samples that lack the same; 0 where the task has no use for what they have."""
+        if batch.inputs and len(self.participant.task.usable(batch)):
+            return self._alike(batch)
+        return {name: value.new_zeros(count, *value.shape) for name, value in self._trained.items()}
 
     def _alike(self, batch: Batch) -> dict[str, Tensor]:
         weights = {name: value.detach() for name, value in self._trained.items()}

@@ -66,10 +66,15 @@ class AlignmentUniformity(Task):
         """The two terms of every modality that the samples have, without noise, and ``agreement``."""
         metrics, total = dict[str, float](), list[float]()
         index = torch.arange(min(len(samples), _MOST))
-        groups = samples.matches[index].to(model.device)
         with evaluating(model):
             for modality in samples.modalities:
-                parts = [samples.batch(part, modalities=[modality]) for part in torch.split(index, batch_size)]
+                own = samples.subset(index).having(modality)
+                if not len(own):
+                    continue
+                groups = own.matches.to(model.device)
+                parts = [
+                    own.batch(part, modalities=[modality]) for part in torch.split(torch.arange(len(own)), batch_size)
+                ]
                 rows = torch.cat([model.represent(modality, x.inputs[modality].to(model.device)) for x in parts])
                 near, spread = alignment(rows, rows, groups), uniformity(rows, rows, groups)
                 metrics |= {f"{modality}_alignment": float(near), f"{modality}_uniformity": float(spread)}

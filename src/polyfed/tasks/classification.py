@@ -23,7 +23,7 @@ from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.imputation import Imputation, Imputer, parts_of
 from polyfed.tasks.imputations import LeaveOut
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
-from polyfed.tasks.task import Task
+from polyfed.tasks.task import AnySamples, Task
 
 _IMPUTER = "imputer"
 
@@ -125,7 +125,8 @@ class Classification(Task):
 
     @property
     def is_per_sample(self) -> bool:
-        return not self.separation and self.imputation.is_per_sample
+        # which sample loses a modality is drawn for the batch
+        return not self.separation and self.imputation.is_per_sample and not self.imputation.dropout
 
     @property
     def primary(self) -> str:
@@ -164,8 +165,13 @@ class Classification(Task):
         if imputer is not None:
             imputer.prepare(model, public, batch_size)
 
+    def usable(self, samples: AnySamples) -> AnySamples:
+        """Those with a modality that is classified by."""
+        wanted = [name for name in samples.inputs if self.modality in (None, name)]
+        return samples.having_any(*wanted)
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        batch = batch.having_any(*self._modalities(tuple(batch.inputs)))
+        batch = self.usable(batch)
         if not len(batch):
             return batch.no_loss
         labels, imputer = batch.targets[self.target].long(), _imputer(head)
@@ -204,7 +210,7 @@ class Classification(Task):
                 "set classes to the number over all splits"
             )
         modalities = self._modalities(samples.modalities)
-        samples = samples.only(modalities).having_any(*modalities)
+        samples = self.usable(samples.only(modalities))
         labels = labels if len(labels) == len(samples) else self._labels(samples)
         with evaluating(model, head):
             positions, predicted, losses = self._outcomes(model, head, samples, batch_size)
@@ -261,6 +267,8 @@ class Classification(Task):
         return torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
+        """See ``Task``; of the samples that are usable."""
+        batch = self.usable(batch)
         return _classified(model, head, self.feature(model, head, batch))
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class GLoRIA(PairTask):
         Raises:
             ConfigError: the model gives no features by position.
         """
-        pairs = batch.having(*self.between)
+        pairs = self.usable(batch)
         if not len(pairs):
             return batch.no_loss
         batch = pairs

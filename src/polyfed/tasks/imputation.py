@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class Imputation(Settings):
         default=0.0, ge=0, lt=1, description="share of samples with several modalities that lose one in training"
     )
 
+    def __str__(self) -> str:
+        """What tells one from another in the name of a type: all that shapes what is averaged."""
+        own = self.model_dump(mode="json", exclude={"name", "dropout"})
+        return "-".join([self.component_name(), *(f"{key}={value}" for key, value in own.items())])
+
     @abstractmethod
     def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
         """The module that fills in; its parameters are trained with the classifier, and averaged with it.
@@ -73,10 +79,12 @@ class Imputer(nn.Module):
         if len(parts) == len(self.modalities) and all(len(part.places) == count for part in parts.values()):
             return torch.stack([parts[name].values for name in self.modalities]).mean(0)
         first = next(iter(parts.values())).values
-        total = first.new_zeros(count, first.shape[1])
+        # encoders may end in different types under autocast, of which index_add takes one
+        kind = functools.reduce(torch.promote_types, (part.values.dtype for part in parts.values()))
+        total = first.new_zeros(count, first.shape[1], dtype=kind)
         for name in self.modalities:
             if name in parts:
-                total = total.index_add(0, parts[name].places, parts[name].values)
+                total = total.index_add(0, parts[name].places, parts[name].values.to(kind))
             lacking = absent(parts, name, count, first.device)
             if len(lacking):
                 total = total.index_add(0, lacking, self.fill(name, lacking, parts, count).to(total.dtype))

@@ -86,7 +86,7 @@ class MGCA(PairTask):
         if not isinstance(head, PrototypeLayer):
             raise TypeError("mgca needs the module that its head() made")
         # one pass of each encoder for all three terms
-        pairs = batch.having(*self.between)
+        pairs = self.usable(batch)
         if not len(pairs):
             return batch.no_loss
         batch = pairs

@@ -23,7 +23,7 @@ from polyfed.models.model import Detailed, Embedder, Model
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
 from polyfed.tasks.scores import TaskScores, mean_by_item
-from polyfed.tasks.task import Task
+from polyfed.tasks.task import AnySamples, Task
 
 _T = TypeVar("_T")
 
@@ -104,11 +104,15 @@ class PairTask(Task):
         ]
         return self.primary, *recalls, *dict.fromkeys(context)
 
+    def usable(self, samples: AnySamples) -> AnySamples:
+        """Those with both modalities."""
+        return samples.having(*self.between)
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """The loss that the head is, of the batch's pairs; of tasks whose head is none another."""
         if head is None:
             raise TypeError(f"{self.component_name()} needs the module that its head() made")
-        pairs = batch.having(*self.between)
+        pairs = self.usable(batch)
         if not len(pairs):
             return batch.no_loss
         loss: Tensor = head(*self.represent(model, pairs), self.siblings(pairs))
@@ -116,7 +120,7 @@ class PairTask(Task):
 
     def pair_scores(self, model: Embedder, head: InfoNCE | SoftContrastive, batch: Batch) -> Float[Tensor, "q p"]:
         """How well each of a batch's p pairs answers each query: those of the first modality, then of the second."""
-        sides = self.represent(model, batch.having(*self.between))
+        sides = self.represent(model, self.usable(batch))
         scores = head.scores(*sides)
         return torch.cat([scores, scores.T])
 
@@ -130,7 +134,7 @@ class PairTask(Task):
             DataError: there are fewer items than folds.
         """
         self.require(samples)
-        samples = samples.having(*self.between)
+        samples = self.usable(samples)
         _require_items(len(set(samples.items.tolist())), max(self.folds))
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.view import View
 from polyfed.models.model import Embedder, Model
+
+AnySamples = TypeVar("AnySamples", Samples, Batch)
 
 
 class Task(Settings):
@@ -75,6 +77,10 @@ class Task(Settings):
 
     def require_model(self, model: Model) -> None:
         """Raise ConfigError if the task cannot be trained with this model; most can with any."""
+
+    def usable(self, samples: AnySamples) -> AnySamples:
+        """Those of some samples, or of a batch, that have what the task takes; most tasks take all."""
+        return samples
 
     def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
         """Get ready for a model as it is, before it is trained or judged; most tasks need not.

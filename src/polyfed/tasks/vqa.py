@@ -22,7 +22,7 @@ from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import sole_best
 from polyfed.tasks.imputation import parts_of
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
-from polyfed.tasks.task import Task
+from polyfed.tasks.task import AnySamples, Task
 
 
 class VQA(Task):
@@ -80,8 +80,15 @@ class VQA(Task):
         modalities, answers = self._modalities(samples.modalities), self._answers(samples)
         return FusedHead(dim, len(modalities), answers, fusion=self.fusion, hidden=self.hidden, dropout=self.dropout)
 
+    def usable(self, samples: AnySamples) -> AnySamples:
+        """Those with a modality that is used."""
+        return samples.having_any(*self._modalities(tuple(samples.inputs)))
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Cross-entropy, mean over the answerable questions of the batch; 0 if there is none."""
+        batch = self.usable(batch)
+        if not len(batch):
+            return batch.no_loss
         return answer_loss(self.scores(model, head, batch), batch.targets[self.target].long())
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b answers"]:
@@ -98,6 +105,7 @@ class VQA(Task):
             DataError: there are no samples, or the classes are not as many as the head's.
         """
         fused, modalities = _require(head), self._modalities(samples.modalities)
+        samples = self.usable(samples)
         if len(samples) == 0:
             raise DataError("no questions to answer; enlarge this participant's share of the data")
         answers = self._answers(samples)
@@ -111,7 +119,11 @@ class VQA(Task):
         known = labels.where(answerable, -100)  # what a cross-entropy leaves out
         with evaluating(model, fused):
             # pictures have many questions: rows are encoded once and looked up
-            sides = [_encode(model, modality, samples, batch_size) for modality in modalities]
+            shown = [name for name in modalities if bool((samples.rows[name] >= 0).any())]
+            encoded = {name: _encode(model, name, samples, batch_size) for name in shown}
+            some = encoded[shown[0]][0]
+            nothing = some.new_zeros(1, some.shape[1]), torch.zeros(len(samples), dtype=torch.int64, device=some.device)
+            sides = [encoded.get(name, nothing) for name in modalities]
             outcomes = []
             for start in range(0, len(samples), batch_size):
                 rows = slice(start, start + batch_size)
@@ -247,7 +259,11 @@ def _embedded(model: Embedder, batch: Batch, modalities: Sequence[str]) -> list[
     like = next(iter(parts.values())).values
     zeros = like.new_zeros(len(batch), like.shape[1])
     whole = {name: part.values for name, part in parts.items() if len(part.places) == len(batch)}
-    whole |= {name: zeros.index_add(0, part.places, part.values) for name, part in parts.items() if name not in whole}
+    whole |= {
+        name: torch.zeros_like(zeros, dtype=part.values.dtype).index_add(0, part.places, part.values)
+        for name, part in parts.items()
+        if name not in whole
+    }
     return [whole.get(name, zeros) for name in modalities]
 
 

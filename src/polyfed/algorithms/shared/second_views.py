@@ -40,7 +40,7 @@ class SecondViews:
         losses = [batch.no_loss]
         for name in self.names:
             first, second, predictor = batch.inputs[name], again.having(name).inputs[name], predictors[name]
-            if not len(second):
+            if len(second) < 2:
                 continue
             first = batch.having(name).inputs[name]
             predictions = predictor(model.embed(name, first)), predictor(model.embed(name, second))
