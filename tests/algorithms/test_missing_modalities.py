@@ -71,7 +71,7 @@ def classifying(**task: object) -> Config:
     config["clients"] = {"paired": paired | {"missing": {"rates": {"image": 0.4, "text": 0.4}, "test": True}}}
     config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
     config["run"] |= {"rounds": 2, "eval_every": 2}
-    return config | {"server": None, "aggregation": {"clip": None}}
+    return config | {"server": None}
 
 
 IMPUTATIONS = ["drop", "zero", "placeholder", "prototypes", "nearest", "generator"]
@@ -112,12 +112,13 @@ def test_prototypes_of_samples_are_refused_with_noise_in_training(tmp_path: Path
 
 
 def test_batches_without_a_pair_train_nothing(tmp_path: Path) -> None:
-    config = incomplete(tiny_experiment(), 0.5)
+    config = incomplete(tiny_experiment(), 0.45)
     assert config is not None
-    config["clients"] = {"paired": config["clients"]["paired"] | {"test_split": None, "count": 1}}
-    config["clients"]["paired"]["missing"]["test"] = False
-    config["run"]["rounds"] = 1
-    federation = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert not federation.records.events
-    before, after = (federation.records.series("server", "r1_sum")[number] for number in (0, 1))
-    assert before == after
+    paired = config["clients"]["paired"]
+    config["clients"] = {"paired": paired | {"test_split": None, "training": paired["training"] | {"batch_size": 4}}}
+    paired["missing"]["test"] = False
+    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert not run.records.events
+    before, after = (run.records.series("server", "r1_sum")[number] for number in (0, 2))
+    assert before == before
+    assert after == after

@@ -165,6 +165,48 @@ def test_rates_of_what_is_not_encoded_or_of_all_are_refused(missing: dict[str, A
         Experiment.parse(lacking(**missing))
 
 
+def test_what_leaves_a_client_nothing_to_learn_or_be_tested_on_is_refused_before_a_run() -> None:
+    config = lacking(by="client", test=True)
+    with pytest.raises(
+        ConfigError, match=r"clients.paired: no training sample of 'paired-\d' has what task 'retrieval'"
+    ):
+        population(config).require_sound()
+    config = lacking(rates={"image": 0.1}, by="client")
+    with pytest.raises(ConfigError, match="take nothing from 4 clients"):
+        Experiment.parse(config)
+    config = lacking()
+    config["clients"]["paired"]["task"] = {"name": "classification", "target": "label", "imputation": "nearest"}
+    config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
+    tokens = config["clients"]["paired"]["model"]["encoders"]["text"]["view"]
+    tokens["tokenizer"] = {"name": "hashing", "size": 200}
+    del config["public"], config["server"]
+    with pytest.raises(ConfigError, match="nearest takes a public set of several modalities"):
+        population(config).require_sound()
+
+
+def test_rates_of_a_client_are_those_of_its_test_and_what_it_holds_besides_lacks_the_same() -> None:
+    config = lacking(rates={"image": 0.3, "text": 0.3}, concentration=0.5, test=True)
+    config["clients"]["paired"]["test"] = "dealt"
+    config["data"]["sources"]["scenes"] |= {"train": 400, "test": 200}
+    federation = population(config)
+    for member in (one for one in federation.members.values() if one.group == "paired"):
+        for name in ("image", "text"):
+            train, test = (
+                sum(masks(samples)[name]) / len(samples)
+                for samples in (federation.train(member), federation.test(member))
+                if samples is not None
+            )
+            assert train == pytest.approx(test, abs=0.05)
+    config = lacking(by="client")
+    config["data"]["sources"]["more"] = config["data"]["sources"]["scenes"] | {"seed": 5}
+    config["clients"]["paired"]["also"] = {"source": "more"}
+    for member in (one for one in population(config).members.values() if one.group == "paired"):
+        own, also = member.holdings
+        assert {name: bool(len(items)) for name, items in own.lacking.items()} == {
+            name: bool(len(items)) for name, items in also.lacking.items()
+        }
+
+
 def test_classes_that_there_are_none_of_and_tests_that_there_are_none_of_are_refused() -> None:
     config = lacking(by="class")
     config["data"]["sources"]["scenes"] |= {"targets": {}}

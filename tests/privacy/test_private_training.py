@@ -89,13 +89,13 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
     require_sums_by_sample(client)
 
 
-@pytest.mark.parametrize("imputation", ["drop", "placeholder", "generator"])
+@pytest.mark.parametrize("more", [{"imputation": "drop"}, {"imputation": "generator"}, {"modality": "image"}])
 def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_the_same(
-    imputation: str, tiny: Config, tmp_path: Path
+    more: Config, tiny: Config, tmp_path: Path
 ) -> None:
     del tiny["clients"]["image"], tiny["server"]
     tiny["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
-    task = {"name": "classification", "target": "label", "imputation": imputation}
+    task = {"name": "classification", "target": "label"} | more
     tiny["clients"]["paired"] |= {"task": task, "missing": {"rates": {"image": 0.3, "text": 0.4}}}
     tiny["clients"]["paired"]["model"]["encoders"]["image"]["norm"] = "group"
     tiny["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}

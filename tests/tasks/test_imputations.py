@@ -56,8 +56,8 @@ def test_prototypes_are_running_means_mixed_by_nearness() -> None:
     assert torch.equal(imputer(PARTS, 4)[1], IMAGE[1] / 2)
     imputer.observe(PARTS, torch.tensor([0, 1, 1, 0]))
     imputer.observe({"image": Part(IMAGE[:1], torch.tensor([0]))}, torch.tensor([0, 2, 2, 2]))
-    # class 0: pictures 1, 0 and 3, 3 at half weight, then 1, 0 again; class 1: picture 0, 2 and text 0, 6
-    pictures = torch.stack([(0.5 * (IMAGE[0] + IMAGE[2]) + IMAGE[0]) / 2, IMAGE[1]])
+    # class 0: the mean of pictures 1, 0 and 3, 3 at a third, 1, 0 at two thirds; class 1: picture 0, 2 and text 0, 6
+    pictures = torch.stack([((IMAGE[0] + IMAGE[2]) / 2 + 2 * IMAGE[0]) / 3, IMAGE[1]])
     texts = torch.stack([TEXT[0], TEXT[1]])
     near = F.cosine_similarity(IMAGE[1][None], pictures) / 0.5
     guessed = near.softmax(0) @ texts
@@ -65,7 +65,7 @@ def test_prototypes_are_running_means_mixed_by_nearness() -> None:
     near = F.cosine_similarity(TEXT[1][None], texts) / 0.5
     torch.testing.assert_close(imputer(PARTS, 4)[2], (TEXT[1] + near.softmax(0) @ pictures) / 2)
     assert not list(imputer.parameters())
-    assert sorted(imputer.state_dict()) == ["sums", "weights"]
+    assert sorted(imputer.state_dict()) == ["running_mass", "running_sums"]
 
 
 def test_a_generator_learns_from_samples_that_have_both() -> None:

@@ -145,7 +145,7 @@ class FedMAE(Algorithm):
         return Reply(weights=client.weights, num_examples=client.num_examples, **means)
 
     def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor:
-        losses = [batch.no_loss]
+        losses = list[Tensor]()
         for modality, own in batch.by_modality():
             x = own.inputs[modality]
             # batches also hold modalities that only the task sees, such as texts
@@ -157,4 +157,4 @@ class FedMAE(Algorithm):
             decoder = client.model.extras[f"{_DECODER}{modality}"]
             predicted = decoder(encode_visible(encoder, x, masking), masking.restore).float()
             losses.append(reconstruction_loss(predicted, patches, masking.hidden, normalise=self.normalise_patches))
-        return torch.stack(losses).sum()
+        return torch.stack(losses or [batch.no_loss]).sum()

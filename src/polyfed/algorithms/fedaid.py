@@ -64,7 +64,7 @@ class ModalityContrast(Settings):
 
     def loss(self, client: Client, view: Bound, batch: Batch) -> Tensor:
         """L_CL of a batch, weighted."""
-        task, losses = client.task, [batch.no_loss]
+        task, losses = client.task, list[Tensor]()
         # every pair of modalities once: with two it is the paper's L_CL
         for one, other in combinations(batch.inputs, 2):
             pairs = batch.having(one, other)
@@ -73,7 +73,7 @@ class ModalityContrast(Settings):
                 same = task.siblings(pairs) if isinstance(task, PairTask) else None
                 how: Reduction = task.contrast_reduction if isinstance(task, PairTask) else "mean"
                 losses.append(info_nce(u, v, 1 / self.temperature, same, reduction=how))
-        return self.weight * torch.stack(losses).sum()
+        return self.weight * torch.stack(losses or [batch.no_loss]).sum()
 
 
 class RobustTeacher(Settings):
@@ -143,7 +143,7 @@ class RobustTeacher(Settings):
             ]
             # the distortion of f~: the task with the average's aligners, which stay as they are
             task = client.task.loss(Bound(features, local), head, batch)
-            discrepancy = self.beta * torch.stack(gaps).sum()
+            discrepancy = self.beta * torch.stack(gaps or [batch.no_loss]).sum()
             if self.contrast is None:
                 return discrepancy + task
             return discrepancy + self.contrast.loss(client, distorted, batch) + task

@@ -105,7 +105,7 @@ class MOON(Algorithm):
                         project_embedding(other, modality, other.embed(modality, x)) for other in (received, previous)
                     )
                 losses.append(model_contrast(z, towards, away, self.tau))
-            return self.mu * torch.stack(losses).sum()
+            return self.mu * torch.stack(losses or [batch.no_loss]).sum()
 
         return loss
 

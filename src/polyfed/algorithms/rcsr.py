@@ -195,6 +195,8 @@ class RCSR(Algorithm):
 
         def loss(model: CachedModel, batch: Batch) -> Tensor:
             own = [model.represent(name, one.inputs[name]).mean(0) for name, one in batch.by_modality()]
+            if not own:
+                return batch.no_loss
             terms = [1 - F.cosine_similarity(mean, goal, dim=0) for mean in own for goal in goals]
             return self.anchor_weight * torch.stack(terms).mean()
 

@@ -96,6 +96,9 @@ def _items_of_samples(columns: Sequence[Column], count: int) -> Int64[Tensor, " 
             raise DataError(f"item {item}: {first.where} and {second.where} hold lists of different length")
     if any(column.gaps for column in columns):
         longest = longest.clamp(min=1)
+        for column, lengths in zip(nested, own, strict=True):
+            if not column.gaps and bool((lengths == 0).any()):
+                raise DataError(f"{column.where}, item {int((lengths == 0).nonzero()[0])}: an empty list; fill it")
     return torch.repeat_interleave(torch.arange(count), longest)
 
 

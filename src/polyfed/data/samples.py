@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from polyfed.core.errors import DataError
+
 _ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
 
 
@@ -110,7 +112,8 @@ class Batch:
         """The samples that have one of ``modalities`` at least."""
         if any(name not in self.present for name in modalities):
             return self
-        there = torch.stack([self.present[name] for name in modalities]).any(0)
+        nowhere = torch.zeros_like(self.index, dtype=torch.bool)
+        there = torch.stack([nowhere, *(self.present[name] for name in modalities)]).any(0)
         return self.each(lambda column: column[there])
 
     def having(self, *modalities: str) -> Batch:
@@ -256,6 +259,12 @@ class Samples:
         columns = {name: getattr(self, name) for name in ("rows", "items", "targets", "matches")}
         return replace(self, **_each(columns, lambda column: column[index]))
 
+    def require_all(self, modality: str, what: str) -> None:
+        """Raise DataError, which says ``what`` these are, if a sample lacks a modality."""
+        lacking = int((self.rows[modality] < 0).sum())
+        if lacking:
+            raise DataError(f"{what}: {lacking} of {len(self)} samples have no '{modality}'; use complete ones")
+
     def prepared(self) -> Samples:
         """The same samples; what takes long to compute of their inputs is there now."""
         for name, inputs in self.inputs.items():
@@ -270,7 +279,8 @@ class Samples:
 
     def having_any(self, *modalities: str) -> Samples:
         """The samples that have one of ``modalities`` at least, in their order."""
-        there = torch.stack([self.rows[name] >= 0 for name in modalities]).any(0)
+        nowhere = torch.zeros(len(self), dtype=torch.bool)
+        there = torch.stack([nowhere, *(self.rows[name] >= 0 for name in modalities)]).any(0)
         return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
 
     def lacking(self, items: Mapping[str, Int64[Tensor, " k"]]) -> Samples:

@@ -71,6 +71,11 @@ def create_federation(
         RunError: the folder is there already or cannot be written to; nothing of it is left then.
     """
     address = parse_settings(ServerAddress, {"hosts": list(hosts), "port": port, "superlink_port": superlink_port})
+    for name, group in experiment.clients.items():
+        if group.missing is not None:
+            raise ConfigError(
+                f"clients.{name}.missing takes data away for simulations; leave it out of what is deployed"
+            )
     if experiment.run.attackers:
         raise ConfigError("run.attackers is for simulations; sites do not attack: leave it out of what is deployed")
     if not experiment.clients:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
 from polyfed.export.inputs import Recipe, recipe
 from polyfed.export.onnx_programs import require_onnx, write_onnx
@@ -37,6 +37,7 @@ from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
 from polyfed.runs.opened import Run, as_run
 from polyfed.runs.saved import ServerModel
+from polyfed.tasks.imputations import LeaveOut
 
 
 def export_model(
@@ -170,6 +171,12 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
     head = saved.head
     if not isinstance(head, LinearHead | NonNegativeHead):
         return {}
+    imputation = getattr(saved.task, "imputation", None)
+    if len(specs) > 1 and imputation is not None and not isinstance(imputation, LeaveOut):
+        raise ConfigError(
+            f"the classifier of one modality fills in for the others (task.imputation {imputation.component_name()}), "
+            "which no program of one input does; export as hugging-face, or train with imputation drop"
+        )
     only = getattr(saved.task, "modality", None)
     programs = {}
     for modality, spec in specs.items():

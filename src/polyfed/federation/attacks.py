@@ -100,7 +100,8 @@ class TargetedPairs(Attack):
         column = split.modality(self.modality)
         places = {}
         for key, word in (("source", self.source), ("target", self.target)):
-            places[key] = mentioning(column, [word])[samples.items].nonzero().flatten()
+            mentions = mentioning(column, [word])[samples.items] & (samples.rows[self.modality] >= 0)
+            places[key] = mentions.nonzero().flatten()
             if not len(places[key]):
                 raise ConfigError(f"run.attackers.{key}: no text of {member.id} has the word '{word}'; choose another")
         stream = generator(seed, "targeted-pairs", member.id)

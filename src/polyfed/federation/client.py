@@ -117,6 +117,7 @@ class Client(Participant):
         added = [name for name in ("regulariser", "correct", "once") if more.get(name)]
         if added or more.get("task_weight", 1.0) != 1:
             raise ConfigError("privacy.samples protects training on the task alone, and the method adds to it")
+        self.make_ready()  # gradients of single samples are no place for it
         return self.private.fit(self, samples, epochs, steps)
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:

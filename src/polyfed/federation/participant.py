@@ -65,7 +65,7 @@ class Participant:
     _trainers: dict[str, Trainer] = field(default_factory=dict)
     _epochs: Epochs = field(default_factory=Epochs)
     _model: Model | None = None
-    _is_ready: bool = False
+    _ready_in: int = -1
 
     @property
     def model(self) -> Model:
@@ -193,13 +193,13 @@ class Participant:
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
         """The participant's own objective on a batch; ``model`` embeds it where other losses share that."""
-        self._ready()
+        self.make_ready()
         with self.autocast():
             return self.task.loss(model or self.model, self.head, batch)
 
     def training_loss(self, batch: Batch, task_weight: float = 1.0, regulariser: Regulariser | None = None) -> Tensor:
         """The scalar ``task_weight`` * task loss + regulariser of a batch; a weight of 0 leaves the task out."""
-        self._ready()
+        self.make_ready()
         shared, losses = CachedModel(self.model), []
         with self.autocast():
             if task_weight:
@@ -209,12 +209,13 @@ class Participant:
                 losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
         return sum(losses[1:], losses[0])
 
-    def _ready(self, *, anew: bool = False) -> None:
-        """The task has seen to what it takes of the model as it was when training began, or is now."""
-        if anew or not self._is_ready:
+    def make_ready(self, *, to_train: bool = True) -> None:
+        """Have the task see to what it takes of the model, as training in a round finds it, or to be judged."""
+        if not to_train or self._ready_in != self.clock.round:
             with self.autocast():
                 self.task.prepare(self.model, self.head, self.public, self.evaluation_batch)
-            self._is_ready = True
+        # what a judgement has seen is none of training's
+        self._ready_in = self.clock.round if to_train else -1
 
     def fit(
         self,
@@ -303,7 +304,7 @@ class Participant:
 
     def evaluate(self, samples: Samples) -> dict[str, float]:
         """The task's metrics on samples."""
-        self._ready(anew=True)
+        self.make_ready(to_train=False)
         with self.autocast():
             return self.task.evaluate(self.model, self.head, samples, batch_size=self.evaluation_batch)
 

@@ -160,9 +160,10 @@ class Population:
     def server_samples(self, split: str) -> Samples:
         assert self.server is not None
         opened = self.data.split(self.server.source, split)
-        return self.data.samples(
+        samples = self.data.samples(
             opened, sample_views(self.server.model, self.server.task), lazy=self.server.task.target_views
-        ).prepared()
+        )
+        return samples.having_any(*samples.modalities).prepared()
 
     def _held_in(self, dealt: Assignment, member: Member, model: ModelSettings | None) -> Samples:
         """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
@@ -232,6 +233,7 @@ class Population:
             DataError, ConfigError: it is not so.
         """
         self._require_models()
+        self._require_use()
         self._require_test_items()
         self._require_learnable_parts()
         self._require_disjoint_data()
@@ -251,6 +253,23 @@ class Population:
                     f"clients '{other}' and '{member.group}' have one model and one task, but tensors of other shapes; "
                     f"keep them apart with clients.{member.group}.type"
                 )
+
+    def _require_use(self) -> None:
+        """Every client has samples that its task can use, and public ones where it takes them."""
+        public = () if self.public is None else tuple(self.public.split.columns)
+        for member in self.members.values():
+            task = member.settings.task
+            task.require_public([name for name in public if name in member.views])
+            splits = [one.dealt.split for one in member.holdings]
+            has_gaps = any(split.modality(name).gaps for split in splits for name in split.columns)
+            if member.settings.missing is None and not has_gaps:
+                continue
+            for what, samples in (("training", self.train(member)), ("test", self.test(member))):
+                if samples is not None and not len(task.usable(samples)):
+                    raise ConfigError(
+                        f"clients.{member.group}: no {what} sample of '{member.id}' has what task "
+                        f"'{task.component_name()}' takes; lower missing.rates, or give it more items"
+                    )
 
     def _require_test_items(self) -> None:
         settings = self.server

@@ -233,6 +233,16 @@ class GroupSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _some_client_lacks(self) -> GroupSettings:
+        missing = self.missing
+        if missing is not None and missing.by == "client" and round(self.count * sum(missing.rates.values())) == 0:
+            raise ValueError(
+                f"missing.rates {missing.rates} by client take nothing from {self.count} clients; raise them, or "
+                "choose by: item"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _test_to_take_from(self) -> GroupSettings:
         if self.missing is not None and self.missing.test and self.test_split is None:
             raise ValueError("missing.test: there is no test_split; leave it out")

@@ -28,7 +28,8 @@ Norms = Mapping[str, Tensor]
 Usual = dict[str, float]
 """Tensor -> median of such norms over the clients of one type."""
 
-_STATISTICS = ("running_mean", "running_var")  # torch's own names; their size is that of a client's data
+# torch's own names, and running means of classes; their size is that of a client's data
+_STATISTICS = ("running_mean", "running_var", "running_sums", "running_mass")
 _ROOM = 4.0  # times what other tensors may move: for statistics, and for vectors, which often start at 0
 
 

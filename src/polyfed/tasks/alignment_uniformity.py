@@ -58,7 +58,7 @@ class AlignmentUniformity(Task):
             # as one batch: what has been embedded before is not embedded again
             u, v = torch.chunk(model.represent(modality, torch.cat([inputs, inputs])), 2)
             losses.append(self._weighed(alignment(u, v, own.matches), uniformity(u, v, own.matches)))
-        return torch.stack(losses).mean()
+        return torch.stack(losses or [batch.no_loss]).mean()
 
     def evaluate(
         self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int

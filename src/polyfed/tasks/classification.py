@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -164,6 +164,10 @@ class Classification(Task):
         imputer = _imputer(head)
         if imputer is not None:
             imputer.prepare(model, public, batch_size)
+
+    def require_public(self, modalities: Collection[str]) -> None:
+        """See ``Task``."""
+        self.imputation.require_public(modalities)
 
     def usable(self, samples: AnySamples) -> AnySamples:
         """Those with a modality that is classified by."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,10 +45,13 @@ class Imputation(Settings):
         default=0.0, ge=0, lt=1, description="share of samples with several modalities that lose one in training"
     )
 
+    def require_public(self, modalities: Collection[str]) -> None:
+        """Raise ConfigError if it takes public samples and these, of such modalities, are not enough."""
+
     def __str__(self) -> str:
         """What tells one from another in the name of a type: all that shapes what is averaged."""
-        own = self.model_dump(mode="json", exclude={"name", "dropout"})
-        return "-".join([self.component_name(), *(f"{key}={value}" for key, value in own.items())])
+        own = [f"{key}={getattr(self, key)}" for key in type(self).model_fields if key != "dropout"]
+        return "-".join([self.component_name(), *own])
 
     @abstractmethod
     def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,8 @@ from polyfed.data.samples import Samples
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.imputation import Imputation, Imputer, Part, Parts
+
+_LEAST = 1e-3  # mass of a running mean below which it is none
 
 
 class LeaveOut(Imputation):
@@ -87,36 +89,38 @@ class Prototypes(Imputation):
 
 
 class _PrototypeMix(Imputer):
-    sums: Tensor
-    weights: Tensor
+    running_sums: Tensor
+    running_mass: Tensor
 
     def __init__(self, settings: Prototypes, dim: int, modalities: Sequence[str], classes: int) -> None:
         super().__init__(modalities, settings.dropout)
         self.settings = settings
-        # sums and weights of a running mean: both average among clients
-        self.register_buffer("sums", torch.zeros(len(modalities), classes, dim))
-        self.register_buffer("weights", torch.zeros(len(modalities), classes))
+        # a running mean is sums / mass: as both are bounded and average among clients, so does it
+        self.register_buffer("running_sums", torch.zeros(len(modalities), classes, dim))
+        self.register_buffer("running_mass", torch.zeros(len(modalities), classes))
 
     @torch.no_grad()
     def observe(self, parts: Parts, labels: Int64[Tensor, " b"]) -> None:
         for name, part in parts.items():
             row, classes = self.modalities.index(name), labels[part.places]
-            shown = torch.zeros_like(self.weights[row]).index_add(
+            shown = torch.zeros_like(self.running_mass[row]).index_add(
                 0, classes, torch.ones_like(classes, dtype=torch.float32)
             )
-            added = torch.zeros_like(self.sums[row]).index_add(0, classes, part.values.detach().float())
+            added = torch.zeros_like(self.running_sums[row]).index_add(0, classes, part.values.detach().float())
             keep = torch.where(shown > 0, self.settings.momentum, 1.0)  # a class that is not there stays as it is
-            self.weights[row] = keep * self.weights[row] + shown
-            self.sums[row] = keep[:, None] * self.sums[row] + added
+            self.running_mass[row] = keep * self.running_mass[row] + (1 - keep)
+            mean = added / shown.clamp(min=1)[:, None]
+            self.running_sums[row] = keep[:, None] * self.running_sums[row] + (1 - keep)[:, None] * mean
 
     def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
         goal, mixed = self.modalities.index(modality), {}
         for name, part in parts.items():
             row = self.modalities.index(name)
-            known = ((self.weights[row] > 0) & (self.weights[goal] > 0)).nonzero()[:, 0]
+            # noise and rules may leave a trace of a class that nobody has
+            known = ((self.running_mass[row] > _LEAST) & (self.running_mass[goal] > _LEAST)).nonzero()[:, 0]
             if name == modality or not len(known):
                 continue
-            means = self.sums[:, known] / self.weights[:, known, None]
+            means = self.running_sums[:, known] / self.running_mass[:, known, None]
             near = F.normalize(part.values.float(), dim=-1) @ F.normalize(means[row], dim=-1).T
             mixed[name] = Part((near / self.settings.temperature).softmax(-1) @ means[goal], part.places)
         return _mean(mixed, parts, count)[places]
@@ -126,6 +130,14 @@ class Neighbour(Imputation):
     """The embedding that the nearest public sample has in the lacking modality, by those that the sample has."""
 
     short_name: ClassVar[str] = "nearest"
+
+    def require_public(self, modalities: Collection[str]) -> None:
+        """See ``Imputation``."""
+        if len(modalities) < 2:
+            raise ConfigError(
+                "task.imputation nearest takes a public set of several modalities; add a 'public' section of such a "
+                "source, or choose another imputation"
+            )
 
     def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
         return _Nearest(modalities, self.dropout)
@@ -152,8 +164,8 @@ class _Nearest(Imputer):
     def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
         if not self._bank:
             raise ConfigError(
-                "task.imputation nearest looks in the public set, which is at hand in a run alone; judge samples that "
-                "lack nothing"
+                "task.imputation nearest looks in the public set as the client's own model sees it, which neither a "
+                "saved model nor a method that trains a fused one (fedafd) has; choose another imputation"
             )
         near = {
             name: Part(
@@ -206,11 +218,17 @@ class _Generators(Imputer):
     def loss(self, parts: Parts, count: int) -> Tensor | None:
         losses = []
         for one, other in ((a, b) for a in parts for b in parts if a != b):
-            mine, theirs = parts[one], parts[other]
-            both = torch.isin(mine.places, theirs.places), torch.isin(theirs.places, mine.places)
-            made = self.networks[f"{one}_to_{other}"](mine.values[both[0]].detach())
-            losses.append((made.float() - theirs.values[both[1]].detach().float()).square().mean(1).sum() / count)
+            z, goal = _of_both(parts[one], parts[other], count)
+            made = self.networks[f"{one}_to_{other}"](z.detach())
+            losses.append((made.float() - goal.detach().float()).square().mean(1).sum() / count)
         return self.weight * torch.stack(losses).sum() if losses else None
+
+
+def _of_both(one: Part, other: Part, count: int) -> tuple[Tensor, Tensor]:
+    """Embeddings of the samples that have both modalities."""
+    if len(one.places) == len(other.places) == count:
+        return one.values, other.values
+    return one.values[torch.isin(one.places, other.places)], other.values[torch.isin(other.places, one.places)]
 
 
 def _zeros(places: Int64[Tensor, " k"], parts: Parts) -> Float[Tensor, "k d"]:

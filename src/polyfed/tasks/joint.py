@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Self, TypeVar
 
@@ -87,6 +87,10 @@ class Joint(Task):
     def require_model(self, model: Model) -> None:
         for task in self.tasks:
             task.require_model(model)
+
+    def require_public(self, modalities: Collection[str]) -> None:
+        for task in self.tasks:
+            task.require_public(modalities)
 
     def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
         for name, task in self.by_name.items():

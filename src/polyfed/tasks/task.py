@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, TypeVar
 
 from jaxtyping import Float
@@ -77,6 +77,9 @@ class Task(Settings):
 
     def require_model(self, model: Model) -> None:
         """Raise ConfigError if the task cannot be trained with this model; most can with any."""
+
+    def require_public(self, modalities: Collection[str]) -> None:
+        """Raise ConfigError if the task takes public samples and these, of such modalities, are not enough."""
 
     def usable(self, samples: AnySamples) -> AnySamples:
         """Those of some samples, or of a batch, that have what the task takes; most tasks take all."""

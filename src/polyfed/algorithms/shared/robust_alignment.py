@@ -53,7 +53,7 @@ class AnchorGuidance(Settings):
             else:
                 siblings = client.task.siblings(own) if isinstance(client.task, PairTask) else None
                 losses.append(info_nce(z, target, 1 / self.temperature, siblings))
-        return self.weight * torch.stack(losses).sum()
+        return self.weight * torch.stack(losses or [batch.no_loss]).sum()
 
 
 class RobustWeights(Settings):

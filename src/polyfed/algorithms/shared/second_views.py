@@ -37,7 +37,7 @@ class SecondViews:
     def loss(self, model: Embedder, predictors: Mapping[str, nn.Module] | nn.ModuleDict, batch: Batch) -> Tensor:
         """The symmetric loss between the batch and a second view of its samples, summed over modalities."""
         again = self._samples.batch(batch.index.cpu(), self._stream, self.names).to(batch.index.device)
-        losses = [batch.no_loss]
+        losses = list[Tensor]()
         for name in self.names:
             first, second, predictor = batch.inputs[name], again.having(name).inputs[name], predictors[name]
             if len(second) < 2:
@@ -47,7 +47,7 @@ class SecondViews:
             with torch.no_grad():
                 targets = self.target[name](first), self.target[name](second)
             losses.append(symmetric_byol(predictions, targets))
-        return torch.stack(losses).sum()
+        return torch.stack(losses or [batch.no_loss]).sum()
 
 
 def random_views(samples: Samples) -> list[str]:
@@ -57,7 +57,8 @@ def random_views(samples: Samples) -> list[str]:
         # no view says of itself whether it is random: look whether making one moves the stream
         stream = torch.Generator()
         before = stream.get_state()
-        samples.inputs[name](samples.rows[name][:1], stream)
+        rows = samples.rows[name]
+        samples.inputs[name](rows[rows >= 0][:1], stream)
         if not torch.equal(before, stream.get_state()):
             names.append(name)
     return names

@@ -193,7 +193,7 @@ def _require_groups(encoders: Encoders, splits: Sequence[Split], by: str) -> Non
 
 def _groups(encoders: Encoders, split: Split, modality: str, by: str, most: int | None) -> Mapping[str, Tensor]:
     """Name of a group -> its representations [n, d]."""
-    samples = encoders.samples(split, modality)
+    samples = encoders.samples(split, modality).having(modality)
     rows = torch.unique(samples.rows[modality])  # siblings share a picture, which counts once
     rows = rows[drawn(len(rows), most, "centres", split.source, modality)]
     values = torch.cat(list(encoders.embeddings(samples, modality, rows)))

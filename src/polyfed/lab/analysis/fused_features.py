@@ -218,6 +218,7 @@ def _tables(run: Run, fusion: GuidedFusion, member: Member, most: int | None) ->
     test = run.federation.test(member)
     assert test is not None
     test = test.subset(drawn(len(test), most, "features", member.id)).only(_judged(member, test, guidance))
+    test = test.having(*test.modalities)
     partner, numbered = of_rows(guidance, test)
     fused = fusion.fused(model, partner).eval()
     server, theirs, device = guidance.model, guidance.samples.inputs, model.device

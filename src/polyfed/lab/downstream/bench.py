@@ -108,6 +108,7 @@ def computed(
     """
     if not len(samples):
         raise DataError(f"{what} has no samples")
+    samples.require_all(modality, what)
     # siblings share a picture: each is encoded once
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     load = samples.inputs[modality]

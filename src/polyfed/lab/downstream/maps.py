@@ -182,6 +182,7 @@ class MappedPictures:
         for samples in self._parts:
             mine = ((index >= start) & (index < start + len(samples))).nonzero().squeeze(1)
             if len(mine):
+                samples.require_all(self._modality, "feature maps")
                 rows = samples.rows[self._modality][index[mine] - start]
                 inputs.append(samples.inputs[self._modality](rows))
                 places.append(mine)

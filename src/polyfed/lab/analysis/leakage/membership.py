@@ -55,13 +55,13 @@ def pair_margin(similarities: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
 
 
 def _confidence(model: Model, task: Classification, head: nn.Module | None, part: Samples) -> Float[Tensor, " n"]:
-    batch = part.batch(torch.arange(len(part))).to(model.device)
+    batch = task.usable(part.batch(torch.arange(len(part)))).to(model.device)
     logits = task.scores(model, head, batch).double()
     return confidence(logits, batch.targets[task.target].long())
 
 
 def _pair_scores(model: Model, task: PairTask, samples: Samples) -> Float[Tensor, " n"]:
-    sides = []
+    sides, samples = [], task.usable(samples)
     for modality in task.between:
         inputs = [part.batch(torch.arange(len(part))).inputs[modality] for part in _parts(samples, 256)]
         sides.append(torch.cat([model.represent(modality, x.to(model.device)) for x in inputs]).double())

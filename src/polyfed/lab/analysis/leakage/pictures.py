@@ -182,14 +182,14 @@ def _reconstructed(
     Guesses are the mean of test pictures, and as many of these as there are reconstructions.
     """
     member, federation = situation.member(seen.clients[0]), situation.opened.federation
-    samples = [federation.train(situation.member(client)) for client in seen.clients]
+    samples = [federation.train(situation.member(client)).having(modality) for client in seen.clients]
     # in double precision: gradients of different pictures may differ in the last bits of single precision
     model = model.double()
     batches = [_exact(own.batch(torch.randperm(len(own), generator=draws)[:size]).to(model.device)) for own in samples]
     weights = model.trained()
     victim = _Victim(model, member, modality, list(weights.values()))
     truth = torch.cat([batch.inputs[modality] for batch in batches])
-    others = federation.test(member) or samples[0]
+    others = (federation.test(member) or samples[0]).having(modality)
     known = others.batch(torch.arange(min(len(others), 100))).inputs[modality].to(model.device).double()
     limits = (float(known.min()), float(known.max()))
     gradient = victim.crossing(batches, _protection(situation, member), draws)

@@ -103,7 +103,7 @@ def token_counts(samples: Samples, modality: str) -> Counter[int]:
     """How often each entry of the vocabulary stands in the texts."""
     inputs = samples.inputs[modality]
     assert isinstance(inputs, TokenRows)
-    values, counts = torch.unique(inputs.ids[samples.rows[modality]], return_counts=True)
+    values, counts = torch.unique(inputs.ids[samples.having(modality).rows[modality]], return_counts=True)
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
