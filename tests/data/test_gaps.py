@@ -109,3 +109,17 @@ def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path:
         (True, False),
         (False, True),
     }
+
+
+def test_what_takes_complete_samples_says_what_is_missing(tmp_path: Path) -> None:
+    cells = {"image": [PICTURES[0], None], "text": ["one", "two"], "label": [0, 1]}
+    samples = opened(tmp_path, cells)
+    samples.require_all("text", "the probe")
+    with pytest.raises(DataError, match="the probe: 1 of 2 samples have no 'image'; use complete ones"):
+        samples.require_all("image", "the probe")
+
+
+def test_an_item_without_a_list_of_answers_is_refused(tmp_path: Path) -> None:
+    cells = {"image": [PICTURES[0], PICTURES[1]], "text": [["a"], []], "label": [[0], []]}
+    with pytest.raises(DataError, match=r"item 1: .* empty list; fill it|item 1: .* lists of different length"):
+        opened(tmp_path, cells)

@@ -35,6 +35,14 @@ def test_there_is_a_folder_for_the_server_and_every_group(tmp_path: Path) -> Non
     assert secrets == {"ca.key": 0o600, "server.key": 0o600}
 
 
+def test_simulated_gaps_are_not_deployed(tmp_path: Path) -> None:
+    settings = experiment_settings()
+    settings["clients"]["hospital"]["missing"] = {"rates": {"text": 0.5}}
+    with pytest.raises(ConfigError, match=r"clients.hospital.missing takes data away for simulations"):
+        create(tmp_path / "f", settings)
+    assert not (tmp_path / "f").exists()
+
+
 def test_a_site_gets_no_secret_and_only_its_own_sources(tmp_path: Path) -> None:
     create(tmp_path / "f")
     site = tmp_path / "f" / "archive"

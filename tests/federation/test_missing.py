@@ -28,7 +28,7 @@ from small_federations import Config, tiny_experiment
 )
 def test_shares_are_met_and_no_unit_loses_all(units: int, shares: list[float], seed: int) -> None:
     rates = {f"m{k}": share for k, share in enumerate(shares)}
-    masks = MissingSettings(rates=rates).lacking(units, generator(seed, "x"))
+    masks = MissingSettings(rates=rates).units(units, generator(seed, "x"))
     for name, rate in rates.items():
         assert abs(int(masks[name].sum()) - rate * units) <= 1
     lost = torch.stack(list(masks.values())).sum(0)
@@ -39,15 +39,15 @@ def test_shares_are_met_and_no_unit_loses_all(units: int, shares: list[float], s
 
 
 def test_of_ten_items_three_lack_the_picture_and_five_others_the_text() -> None:
-    masks = MissingSettings(rates={"image": 0.3, "text": 0.5}).lacking(10, generator(0))
+    masks = MissingSettings(rates={"image": 0.3, "text": 0.5}).units(10, generator(0))
     assert [int(mask.sum()) for mask in masks.values()] == [3, 5]
     assert not (masks["image"] & masks["text"]).any()
-    assert not torch.equal(masks["image"], MissingSettings(rates={"image": 0.3}).lacking(10, generator(1))["image"])
+    assert not torch.equal(masks["image"], MissingSettings(rates={"image": 0.3}).units(10, generator(1))["image"])
 
 
 def test_rates_of_clients_are_around_those_that_are_given() -> None:
     settings = MissingSettings(rates={"image": 0.2, "text": 0.3}, concentration=4.0)
-    drawn = [settings.lacking(1000, generator(k), settings.own_rates(generator(k))) for k in range(200)]
+    drawn = [settings.units(1000, generator(k), settings.own_rates(generator(k))) for k in range(200)]
     for name, rate in settings.rates.items():
         shares = torch.stack([masks[name] for masks in drawn]).double().mean(1)
         # variance of a Dirichlet share: m (1 - m) / (concentration + 1)
@@ -210,7 +210,9 @@ def test_rates_of_a_client_are_those_of_its_test_and_what_it_holds_besides_lacks
 def test_classes_that_there_are_none_of_and_tests_that_there_are_none_of_are_refused() -> None:
     config = lacking(by="class")
     config["data"]["sources"]["scenes"] |= {"targets": {}}
-    with pytest.raises(ConfigError, match=r"clients.paired.missing.by is class, but 'scenes' has no item labels"):
+    with pytest.raises(
+        ConfigError, match=r"clients.paired.missing.by is class, but the items of its source have no labels"
+    ):
         _ = population(config).members
     config = lacking(test=True)
     config["clients"]["paired"]["test_split"] = None
@@ -218,7 +220,7 @@ def test_classes_that_there_are_none_of_and_tests_that_there_are_none_of_are_ref
         Experiment.parse(config)
 
 
-def test_samples_keep_what_they_have_nothing_beside() -> None:
+def test_a_sample_never_loses_its_last_modality() -> None:
     federation = population(tiny_experiment())
     train = federation.train(federation.members["paired-0"])
     items = train.items.unique()

@@ -52,15 +52,17 @@ def assemble(
     def rows(column: Column) -> Int64[Tensor, " n"]:
         return places if column.nested else items
 
-    filled = {name: _without_gaps(column, items) for name, column in columns.items() if column.gaps}
-    columns |= {name: column for name, (column, _) in filled.items()}
+    read = {
+        name: _without_gaps(column, items) if column.gaps else (column, rows(column))
+        for name, column in columns.items()
+    }
 
     def opened(chosen: Mapping[str, View]) -> dict[str, Inputs]:
-        return {name: view.beside(views).open(columns[name], name, context) for name, view in chosen.items()}
+        return {name: view.beside(views).open(read[name][0], name, context) for name, view in chosen.items()}
 
     return Samples(
         inputs=opened(views),
-        rows={name: filled[name][1] if name in filled else rows(column) for name, column in columns.items()},
+        rows={name: own for name, (_, own) in read.items()},
         items=items,
         targets={name: _labels(column)[rows(column)] for name, column in labels.items()},
         ids=split.ids,
@@ -86,20 +88,25 @@ def _items_of_samples(columns: Sequence[Column], count: int) -> Int64[Tensor, " 
         return torch.arange(count)
     own = [torch.from_numpy(list_lengths(column.values)) for column in nested]
     longest = torch.stack(own).amax(0)
+    if any(column.gaps for column in columns):  # an item without entries may have another modality
+        longest = longest.clamp(min=1)
     for column, lengths in zip(nested, own, strict=True):
         # an item that lacks a modality has no list of it
-        differs = (lengths != longest) & ~((lengths == 0) & column.gaps)
-        if differs.any():
-            item = int(differs.nonzero()[0])
-            other = next(one for one, of in zip(nested, own, strict=True) if int(of[item]) == int(longest[item]))
-            first, second = sorted((other, column), key=nested.index)
-            raise DataError(f"item {item}: {first.where} and {second.where} hold lists of different length")
-    if any(column.gaps for column in columns):
-        longest = longest.clamp(min=1)
-        for column, lengths in zip(nested, own, strict=True):
-            if not column.gaps and bool((lengths == 0).any()):
-                raise DataError(f"{column.where}, item {int((lengths == 0).nonzero()[0])}: an empty list; fill it")
+        differing = ((lengths != longest) & ~((lengths == 0) & column.gaps)).nonzero()[:, 0]
+        if len(differing):
+            raise _uneven(int(differing[0]), nested, own)
     return torch.repeat_interleave(torch.arange(count), longest)
+
+
+def _uneven(item: int, nested: Sequence[Column], lengths: Sequence[Int64[Tensor, " n"]]) -> DataError:
+    """What to raise for an item whose lists do not go together."""
+    own = {column: int(of[item]) for column, of in zip(nested, lengths, strict=True)}
+    if not any(own.values()):
+        return DataError(f"item {item}: {nested[0].where} is an empty list; fill it, or leave out the row")
+    first = max(own, key=own.__getitem__)
+    other = next(column for column in own if own[column] != own[first])
+    pair = " and ".join(column.where for column in nested if column in (first, other))
+    return DataError(f"item {item}: {pair} hold lists of different length")
 
 
 def _without_gaps(column: Column, items: Int64[Tensor, " n"]) -> tuple[Column, Int64[Tensor, " n"]]:

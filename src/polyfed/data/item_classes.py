@@ -41,6 +41,11 @@ class ItemClasses:
     columns: Mapping[str, Indices] = field(default_factory=dict)
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    @property
+    def highest(self) -> int:
+        """The highest class number, of items or names."""
+        return max([int(self.numbers.max()), *self.names])
+
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, int]:
         """Class name -> how many of ``items`` are of it, in the order of the class numbers; none with 0."""
         numbers, counts = torch.unique(self.numbers[items], return_counts=True)

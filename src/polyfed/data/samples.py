@@ -132,7 +132,7 @@ def _each(columns: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dic
     }
 
 
-def _filled(
+def with_gaps(
     inputs: Inputs, rows: Int64[Tensor, " b"], there: Bool[Tensor, " b"], generator: torch.Generator | None
 ) -> Tensor:
     """Values of the rows that are there, zeros for the others."""
@@ -219,11 +219,11 @@ class Samples:
         """Values of a target; one that goes with a modality draws what that has drawn, for the samples that have it."""
         of = str(getattr(self.lazy[name], "of", ""))
         shown = rows[of if of in streams else name] >= 0
-        return _filled(self.lazy[name], rows[name], shown, streams.get(of, generator))
+        return with_gaps(self.lazy[name], rows[name], shown, streams.get(of, generator))
 
     def load(self, modality: str, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
         """Encoder input of rows of a modality, as ``Inputs``; zeros for a row of -1."""
-        return _filled(self.inputs[modality], rows, rows >= 0, generator)
+        return with_gaps(self.inputs[modality], rows, rows >= 0, generator)
 
     def batches(
         self,

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -228,29 +228,32 @@ def _where(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[
 
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
     """Which of the rows lack nothing, or no more than they may, and column -> how many of the others lack it."""
-    # a list of labels may be empty, which is no gap
-    single = [column for column in source.targets.values() if not is_list(table.kind(column))]
-    keeps = [*dict.fromkeys(source.columns.values())] if source.incomplete == "keep" else []
-    gaps = {
-        column: fitting & _gaps(table, column, empty if column in keeps else lacking)
-        for column in dict.fromkeys((*source.columns.values(), *single))
-    }
-    nothing = np.logical_and.reduce([gaps[column] for column in keeps]) if keeps else np.zeros_like(fitting)
-    gone = np.logical_or.reduce([nothing, *(gaps[column] for column in gaps if column not in keeps)])
-    rows, left_out = (
-        fitting & ~gone,
-        {name: int((gap & gone).sum()) for name, gap in gaps.items() if (gap & gone).any()},
-    )
+    keeps = set(source.columns.values()) if source.incomplete == "keep" else set[str]()
+    gaps = {name: fitting & gap for name, gap in _gaps(table, source, keeps).items()}
+    # an item that has one of those to keep is kept
+    gone = np.logical_and.reduce([gaps[column] for column in keeps]) if keeps else np.zeros_like(fitting)
+    gone = np.logical_or.reduce([gone, *(gap for column, gap in gaps.items() if column not in keeps)])
+    left_out = {name: int((gap & gone).sum()) for name, gap in gaps.items() if (gap & gone).any()}
+    rows = fitting & ~gone
     if not rows.any():
-        counts = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
-        total = fitting.sum()
-        raise DataError(f"{table.place}: all {total} items are incomplete, they lack {counts}; name other columns")
+        raise _nothing_left(table, int(fitting.sum()), left_out)
     return rows, left_out
 
 
-def _gaps(table: SplitTable, column: str, lacks: Callable[[pa.ChunkedArray], Mask]) -> Mask:
-    """Which rows lack a column."""
-    return np.zeros(table.count(), np.bool_) if _is_known_full(table, column) else lacks(table.read(column))
+def _nothing_left(table: SplitTable, total: int, left_out: Mapping[str, int]) -> DataError:
+    lacks = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
+    return DataError(f"{table.place}: all {total} items are incomplete, they lack {lacks}; name other columns")
+
+
+def _gaps(table: SplitTable, source: TableSource, keeps: Collection[str]) -> dict[str, Mask]:
+    """Column -> which rows lack it; of lists in ``keeps``, those that have no entry at all."""
+    # a list of labels may be empty, which is no gap
+    single = [column for column in source.targets.values() if not is_list(table.kind(column))]
+    full, gaps = np.zeros(table.count(), np.bool_), {}
+    for column in dict.fromkeys((*source.columns.values(), *single)):
+        lacks = empty if column in keeps else lacking
+        gaps[column] = full if _is_known_full(table, column) else lacks(table.read(column))
+    return gaps
 
 
 def _is_known_full(table: SplitTable, column: str) -> bool:

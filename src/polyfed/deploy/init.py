@@ -71,13 +71,7 @@ def create_federation(
         RunError: the folder is there already or cannot be written to; nothing of it is left then.
     """
     address = parse_settings(ServerAddress, {"hosts": list(hosts), "port": port, "superlink_port": superlink_port})
-    for name, group in experiment.clients.items():
-        if group.missing is not None:
-            raise ConfigError(
-                f"clients.{name}.missing takes data away for simulations; leave it out of what is deployed"
-            )
-    if experiment.run.attackers:
-        raise ConfigError("run.attackers is for simulations; sites do not attack: leave it out of what is deployed")
+    _require_no_simulation(experiment)
     if not experiment.clients:
         raise ConfigError("the experiment has no clients; each group under 'clients' becomes a site")
     if SERVER_FOLDER in experiment.clients:
@@ -97,6 +91,16 @@ def create_federation(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return {name: folder / name for name in (SERVER_FOLDER, *experiment.clients)}
+
+
+def _require_no_simulation(experiment: Experiment) -> None:
+    for name, group in experiment.clients.items():
+        if group.missing is not None:
+            raise ConfigError(
+                f"clients.{name}.missing takes data away for simulations; leave it out of what is deployed"
+            )
+    if experiment.run.attackers:
+        raise ConfigError("run.attackers is for simulations; sites do not attack: leave it out of what is deployed")
 
 
 def admit_site(server: Path, name: str, public_key: Path) -> Path:

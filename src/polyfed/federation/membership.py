@@ -20,7 +20,7 @@ from polyfed.data.source import Split
 from polyfed.data.union import union
 from polyfed.federation.client import SERVER
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
-from polyfed.federation.missing import Lacking, MissingSettings
+from polyfed.federation.missing import GroupGaps, Lacking
 from polyfed.federation.settings import GroupSettings
 from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
@@ -94,42 +94,23 @@ class Assignment:
                 )
         return items[: self.group.test_items].sort().values
 
-    def lacking(self, client: int) -> Lacking:
-        """Items of a client that lack a modality, by its place in the group."""
-        missing, items = self.group.missing, self.parts[client].sort().values
-        return {} if missing is None else self._lacking(missing, items, client, test=False)
+    def lacking(self, client: int, *, test: bool = False) -> Lacking:
+        """Items of a client that lack a modality, by its place in the group; or of its test items.
 
-    def test_lacking(self, client: int) -> Lacking:
-        """Test items of a client that lack a modality; where all are tested on the same items, the same ones."""
+        Where all clients are tested on the same items, these lack the same for all.
+        """
         missing = self.group.missing
-        if missing is None or not missing.test:
+        if missing is None or (test and not missing.test):
             return {}
-        return self._lacking(missing, self.test_items(client), client, test=True)
-
-    def _lacking(self, missing: MissingSettings, items: Int64[Tensor, " k"], client: int, *, test: bool) -> Lacking:
-        group = self.name.removesuffix(".also")  # what clients hold in addition lacks what their own lacks
-        if missing.by == "client":
-            masks = missing.lacking(self.group.count, generator(self.seed, "missing", group))
-            return {name: items if bool(mask[client]) else items[:0] for name, mask in masks.items()}
-        if missing.by == "class":
-            numbers, count = self._classes_for(missing, test)
-            masks = missing.lacking(count, generator(self.seed, "missing", group))
-            return {name: items[mask[numbers[items]]] for name, mask in masks.items()}
+        items = self.test_items(client) if test else self.parts[client].sort().values
         whose = f"{'test ' if test else ''}{'all' if test and self.group.test == 'all' else client}"
-        rates = missing.own_rates(generator(self.seed, "missing rates", group, client))
-        masks = missing.lacking(len(items), generator(self.seed, "missing", self.name, whose), rates)
-        return {name: items[mask] for name, mask in masks.items()}
 
-    def _classes_for(self, missing: MissingSettings, test: bool) -> tuple[Int64[Tensor, " n"], int]:
-        """Class of each training or test item, and how many there are; where both lack modalities, of both."""
-        known = self._both_classes if missing.test else [self.classes] if self.classes is not None else None
-        if known is None:
-            key = f"clients.{self.name.removesuffix('.also')}.missing.by"
-            raise ConfigError(
-                f"{key} is class, but '{self.group.source}' has no item labels; choose item or client, or name columns "
-                "in partition.of"
-            )
-        return known[test].numbers, 1 + max(max([int(one.numbers.max()), *one.names]) for one in known)
+        def classes() -> Sequence[ItemClasses]:
+            # of both, so that the same classes lack a modality in training and test items
+            known = self._both_classes if missing.test else [self.classes] if self.classes else None
+            return (known or [])[:: -1 if test else 1]
+
+        return GroupGaps(missing, self.name, self.group.count, self.seed).of(items, client, whose, classes)
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
         if self.classes is None:
@@ -294,9 +275,6 @@ class Membership:
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:
         return self.assignments[member.group][0].test_items(member.place)
-
-    def test_lacking(self, member: Member) -> Lacking:
-        return self.assignments[member.group][0].test_lacking(member.place)
 
     def _members_of(self, name: str) -> list[Member]:
         group, assignments = self.groups[name], self.assignments[name]

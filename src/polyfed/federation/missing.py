@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Literal, Self
 
@@ -13,7 +14,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.core.effects import require_default
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
+from polyfed.data.item_classes import ItemClasses
 
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -48,22 +52,54 @@ class MissingSettings(Settings):
             )
         return self
 
-    def lacking(
-        self, units: int, stream: torch.Generator, rates: Mapping[str, float] | None = None
-    ) -> dict[str, Bool[Tensor, " units"]]:
-        """Which of some units (items, classes, clients) lack each modality, in shares as near to the rates as can be.
+    def require_fit(self, encoded: Sequence[Collection[str]], count: int, test_split: str | None) -> None:
+        """Check that the rates suit a group.
 
-        Without ``rates`` they are those of the settings.
+        Args:
+            encoded: modalities that each of its models encodes of samples.
+            count: number of its clients.
+            test_split: where their test items come from.
+
+        Raises:
+            ValueError: a modality is not encoded by all, an item would lose all that it has, or nothing would be lost.
+        """
+        total = sum(self.rates.values())
+        for modalities in encoded:
+            unknown = [name for name in self.rates if name not in modalities]
+            if unknown:
+                raise ValueError(f"missing.rates names '{unknown[0]}', which not all models of the group encode")
+            if total > len(modalities) - 1:
+                raise ValueError(
+                    f"missing.rates {self.rates} are together more than {len(modalities) - 1}, so that items would "
+                    f"lack all of the {len(modalities)} modalities that a model encodes; lower them"
+                )
+        if self.by == "client" and round(count * total) == 0:
+            raise ValueError(
+                f"missing.rates {self.rates} by client take nothing from {count} clients; raise them, or choose by: "
+                "item"
+            )
+        if self.test and test_split is None:
+            raise ValueError("missing.test: there is no test_split; leave it out")
+
+    def units(
+        self, count: int, stream: torch.Generator, rates: Mapping[str, float] | None = None
+    ) -> dict[str, Bool[Tensor, " count"]]:
+        """Which of ``count`` units (items, classes, clients) lack each modality, as near to the rates as can be.
 
         Units stand around a circle in random order, and modalities are missing on arcs of it, one after the other: as
         few units as can be lack two, and none lacks all.
+
+        Args:
+            count: number of units.
+            stream: the only source of randomness.
+            rates: modality -> share; None: those of the settings.
         """
-        order = torch.randperm(units, generator=stream)
-        ends = [round(units * share) for share in accumulate((rates or self.rates).values(), initial=0.0)]
+        order = torch.randperm(count, generator=stream)
+        ends = [round(count * share) for share in accumulate((rates or self.rates).values(), initial=0.0)]
         masks = {}
         for name, start, end in zip(self.rates, ends, ends[1:], strict=False):
-            masks[name] = torch.zeros(units, dtype=torch.bool)
-            masks[name][order[torch.arange(start, end) % units]] = True
+            masks[name] = torch.zeros(count, dtype=torch.bool)
+            masks[name][order[torch.arange(start, end) % count]] = True
         return masks
 
     def own_rates(self, stream: torch.Generator) -> Mapping[str, float]:
@@ -78,3 +114,56 @@ class MissingSettings(Settings):
 
 Lacking = Mapping[str, Int64[Tensor, " k"]]
 """Modality -> items that lack it."""
+
+
+@dataclass(frozen=True)
+class GroupGaps:
+    """What the items of one group's clients lack.
+
+    Attributes:
+        settings: rates, and what lacks modalities.
+        name: of the group, or of what its clients hold in addition.
+        count: number of its clients.
+        seed: of the run.
+    """
+
+    settings: MissingSettings
+    name: str
+    count: int
+    seed: int
+
+    @property
+    def group(self) -> str:
+        """What clients hold in addition lacks what their own items lack."""
+        return self.name.removesuffix(".also")
+
+    def of(
+        self, items: Int64[Tensor, " k"], client: int, whose: str, classes: Callable[[], Sequence[ItemClasses]]
+    ) -> Lacking:
+        """Which of a client's items lack each modality.
+
+        Args:
+            items: its training or test items, ascending.
+            client: its place in the group.
+            whose: names the draw by item: that of a client, or of a test that all share.
+            classes: gives the classes of these items, then of others that are numbered with them; none without any.
+
+        Raises:
+            ConfigError: classes are to lack modalities, and there are none.
+        """
+        if self.settings.by == "client":
+            masks = self.settings.units(self.count, generator(self.seed, "missing", self.group))
+            return {name: items if bool(mask[client]) else items[:0] for name, mask in masks.items()}
+        if self.settings.by == "item":
+            rates = self.settings.own_rates(generator(self.seed, "missing rates", self.group, client))
+            masks = self.settings.units(len(items), generator(self.seed, "missing", self.name, whose), rates)
+            return {name: items[mask] for name, mask in masks.items()}
+        known = classes()
+        if not known:
+            raise ConfigError(
+                f"clients.{self.group}.missing.by is class, but the items of its source have no labels; choose item or "
+                "client, or name columns in partition.of"
+            )
+        count = 1 + max(one.highest for one in known)
+        masks = self.settings.units(count, generator(self.seed, "missing", self.group))
+        return {name: items[mask[known[0].numbers[items]]] for name, mask in masks.items()}

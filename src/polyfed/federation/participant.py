@@ -210,11 +210,11 @@ class Participant:
         return sum(losses[1:], losses[0])
 
     def make_ready(self, *, to_train: bool = True) -> None:
-        """Have the task see to what it takes of the model, as training in a round finds it, or to be judged."""
+        """Prepare the task for the model's weights: once a round for training, and anew for each evaluation."""
         if not to_train or self._ready_in != self.clock.round:
             with self.autocast():
                 self.task.prepare(self.model, self.head, self.public, self.evaluation_batch)
-        # what a judgement has seen is none of training's
+        # training never uses what an evaluation prepared
         self._ready_in = self.clock.round if to_train else -1
 
     def fit(

@@ -150,7 +150,7 @@ class Population:
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
             split = self.data.split(group.source, group.test_split)
-            lacking = self.membership.test_lacking(member)
+            lacking = member.holdings[0].dealt.lacking(member.place, test=True)
             self._tests[key] = of_items(self._viewed(split, member, model), self.test_items(member), lacking)
         return self._tests[key]
 
@@ -255,21 +255,14 @@ class Population:
                 )
 
     def _require_use(self) -> None:
-        """Every client has samples that its task can use, and public ones where it takes them."""
+        """Check that every client has samples that its task can use, and public ones where it takes them."""
         public = () if self.public is None else tuple(self.public.split.columns)
         for member in self.members.values():
             task = member.settings.task
             task.require_public([name for name in public if name in member.views])
-            splits = [one.dealt.split for one in member.holdings]
-            has_gaps = any(split.modality(name).gaps for split in splits for name in split.columns)
-            if member.settings.missing is None and not has_gaps:
-                continue
-            for what, samples in (("training", self.train(member)), ("test", self.test(member))):
-                if samples is not None and not len(task.usable(samples)):
-                    raise ConfigError(
-                        f"clients.{member.group}: no {what} sample of '{member.id}' has what task "
-                        f"'{task.component_name()}' takes; lower missing.rates, or give it more items"
-                    )
+            if member.settings.missing is not None or any(_has_gaps(one.dealt.split) for one in member.holdings):
+                _require_usable(member, "training", self.train(member))
+                _require_usable(member, "test", self.test(member))
 
     def _require_test_items(self) -> None:
         settings = self.server
@@ -336,6 +329,19 @@ class Population:
                 f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
                 f"'{high}' has {widths[high]}"
             )
+
+
+def _has_gaps(split: Split) -> bool:
+    return any(split.modality(name).gaps for name in split.columns)
+
+
+def _require_usable(member: Member, what: str, samples: Samples | None) -> None:
+    task = member.settings.task
+    if samples is not None and not len(task.usable(samples)):
+        raise ConfigError(
+            f"clients.{member.group}: no {what} sample of '{member.id}' has what task '{task.component_name()}' takes; "
+            "lower missing.rates, or give it more items"
+        )
 
 
 def _heads(name: str, head: nn.Module | None) -> dict[str, nn.Module]:

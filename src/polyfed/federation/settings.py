@@ -219,33 +219,10 @@ class GroupSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _something_is_left(self) -> GroupSettings:
-        rates = {} if self.missing is None else self.missing.rates
-        for encoded in [[*model.encoders.keys() - self.task.own_modalities] for model in self.models] if rates else ():
-            unknown = [name for name in rates if name not in encoded]
-            if unknown:
-                raise ValueError(f"missing.rates names '{unknown[0]}', which not all models of the group encode")
-            if sum(rates.values()) > len(encoded) - 1:
-                raise ValueError(
-                    f"missing.rates {rates} are together more than {len(encoded) - 1}, so that items would lack all of "
-                    f"the {len(encoded)} modalities that a model encodes; lower them"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _some_client_lacks(self) -> GroupSettings:
-        missing = self.missing
-        if missing is not None and missing.by == "client" and round(self.count * sum(missing.rates.values())) == 0:
-            raise ValueError(
-                f"missing.rates {missing.rates} by client take nothing from {self.count} clients; raise them, or "
-                "choose by: item"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _test_to_take_from(self) -> GroupSettings:
-        if self.missing is not None and self.missing.test and self.test_split is None:
-            raise ValueError("missing.test: there is no test_split; leave it out")
+    def _gaps_fit(self) -> GroupSettings:
+        if self.missing is not None:
+            encoded = [model.encoders.keys() - self.task.own_modalities for model in self.models]
+            self.missing.require_fit(encoded, self.count, self.test_split)
         return self
 
     @model_validator(mode="after")

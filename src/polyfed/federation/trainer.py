@@ -109,9 +109,9 @@ class Trainer:
     def step(self, loss: Tensor, correct: Correction | None = None) -> None:
         """One optimiser step on a scalar loss; ``correct`` changes the gradients before they are clipped.
 
-        None on a loss that depends on nothing trained, as of a batch without a pair.
+        There is none on a loss of 0 without gradient, such as that of a batch without a pair.
         """
-        if not loss.requires_grad:
+        if not loss.requires_grad and not float(loss):  # any other loss without gradient is a mistake, and fails below
             return
         self.forget()
         loss.backward()  # type: ignore[no-untyped-call]
