@@ -12,11 +12,14 @@ import safetensors.torch
 import tokenizers
 import torch
 
-from polyfed.core.errors import RunError
+import polyfed
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
 from polyfed.export.model import export_model
 from polyfed.export.programs import Program
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
+from small_federations import Config, tiny_experiment
 
 
 @pytest.fixture(scope="session")
@@ -123,6 +126,29 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("imputation", ["drop", "placeholder"])
+def test_a_classifier_that_fills_in_for_modalities_is_refused(imputation: str, tmp_path: Path) -> None:
+    config = tiny_experiment()
+    paired = config["clients"]["paired"] | {"task": {"name": "classification", "imputation": imputation}}
+    config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
+    run = polyfed.run(
+        Experiment.load(config | {"server": paired_server(paired), "clients": {"paired": paired}}),
+        tmp_path / "run",
+        quiet=True,
+    )
+    if imputation == "drop":
+        names = {path.name for path in export_model(run.folder, tmp_path / "e", which="last").iterdir()}
+        assert {"image-classes.pt2", "text-classes.pt2"} <= names
+        return
+    with pytest.raises(ConfigError, match=r"fills in for the others \(task.imputation placeholder\)"):
+        export_model(run.folder, tmp_path / "e", which="last")
+    assert not (tmp_path / "e").exists()
+
+
+def paired_server(paired: Config) -> Config:
+    return {key: paired[key] for key in ("model", "task", "source", "training")}
+
+
 def test_by_default_it_lies_in_the_run_folder(classifier_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(classifier_run, tmp_path / "run")
     assert export_model(run) == run / "export"

@@ -11,12 +11,15 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.imputation import Imputer, Part, parts_of
-from polyfed.tasks.imputations import Generator, LeaveOut, Neighbour, Placeholder, Prototypes, Zero
+from polyfed.tasks.imputation import Imputer, PresentEmbeddings, embeddings_of
+from polyfed.tasks.imputations import ClassPrototypes, Generator, LeaveOut, Neighbour, Placeholder, Zero
 
 IMAGE = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
 TEXT = torch.tensor([[4.0, 2.0], [0.0, 6.0]])
-PARTS = {"image": Part(IMAGE, torch.tensor([0, 1, 3])), "text": Part(TEXT, torch.tensor([0, 2]))}
+PARTS = {
+    "image": PresentEmbeddings(IMAGE, torch.tensor([0, 1, 3])),
+    "text": PresentEmbeddings(TEXT, torch.tensor([0, 2])),
+}
 """Of four samples the first has both, the second and fourth a picture, the third a text."""
 BOTH = ("image", "text")
 
@@ -32,9 +35,12 @@ def test_left_out_is_the_mean_of_what_is_there_and_zero_halves_it() -> None:
     assert torch.equal(made(Zero())(PARTS, 4), expected / torch.tensor([[1.0], [2.0], [2.0], [2.0]]))
 
 
-@pytest.mark.parametrize("imputation", [LeaveOut(), Zero(), Placeholder(), Prototypes(), Generator()])
+@pytest.mark.parametrize("imputation", [LeaveOut(), Zero(), Placeholder(), ClassPrototypes(), Generator()])
 def test_of_samples_that_lack_nothing_it_is_the_plain_mean(imputation: object) -> None:
-    complete = {"image": Part(IMAGE[:2], torch.arange(2)), "text": Part(TEXT, torch.arange(2))}
+    complete = {
+        "image": PresentEmbeddings(IMAGE[:2], torch.arange(2)),
+        "text": PresentEmbeddings(TEXT, torch.arange(2)),
+    }
     assert torch.equal(made(imputation)(complete, 2), torch.stack([IMAGE[:2], TEXT]).mean(0))
 
 
@@ -51,11 +57,11 @@ def test_a_placeholder_is_learnt() -> None:
 
 
 def test_prototypes_are_running_means_mixed_by_nearness() -> None:
-    imputer = made(Prototypes(temperature=0.5, momentum=0.5))
+    imputer = made(ClassPrototypes(temperature=0.5, momentum=0.5))
     # before anything is known there is nothing to put in its place
     assert torch.equal(imputer(PARTS, 4)[1], IMAGE[1] / 2)
     imputer.observe(PARTS, torch.tensor([0, 1, 1, 0]))
-    imputer.observe({"image": Part(IMAGE[:1], torch.tensor([0]))}, torch.tensor([0, 2, 2, 2]))
+    imputer.observe({"image": PresentEmbeddings(IMAGE[:1], torch.tensor([0]))}, torch.tensor([0, 2, 2, 2]))
     # class 0: the mean of pictures 1, 0 and 3, 3 at a third, 1, 0 at two thirds; class 1: picture 0, 2 and text 0, 6
     pictures = torch.stack([((IMAGE[0] + IMAGE[2]) / 2 + 2 * IMAGE[0]) / 3, IMAGE[1]])
     texts = torch.stack([TEXT[0], TEXT[1]])
@@ -122,8 +128,8 @@ def test_the_nearest_public_sample_lends_its_other_side() -> None:
 def test_dropout_takes_one_modality_from_samples_that_have_several() -> None:
     imputer = made(LeaveOut(dropout=0.5)).train()
     complete = {
-        "image": Part(torch.ones(4000, 2), torch.arange(4000)),
-        "text": Part(torch.zeros(4000, 2), torch.arange(4000)),
+        "image": PresentEmbeddings(torch.ones(4000, 2), torch.arange(4000)),
+        "text": PresentEmbeddings(torch.zeros(4000, 2), torch.arange(4000)),
     }
     values = imputer(complete, 4000)[:, 0]
     counts = {value: int((values == value).sum()) for value in (0.0, 0.5, 1.0)}
@@ -143,7 +149,7 @@ def test_the_task_s_loss_has_the_imputer_s_and_its_head_the_imputer() -> None:
     data = samples(torch.randn(3, 2), torch.randn(3, 2), [0, 1, 2], rows)
     head = task.head(2, data)
     batch = data.batch(torch.arange(3))
-    parts = parts_of(Identity(), batch, BOTH)
+    parts = embeddings_of(Identity(), batch, BOTH)
     expected = F.cross_entropy(F.linear(head.imputer(parts, 3), head.weight, head.bias), batch.targets["label"])
     torch.testing.assert_close(task.loss(Identity(), head, batch), expected + head.imputer.loss(parts, 3))
     alone = Classification(modality="image").head(2, data)

@@ -112,8 +112,7 @@ class FedDAT(Algorithm):
 
         def from_teacher(model: CachedModel, batch: Batch) -> Tensor:
             batch = client.task.usable(batch)
-            if not len(batch):  # of such a batch neither learns anything
-                met[:] = []
+            if not len(batch):  # the task's loss is 0 as well, and neither adapter takes a step
                 return batch.no_loss
             student = client.task.scores(model, client.head, batch)
             use_adapters(client.model, TEACHER)
@@ -124,8 +123,6 @@ class FedDAT(Algorithm):
             return self.kl_weight * self.divergence(student, target)
 
         def teach() -> None:
-            if not met:
-                return
             ((batch, student),) = met
             use_adapters(client.model, TEACHER)
             shared = CachedModel(client.model)

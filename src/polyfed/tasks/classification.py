@@ -20,7 +20,7 @@ from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_c
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
-from polyfed.tasks.imputation import Imputation, Imputer, parts_of
+from polyfed.tasks.imputation import Imputation, Imputer, embeddings_of
 from polyfed.tasks.imputations import LeaveOut
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
@@ -181,7 +181,7 @@ class Classification(Task):
         labels, imputer = batch.targets[self.target].long(), _imputer(head)
         if imputer is None:
             return self._loss(self.scores(model, head, batch), labels, head)
-        parts = parts_of(model, batch, imputer.modalities)
+        parts = embeddings_of(model, batch, imputer.modalities)
         if imputer.training:
             imputer.observe(parts, labels)
         loss = self._loss(_classified(model, head, imputer(parts, len(batch))), labels, head)
@@ -207,12 +207,7 @@ class Classification(Task):
         if head is None:
             raise TypeError("classification needs the module that its head() made")
         labels, classes = self._labels(samples), class_count(head)
-        outside = labels[(labels < 0) | (labels >= classes)]
-        if len(outside):
-            raise DataError(
-                f"target '{self.target}' has label {int(outside[0])}, but the head knows {classes} classes; "
-                "set classes to the number over all splits"
-            )
+        self._require_known(labels, classes)
         modalities = self._modalities(samples.modalities)
         samples = self.usable(samples.only(modalities))
         labels = labels if len(labels) == len(samples) else self._labels(samples)
@@ -220,16 +215,23 @@ class Classification(Task):
             positions, predicted, losses = self._outcomes(model, head, samples, batch_size)
             metrics = accuracies(positions, predicted, labels, classes)
             metrics |= {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
-            for given, chosen in self._given(samples).items():
-                mine = positions[chosen] if self.given == "all" else None
-                if mine is None:
-                    alone = samples.only([given]).subset(chosen)
-                    mine = self._outcomes(model, head, alone, batch_size)[0]
-                metrics |= {f"accuracy_given_{given}": 100.0 * float((mine < 1).double().mean())}
-                metrics |= {f"n_given_{given}": float(len(mine))}
+            alone = [samples.only([name]).having(name) for name in modalities if self.given == "each"]
+            given = {own.modalities[0]: self._outcomes(model, head, own, batch_size)[0] for own in alone if len(own)}
+            given = given or {name: positions[chosen] for name, chosen in _patterns(samples).items()}
+        for name, mine in given.items():
+            metrics[f"accuracy_given_{name}"] = 100.0 * float((mine < 1).double().mean())
+            metrics[f"n_given_{name}"] = float(len(mine))
         return TaskScores(
             metrics | items_beside(samples), {"accuracy": [mean_by_item(100.0 * (positions < 1), samples.items)]}
         )
+
+    def _require_known(self, labels: Int64[Tensor, " n"], classes: int) -> None:
+        outside = labels[(labels < 0) | (labels >= classes)]
+        if len(outside):
+            raise DataError(
+                f"target '{self.target}' has label {int(outside[0])}, but the head knows {classes} classes; "
+                "set classes to the number over all splits"
+            )
 
     def _outcomes(
         self, model: Embedder, head: nn.Module, samples: Samples, batch_size: int
@@ -247,24 +249,11 @@ class Classification(Task):
         positions, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
         return positions, predicted, losses
 
-    def _given(self, samples: Samples) -> dict[str, Int64[Tensor, " k"]]:
-        """What test samples are judged by beside all that they have: which modalities -> which samples."""
-        there = {name: samples.rows[name] >= 0 for name in samples.modalities}
-        if self.given == "each":
-            return {name: mask.nonzero()[:, 0] for name, mask in there.items() if len(there) > 1 and bool(mask.any())}
-        masks, patterns = torch.stack([*there.values()]), {}
-        if bool(masks.all()):
-            return {}
-        for pattern in torch.unique(masks, dim=1).T:
-            names = "_".join(name for name, has in zip(there, pattern.tolist(), strict=True) if has)
-            patterns[names] = (masks == pattern[:, None]).all(0).nonzero()[:, 0]
-        return patterns
-
     def feature(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b d"]:
         """What is classified: the embedding of the one modality, or the mean of those of several."""
         modalities, imputer = self._modalities(tuple(batch.inputs)), _imputer(head)
         if imputer is not None:
-            mean: Tensor = imputer(parts_of(model, batch, imputer.modalities), len(batch))
+            mean: Tensor = imputer(embeddings_of(model, batch, imputer.modalities), len(batch))
             return mean
         # of embeddings, not of logits: one head serves any number of modalities
         embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
@@ -314,6 +303,15 @@ class Classification(Task):
                 f"do not fit {classes} classes; raise classes, or number the labels from 0"
             )
         return classes
+
+
+def _patterns(samples: Samples) -> dict[str, Int64[Tensor, " k"]]:
+    """Names of modalities -> the samples that have just these; empty where no sample lacks one."""
+    masks, patterns = torch.stack([samples.rows[name] >= 0 for name in samples.modalities]), {}
+    for pattern in torch.unique(masks, dim=1).T if not bool(masks.all()) else ():
+        names = "_".join(name for name, has in zip(samples.modalities, pattern.tolist(), strict=True) if has)
+        patterns[names] = (masks == pattern[:, None]).all(0).nonzero()[:, 0]
+    return patterns
 
 
 def _imputer(head: nn.Module | None) -> Imputer | None:

@@ -19,7 +19,7 @@ from polyfed.models.model import Embedder
 
 
 @dataclass(frozen=True)
-class Part:
+class PresentEmbeddings:
     """Embeddings of those samples of a batch that have a modality.
 
     Attributes:
@@ -31,7 +31,7 @@ class Part:
     places: Int64[Tensor, " k"]
 
 
-Parts = Mapping[str, Part]
+Embeddings = Mapping[str, PresentEmbeddings]
 
 
 class Imputation(Settings):
@@ -65,7 +65,9 @@ class Imputation(Settings):
 
 
 class Imputer(nn.Module):
-    """The mean over modalities of a sample's embeddings, with something in place of those that it lacks.
+    """The mean over modalities of a sample's embeddings, with zeros in place of those that it lacks.
+
+    Subclasses put something else there.
 
     Args:
         modalities: all that are averaged.
@@ -76,47 +78,48 @@ class Imputer(nn.Module):
         super().__init__()
         self.modalities, self.dropout = tuple(modalities), dropout
 
-    def forward(self, parts: Parts, count: int) -> Float[Tensor, "b d"]:
+    def forward(self, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
         """The mean embedding of each of ``count`` samples, each of which has a modality at least."""
         parts = self.thinned(parts, count) if self.training and self.dropout else parts
-        if len(parts) == len(self.modalities) and all(len(part.places) == count for part in parts.values()):
+        if [len(part.places) for part in parts.values()] == [count] * len(self.modalities):
             return torch.stack([parts[name].values for name in self.modalities]).mean(0)
         first = next(iter(parts.values())).values
         # encoders may end in different types under autocast, of which index_add takes one
         kind = functools.reduce(torch.promote_types, (part.values.dtype for part in parts.values()))
         total = first.new_zeros(count, first.shape[1], dtype=kind)
+        for part in parts.values():
+            total = total.index_add(0, part.places, part.values.to(kind))
         for name in self.modalities:
-            if name in parts:
-                total = total.index_add(0, parts[name].places, parts[name].values.to(kind))
             lacking = absent(parts, name, count, first.device)
             if len(lacking):
-                total = total.index_add(0, lacking, self.fill(name, lacking, parts, count).to(total.dtype))
+                total = total.index_add(0, lacking, self.fill(name, lacking, parts, count).to(kind))
         return total / self.share(parts, count)
 
-    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
+    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
         """What stands for a modality that the samples at ``places`` lack, of the ``count`` samples of a batch."""
-        raise NotImplementedError
+        first = next(iter(parts.values())).values
+        return first.new_zeros(len(places), first.shape[1])
 
-    def share(self, parts: Parts, count: int) -> Float[Tensor, "b 1"] | int:
+    def share(self, parts: Embeddings, count: int) -> Float[Tensor, "b 1"] | int:
         """What the sum of embeddings is divided by."""
         return len(self.modalities)
 
-    def loss(self, parts: Parts, count: int) -> Tensor | None:
+    def loss(self, parts: Embeddings, count: int) -> Tensor | None:
         """What the imputer itself learns from a batch beside the task; None: nothing."""
         return None
 
     @torch.no_grad()
-    def observe(self, parts: Parts, labels: Int64[Tensor, " b"]) -> None:
-        """Take note of a batch in training."""
+    def observe(self, parts: Embeddings, labels: Int64[Tensor, " b"]) -> None:
+        """See a batch of training; only some imputers learn from it."""
 
     def prepare(self, model: Embedder, public: Samples | None, batch_size: int) -> None:
-        """Get ready for the model as it is, before a client trains or is tested.
+        """Compute what the imputer takes from the model's present weights, before training or evaluation.
 
         Raises:
             ConfigError: it takes a public set with all modalities, and there is none.
         """
 
-    def thinned(self, parts: Parts, count: int) -> Parts:
+    def thinned(self, parts: Embeddings, count: int) -> Embeddings:
         """The parts after modality dropout: some samples lose one modality of several, at random.
 
         From torch's global generator, as every dropout.
@@ -133,11 +136,11 @@ class Imputer(nn.Module):
         thin = {}
         for row, name in enumerate(self.modalities):
             if name in parts and bool((mask := kept[row, parts[name].places]).any()):
-                thin[name] = Part(parts[name].values[mask], parts[name].places[mask])
+                thin[name] = PresentEmbeddings(parts[name].values[mask], parts[name].places[mask])
         return thin
 
 
-def parts_of(model: Embedder, batch: Batch, modalities: Sequence[str]) -> dict[str, Part]:
+def embeddings_of(model: Embedder, batch: Batch, modalities: Sequence[str]) -> dict[str, PresentEmbeddings]:
     """Embeddings of a batch by modality, of the samples that have it."""
     every = torch.arange(len(batch), device=batch.index.device)
     parts = {}
@@ -146,11 +149,11 @@ def parts_of(model: Embedder, batch: Batch, modalities: Sequence[str]) -> dict[s
         x = batch.inputs[name]
         if len(places):
             # the very input where nobody lacks it: models remember what they have embedded
-            parts[name] = Part(model.embed(name, x if len(places) == len(batch) else x[places]), places)
+            parts[name] = PresentEmbeddings(model.embed(name, x if len(places) == len(batch) else x[places]), places)
     return parts
 
 
-def absent(parts: Parts, modality: str, count: int, device: torch.device) -> Int64[Tensor, " k"]:
+def absent(parts: Embeddings, modality: str, count: int, device: torch.device) -> Int64[Tensor, " k"]:
     """Places of the samples that lack a modality."""
     lacking = torch.ones(count, dtype=torch.bool, device=device)
     if modality in parts:

@@ -15,7 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
-from polyfed.tasks.imputation import Imputation, Imputer, Part, Parts
+from polyfed.tasks.imputation import Embeddings, Imputation, Imputer, PresentEmbeddings
 
 _LEAST = 1e-3  # mass of a running mean below which it is none
 
@@ -30,10 +30,7 @@ class LeaveOut(Imputation):
 
 
 class _LeftOut(Imputer):
-    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
-        return _zeros(places, parts)
-
-    def share(self, parts: Parts, count: int) -> Float[Tensor, "b 1"]:
+    def share(self, parts: Embeddings, count: int) -> Float[Tensor, "b 1"]:
         times = torch.bincount(torch.cat([part.places for part in parts.values()]), minlength=count)
         return times[:, None].to(next(iter(parts.values())).values.dtype)
 
@@ -44,12 +41,7 @@ class Zero(Imputation):
     short_name: ClassVar[str] = "zero"
 
     def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
-        return _Zeros(modalities, self.dropout)
-
-
-class _Zeros(Imputer):
-    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
-        return _zeros(places, parts)
+        return Imputer(modalities, self.dropout)
 
 
 class Placeholder(Imputation):
@@ -66,12 +58,12 @@ class _Placeholders(Imputer):
         super().__init__(modalities, dropout)
         self.vectors = nn.ParameterDict({name: nn.Parameter(torch.zeros(dim)) for name in modalities})
 
-    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
+    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
         vector: Tensor = self.vectors[modality]
         return vector.expand(len(places), -1)
 
 
-class Prototypes(Imputation):
+class ClassPrototypes(Imputation):
     """The mean embeddings of the classes in the lacking modality, by how near the sample is to them in others.
 
     sum_c softmax_c(cos(z_a, m_a,c) / tau) m_b,c for what a sample has, a, and lacks, b; the mean over all that it has.
@@ -92,7 +84,7 @@ class _PrototypeMix(Imputer):
     running_sums: Tensor
     running_mass: Tensor
 
-    def __init__(self, settings: Prototypes, dim: int, modalities: Sequence[str], classes: int) -> None:
+    def __init__(self, settings: ClassPrototypes, dim: int, modalities: Sequence[str], classes: int) -> None:
         super().__init__(modalities, settings.dropout)
         self.settings = settings
         # a running mean is sums / mass: as both are bounded and average among clients, so does it
@@ -100,7 +92,7 @@ class _PrototypeMix(Imputer):
         self.register_buffer("running_mass", torch.zeros(len(modalities), classes))
 
     @torch.no_grad()
-    def observe(self, parts: Parts, labels: Int64[Tensor, " b"]) -> None:
+    def observe(self, parts: Embeddings, labels: Int64[Tensor, " b"]) -> None:
         for name, part in parts.items():
             row, classes = self.modalities.index(name), labels[part.places]
             shown = torch.zeros_like(self.running_mass[row]).index_add(
@@ -112,7 +104,7 @@ class _PrototypeMix(Imputer):
             mean = added / shown.clamp(min=1)[:, None]
             self.running_sums[row] = keep[:, None] * self.running_sums[row] + (1 - keep)[:, None] * mean
 
-    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
+    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
         goal, mixed = self.modalities.index(modality), {}
         for name, part in parts.items():
             row = self.modalities.index(name)
@@ -122,7 +114,7 @@ class _PrototypeMix(Imputer):
                 continue
             means = self.running_sums[:, known] / self.running_mass[:, known, None]
             near = F.normalize(part.values.float(), dim=-1) @ F.normalize(means[row], dim=-1).T
-            mixed[name] = Part((near / self.settings.temperature).softmax(-1) @ means[goal], part.places)
+            mixed[name] = PresentEmbeddings((near / self.settings.temperature).softmax(-1) @ means[goal], part.places)
         return _mean(mixed, parts, count)[places]
 
 
@@ -161,14 +153,14 @@ class _Nearest(Imputer):
                 for name in self.modalities
             }
 
-    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
+    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
         if not self._bank:
             raise ConfigError(
                 "task.imputation nearest looks in the public set as the client's own model sees it, which neither a "
                 "saved model nor a method that trains a fused one (fedafd) has; choose another imputation"
             )
         near = {
-            name: Part(
+            name: PresentEmbeddings(
                 F.normalize(part.values.detach().float(), dim=-1) @ F.normalize(self._bank[name], dim=-1).T, part.places
             )
             for name, part in parts.items()
@@ -207,15 +199,15 @@ class _Generators(Imputer):
             }
         )
 
-    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Parts, count: int) -> Float[Tensor, "k d"]:
+    def fill(self, modality: str, places: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
         made = {
-            name: Part(self.networks[f"{name}_to_{modality}"](part.values), part.places)
+            name: PresentEmbeddings(self.networks[f"{name}_to_{modality}"](part.values), part.places)
             for name, part in parts.items()
             if name != modality
         }
         return _mean(made, parts, count)[places]
 
-    def loss(self, parts: Parts, count: int) -> Tensor | None:
+    def loss(self, parts: Embeddings, count: int) -> Tensor | None:
         losses = []
         for one, other in ((a, b) for a in parts for b in parts if a != b):
             z, goal = _of_both(parts[one], parts[other], count)
@@ -224,19 +216,14 @@ class _Generators(Imputer):
         return self.weight * torch.stack(losses).sum() if losses else None
 
 
-def _of_both(one: Part, other: Part, count: int) -> tuple[Tensor, Tensor]:
+def _of_both(one: PresentEmbeddings, other: PresentEmbeddings, count: int) -> tuple[Tensor, Tensor]:
     """Embeddings of the samples that have both modalities."""
     if len(one.places) == len(other.places) == count:
         return one.values, other.values
     return one.values[torch.isin(one.places, other.places)], other.values[torch.isin(other.places, one.places)]
 
 
-def _zeros(places: Int64[Tensor, " k"], parts: Parts) -> Float[Tensor, "k d"]:
-    first = next(iter(parts.values())).values
-    return first.new_zeros(len(places), first.shape[1])
-
-
-def _mean(made: Parts, parts: Parts, count: int) -> Float[Tensor, "b w"]:
+def _mean(made: Embeddings, parts: Embeddings, count: int) -> Float[Tensor, "b w"]:
     """Means of what was made for each of ``count`` samples, of the modalities that it has; zero where nothing was."""
     like = next(iter((*made.values(), *parts.values()))).values
     total, times = like.new_zeros(count, like.shape[1]), like.new_zeros(count, 1)

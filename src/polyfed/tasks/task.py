@@ -86,7 +86,7 @@ class Task(Settings):
         return samples
 
     def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
-        """Get ready for a model as it is, before it is trained or judged; most tasks need not.
+        """Compute what the task takes from a model's present weights, before training or evaluation; most take nothing.
 
         Raises:
             ConfigError: that takes a public set, and there is none.

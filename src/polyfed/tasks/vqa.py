@@ -20,7 +20,7 @@ from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import sole_best
-from polyfed.tasks.imputation import parts_of
+from polyfed.tasks.imputation import embeddings_of
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
 
@@ -119,11 +119,7 @@ class VQA(Task):
         known = labels.where(answerable, -100)  # what a cross-entropy leaves out
         with evaluating(model, fused):
             # pictures have many questions: rows are encoded once and looked up
-            shown = [name for name in modalities if bool((samples.rows[name] >= 0).any())]
-            encoded = {name: _encode(model, name, samples, batch_size) for name in shown}
-            some = encoded[shown[0]][0]
-            nothing = some.new_zeros(1, some.shape[1]), torch.zeros(len(samples), dtype=torch.int64, device=some.device)
-            sides = [encoded.get(name, nothing) for name in modalities]
+            sides = _sides(model, modalities, samples, batch_size)
             outcomes = []
             for start in range(0, len(samples), batch_size):
                 rows = slice(start, start + batch_size)
@@ -240,6 +236,17 @@ def _require(head: nn.Module | None) -> FusedHead:
     return head
 
 
+def _sides(
+    model: Embedder, modalities: Sequence[str], samples: Samples, batch_size: int
+) -> list[tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]]:
+    """``_encode`` of each modality; one row of zeros for all samples where none has it."""
+    shown = [name for name in modalities if bool((samples.rows[name] >= 0).any())]
+    encoded = {name: _encode(model, name, samples, batch_size) for name in shown}
+    values, places = encoded[shown[0]]
+    nothing = values.new_zeros(1, values.shape[1]), torch.zeros_like(places)
+    return [encoded.get(name, nothing) for name in modalities]
+
+
 def _encode(
     model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
@@ -255,7 +262,7 @@ def _encode(
 
 def _embedded(model: Embedder, batch: Batch, modalities: Sequence[str]) -> list[Float[Tensor, "b d"]]:
     """Embeddings by modality, zero for samples that lack it."""
-    parts = parts_of(model, batch, modalities)
+    parts = embeddings_of(model, batch, modalities)
     like = next(iter(parts.values())).values
     zeros = like.new_zeros(len(batch), like.shape[1])
     whole = {name: part.values for name, part in parts.items() if len(part.places) == len(batch)}
