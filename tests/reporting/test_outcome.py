@@ -246,7 +246,7 @@ def test_the_sentence_says_whether_a_federation_is_above_its_untouched_encoders(
 ) -> None:
     twin, mine = zero_shot(tmp_path / "untouched", gain), of_towers(tmp_path / "mine", 15.0)
     value = twin.last("server")["text_to_image_r@10"]
-    assert verdict(mine).endswith(f" It {place} the untouched encoders (zero-shot), {value:.2f} %.")
+    assert verdict(mine).endswith(f" That {place} the untouched encoders (zero-shot), {value:.2f} %.")
     (table,) = twin_tables(mine)
     assert table.title == "Beside the untouched encoders: untouched"
     ((_, own, other, difference),) = table.rows

@@ -107,7 +107,7 @@ def _beside_untouched(best: Headline, untouched: float) -> str:
     shown = f"the untouched encoders (zero-shot), {figure(untouched)} %"
     if low <= untouched <= high:
         return f"These test items do not tell it from {shown}."
-    return f"It is {'above' if low > untouched else 'below'} {shown}."
+    return f"That is {'above' if low > untouched else 'below'} {shown}."
 
 
 def interval_in_words(interval: tuple[float, float] | None) -> list[str]:
@@ -335,6 +335,10 @@ def _steps_with_twins(records: RunRecords, config: str) -> Iterator[tuple[str, s
     if records.config and not twin and _algorithm(records) != baseline and finished_twin(records, baseline) is None:
         kind = baseline.replace("_", "-")
         yield "baseline", f"polyfed run {config} --twin {kind} --out {shlex.quote(f'{records.folder}-{kind}')}"
-    if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
+    yield from _step_to_zero_shot(records, config)
+
+
+def _step_to_zero_shot(records: RunRecords, config: str) -> Iterator[tuple[str, str]]:
+    if not records.section("twin") and _untouched_server(records) and finished_zero_shot(records) is None:
         out = shlex.quote(f"{records.folder}-zero-shot")
         yield "untouched", f"polyfed run {config} --twin zero-shot --out {out}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -112,17 +113,21 @@ def _notes(held: Held) -> tuple[str, ...]:
     if first.left_out:
         items = ", ".join(f"{number:,} without {column}" for column, number in first.left_out.items())
         notes.append(f"Left out of '{first.source}' {first.split}: {items}.")
-    lacking = {name for holding in held.values() for name in holding.missing}
-    if lacking:
-        counts = {name: sum(holding.missing.get(name, 0) for holding in held.values()) for name in sorted(lacking)}
-        without = ", ".join(f"{number:,} without {name}" for name, number in counts.items())
+    missing = sum((Counter(holding.missing) for holding in held.values()), Counter[str]())
+    if missing:
+        without = ", ".join(f"{number:,} without {name}" for name, number in sorted(missing.items()))
         notes.append(f"Of the items of '{first.source}' {first.split}: {without}.")
-    if first.also:
-        parts = [holding.also for holding in held.values() if holding.also]
-        sums = ", ".join(f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples"))
-        origin = f"{'the public set, ' if first.also['public'] else ''}'{first.also['source']}' {first.also['split']}"
-        notes.append(f"Counted above, but held in addition: {sums} of {origin}.")
+    notes += _held_in_addition(held)
     return tuple(notes)
+
+
+def _held_in_addition(held: Held) -> list[str]:
+    parts = [holding.also for holding in held.values() if holding.also]
+    if not parts:
+        return []
+    sums = ", ".join(f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples"))
+    origin = f"{'the public set, ' if parts[0]['public'] else ''}'{parts[0]['source']}' {parts[0]['split']}"
+    return [f"Counted above, but held in addition: {sums} of {origin}."]
 
 
 def _matrix(title: str, held: Held, counts: Mapping[str, Mapping[str, int]]) -> TextTable:
