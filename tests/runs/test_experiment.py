@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.engines.local import InProcess
 from polyfed.federation.cohort import ReplyPolicy
@@ -115,6 +116,21 @@ def test_a_file_extends_a_preset(tmp_path: Path) -> None:
     experiment = Experiment.load(path)
     assert (experiment.name, experiment.run.rounds, experiment.algorithm.contrast.weight) == ("own", 2, 0.25)
     assert experiment.algorithm.contrast.inter == Experiment.load("creamfl-flickr8k").algorithm.contrast.inter
+
+
+def test_a_mapping_extends_as_a_file_does_and_an_algorithm_may_be_its_class() -> None:
+    own = {"extends": "scenes-demo", "algorithm": FedAvg, "run": {"rounds": 2}}
+    experiment = Experiment.load(own)
+    assert (experiment.algorithm, experiment.run.rounds) == (FedAvg(), 2)
+    assert experiment.server == Experiment.load("scenes-demo").server
+    assert own["extends"] == "scenes-demo", "what was given is left as it was"
+
+
+def test_a_notebook_shows_an_experiment_in_ten_lines_and_a_fault_in_one() -> None:
+    lines = repr(Experiment.load("fedaid-scenes")).splitlines()
+    assert len(lines) <= 10
+    assert lines[0] == "Experiment 'fedaid-scenes': fedaid, 6 rounds, seed 0"
+    assert ConfigError("rounds: 0")._render_traceback_() == ["ConfigError: rounds: 0"]
 
 
 def test_what_an_override_leaves_without_effect_goes_back_to_its_default_and_is_told(

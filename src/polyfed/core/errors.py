@@ -9,6 +9,10 @@ from collections.abc import Iterable
 class PolyfedError(Exception):
     """Base of all errors with a cause and a remedy in their one-line message; the CLI exits with code 2 on them."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback: who reads a notebook has the cause in the message."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(PolyfedError):
     """A setting is unknown, out of range, or does not fit the others."""

@@ -40,7 +40,7 @@ class Settings(BaseModel):
     **Components** are settings with behaviour, chosen by name in a configuration. A family of components is a direct
     subclass that sets ``home``: the package whose modules are its short names, or the module that holds all. Where a
     module holds several public components, ``short_name`` names each. A family is itself usable as a field type: the
-    field then accepts a name, a mapping with a ``name``, or an instance. A component whose packages do not come with
+    field then accepts a name, a mapping with a ``name``, an instance, or the class itself. A component whose packages do not come with
     polyfed says in ``pip_extra`` which extra brings them; its module imports them only where it uses them.
 
     Raises:
@@ -122,6 +122,8 @@ class Settings(BaseModel):
             return handler(data)
         if isinstance(data, str):
             data = {"name": data}
+        if isinstance(data, type) and issubclass(data, cls):
+            return data.model_validate({})
         if not isinstance(data, Mapping) or "name" not in data:
             if inspect.isabstract(cls) and not isinstance(data, cls):
                 raise ValueError(f"needs a name; {nearest('', cls.declared())}")

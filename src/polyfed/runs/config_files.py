@@ -49,13 +49,19 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
         raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
-    base = content.pop("extends", None)
     for key in (COST, FAMILY):  # written for people who choose a preset; no setting of a run
         content.pop(key, None)
+    return layers_of(content, path.parent, way)
+
+
+def layers_of(content: Mapping[str, Any], folder: Path, extending: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """A mapping after those of what it ``extends``: a preset, or a file by its path from ``folder``."""
+    own = dict(content)
+    base = own.pop("extends", None)
     if base is None:
-        return [content]
-    beside = path.parent / str(base)
-    return [*read_layers(beside if beside.is_file() else str(base), way), content]
+        return [own]
+    beside = folder / str(base)
+    return [*read_layers(beside if beside.is_file() else str(base), extending), own]
 
 
 def _instead(source: str) -> str:

@@ -36,9 +36,10 @@ from polyfed.federation.settings import (
 from polyfed.privacy.policy import Policy
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import merged as merged
-from polyfed.runs.config_files import portable_content, read_layers
+from polyfed.runs.config_files import layers_of, portable_content, read_layers
 from polyfed.runs.config_files import read_config as read_config
 from polyfed.runs.sink import Sink
+from polyfed.runs.summary import summary
 from polyfed.runs.twins import TwinSettings, twin_content
 from polyfed.wire.limits import Limits
 from polyfed.wire.schema import steps_of
@@ -163,7 +164,7 @@ class Experiment(Settings):
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
-        """Load a preset by name, a YAML file, or a mapping, and apply ``path.to.key=value`` overrides.
+        """Load a preset by name, a YAML file, or such a file's mapping, and apply ``path.to.key=value`` overrides.
 
         What an override, or a file, leaves without effect in what it builds on goes back to its default, and a warning
         says so; what it sets itself must have an effect. An experiment with ``twin`` becomes that twin.
@@ -172,7 +173,7 @@ class Experiment(Settings):
             ConfigError: unknown preset or key, a value out of range or without effect, a file that is not YAML, or an
                 experiment that has no such twin.
         """
-        layers = [dict(source)] if isinstance(source, Mapping) else read_layers(source)
+        layers = layers_of(source, Path()) if isinstance(source, Mapping) else read_layers(source)
         content = reduce(merged, layers)
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
         for override in overrides:
@@ -239,6 +240,9 @@ class Experiment(Settings):
             secure=self.aggregation.secure,
             evaluates=self.run.evaluate_clients is not False,
         )
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     def to_yaml(self, folder: Path | None = None) -> str:
         """The resolved configuration: every default written out; of the working folder, if it is given, no path."""
