@@ -40,8 +40,9 @@ class Settings(BaseModel):
     **Components** are settings with behaviour, chosen by name in a configuration. A family of components is a direct
     subclass that sets ``home``: the package whose modules are its short names, or the module that holds all. Where a
     module holds several public components, ``short_name`` names each. A family is itself usable as a field type: the
-    field then accepts a name, a mapping with a ``name``, an instance, or the class itself. A component whose packages do not come with
-    polyfed says in ``pip_extra`` which extra brings them; its module imports them only where it uses them.
+    field then accepts a name, a mapping with a ``name``, an instance, or the class itself. A component whose packages
+    do not come with polyfed says in ``pip_extra`` which extra brings them; its module imports them only where it uses
+    them.
 
     Raises:
         ConfigError: naming the first wrong key, its value and what would be valid.

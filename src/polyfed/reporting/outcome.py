@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
+from polyfed.reporting.advice import advice
 from polyfed.reporting.client_spread import judged_by
+from polyfed.reporting.headline import MAIN, Headline, common_chance, headline, interval_in_words, measured
 from polyfed.reporting.paired import shared_figures
-from polyfed.reporting.recalls import chance_of, find_recalls
-from polyfed.reporting.statistics import finite_mean
+from polyfed.reporting.recalls import find_recalls
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
-from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
 from polyfed.runs.zero_shot import untouched_server, zero_shot_obstacle
@@ -23,41 +22,12 @@ from polyfed.runs.zero_shot import untouched_server, zero_shot_obstacle
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_ROWS = 8  # of the table, below its headings
-_MAIN = ("accuracy", "r1_sum")
+_ROWS = 7  # of the table, below its headings
 _TWINS = {SERVER: "server_only", "clients": "local"}
 _SAME = {
     "server_only": ("data", "public", "server"),
     "local": ("data", "public", "clients"),
 }  # what a run shares with it
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The one figure that a run is judged by."""
-
-    participant: str  # ``server`` or ``clients``
-    metric: str
-    value: float  # after the last evaluation; of clients the mean over those that have it
-    chance: float  # what guessing reaches, NaN where that is not known
-    meaning: str  # a clause with a place for the value
-    # test items, never their captions, that the value is a share of, NaN where that is not known; of a mean over
-    # clients as many as would deviate as far
-    trials: float = math.nan
-    kept: tuple[float, float] | None = None  # interval over test items that the evaluation kept
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
-        from polyfed.tasks.scores import share_interval  # takes torch, which pages of finished runs do without
-
-        is_share = self.trials > 0 and 0 <= self.value <= 100
-        return self.kept or (share_interval(self.value, self.trials) if is_share else None)
-
-    @property
-    def is_above_chance(self) -> bool:
-        """Whether all of the interval is above chance; without one, whether the value is."""
-        return (self.interval[0] if self.interval else self.value) > self.chance
 
 
 def outcome(records: RunRecords) -> RenderableType:
@@ -68,11 +38,13 @@ def outcome(records: RunRecords) -> RenderableType:
 
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in records.warnings]
     sentence = Text(verdict(records), style="bold")
+    told = advice(records)
+    sentences = [sentence, *([Text(f"Advice: {told}")] if told else [])]
     steps = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
     for what, command in next_steps(records):
         steps.add_row(Text(what, style="dim"), Text(command))
     beside = [part for table in twin_tables(records) for part in (Text(), table.rich())]
-    return Group(Text(), *warnings, sentence, outcome_table(records).rich(), steps, *beside)
+    return Group(Text(), *warnings, *sentences, outcome_table(records).rich(), steps, *beside)
 
 
 def outcome_of(folder: Path) -> RenderableType:
@@ -108,77 +80,6 @@ def _beside_untouched(best: Headline, untouched: float) -> str:
     if low <= untouched <= high:
         return f"These test items do not tell it from {shown}."
     return f"That is {'above' if low > untouched else 'below'} {shown}."
-
-
-def interval_in_words(interval: tuple[float, float] | None) -> list[str]:
-    return [] if interval is None else [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}"]
-
-
-def headline(records: RunRecords) -> Headline | None:
-    """The server's main figure, else the clients'; None if nothing was measured."""
-    metrics = records.last(SERVER)
-    recalls = find_recalls(metrics)
-    if recalls:
-        plain = [recall for recall in recalls if not recall.protocol] or recalls
-        best = max(plain, key=lambda recall: (recall.cutoff, recall.direction.startswith("text")))
-        source, _, target = best.direction.partition(" to ")
-        first = f"the first {best.cutoff} of {count(best.gallery)}"
-        meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-        # an entry of the smaller gallery is an item, such as a picture with its captions
-        items = (
-            math.nan if best.protocol else min(metrics.get(f"gallery_{side}", math.nan) for side in (source, target))
-        )
-        kept = records.interval(SERVER, best.name)
-        return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)
-    if "accuracy" in metrics:
-        meaning = "The server's accuracy is {} %"
-        value, kept = metrics["accuracy"], records.interval(SERVER, "accuracy")
-        return Headline(SERVER, "accuracy", value, chance_of("accuracy", metrics), meaning, _items(metrics), kept)
-    return _clients_headline(records)
-
-
-def _clients_headline(records: RunRecords) -> Headline | None:
-    for metric in _MAIN:
-        measured = _measured(records, records.clients, metric)
-        if measured:
-            several, unit = len(measured) > 1, " %" if metric == "accuracy" else ""
-            whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
-            meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
-            trials = _common_trials(records, metric)
-            value = finite_mean(metrics[metric] for metrics in measured)
-            return Headline("clients", metric, value, _common_chance(metric, measured), meaning, trials)
-    return None
-
-
-def _measured(records: RunRecords, participants: Sequence[str], metric: str) -> list[Metrics]:
-    return [last for last in map(records.last, participants) if math.isfinite(last.get(metric, math.nan))]
-
-
-def _items(metrics: Metrics) -> float:
-    return metrics.get("items", metrics.get("n", math.nan))
-
-
-def _common_trials(records: RunRecords, metric: str) -> float:
-    """Items of one client whose share would deviate as far as the mean of the clients' shares does.
-
-    Clients of a source's split that is not dealt out are tested on the same items, which are no further trials.
-    """
-    tested: dict[str, list[float]] = {}
-    for group, clients in records.groups.items():
-        settings = records.section("clients").get(group) or {}
-        is_shared = settings.get("test_split") is not None and settings.get("test") in ("all", "matched")
-        split = f"{settings.get('source')} {settings.get('test_split')}"
-        for client in clients:
-            if math.isfinite(records.last(client).get(metric, math.nan)):
-                tested.setdefault(split if is_shared else client, []).append(_items(records.last(client)))
-    count = sum(map(len, tested.values()))
-    return 1 / sum((len(items) / count) ** 2 / max(items) for items in tested.values()) if count else math.nan
-
-
-def _common_chance(metric: str, measured: Sequence[Metrics]) -> float:
-    """What guessing reaches, NaN if that is not the same for all."""
-    chances = {chance_of("accuracy", metrics) for metrics in measured} if metric == "accuracy" else {math.nan}
-    return chances.pop() if len(chances) == 1 else math.nan
 
 
 # ---- the twin: the same federation without federated learning
@@ -291,7 +192,7 @@ def _server_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
         for recall in find_recalls(metrics)
         if recall.cutoff in (1, 10) and not recall.protocol
     }
-    shown |= {metric: (metric, _common_chance(metric, [metrics])) for metric in _MAIN if metric in metrics}
+    shown |= {metric: (metric, common_chance(metric, [metrics])) for metric in MAIN if metric in metrics}
     for metric, (label, chance) in shown.items():
         best = records.best(SERVER, metric)
         at_best = f"{figure(best[1])} ({best[0]})" if best else "-"
@@ -302,7 +203,7 @@ def _group_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
     for group, spread in judged_by(records)[1].items():
         if not spread.metric:
             continue
-        chance = _common_chance(spread.metric, _measured(records, records.groups[group], spread.metric))
+        chance = common_chance(spread.metric, measured(records, records.groups[group], spread.metric))
         mean = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
         yield f"{group}{mean}: {spread.metric}", figure(spread.mean), figure(chance), "-"
 

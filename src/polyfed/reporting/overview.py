@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from polyfed.reporting.advice import advice
 from polyfed.reporting.client_spread import judged_by, main_metric
 from polyfed.reporting.facts import component, recorded_environment, setting
-from polyfed.reporting.outcome import interval_in_words, verdict
+from polyfed.reporting.headline import interval_in_words
+from polyfed.reporting.outcome import verdict
 from polyfed.reporting.recalls import chance_of
 from polyfed.reporting.tables import TextTable, duration, figure
 from polyfed.reporting.traffic import byte_size
@@ -43,6 +45,7 @@ def page_head(records: RunRecords) -> dict[str, Any]:
         "title": component(setting(records.config, "name")) or records.name,
         "description": component(setting(records.config, "description")),
         "verdict": verdict(records),
+        "advice": advice(records),
         "status": _status(records),
         "facts": {name: value for name, value in _facts(records, environment).items() if value},
         "warnings": records.warnings,

@@ -35,8 +35,8 @@ from polyfed.federation.settings import (
 )
 from polyfed.privacy.policy import Policy
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
-from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import layers_of, portable_content, read_layers
+from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import read_config as read_config
 from polyfed.runs.sink import Sink
 from polyfed.runs.summary import summary

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from polyfed.core.settings import Settings
 
 if TYPE_CHECKING:
-    from polyfed.models.encoder import EncoderSettings
+    from polyfed.models.encoder import Encoder
     from polyfed.runs.experiment import Experiment
 
 _GROUPS = 5  # lines for groups of clients
@@ -35,7 +35,7 @@ def summary(experiment: Experiment) -> str:
     )
 
 
-def _encoders(encoders: Mapping[str, EncoderSettings]) -> str:
+def _encoders(encoders: Mapping[str, Encoder]) -> str:
     return " + ".join(f"{modality} by {_name(encoder)}" for modality, encoder in encoders.items())
 
 
