@@ -51,7 +51,8 @@ def _still_rising(records: RunRecords, best: Headline) -> str:
     values = [finite_mean(series[number] for series in of_all if series) for number in rounds]
     if len(values) < 4 or not max(values[:-2]) < values[-2] < values[-1]:
         return ""
-    return f"{kind} still rises ({figure(values[-2])}, then {figure(values[-1])}): --rounds {2 * records.rounds} may give more."
+    rising, twice = f"{figure(values[-2])}, then {figure(values[-1])}", 2 * records.rounds
+    return f"{kind} still rises ({rising}): --rounds {twice} may give more."
 
 
 def _poor_teacher(records: RunRecords, _: Headline) -> str:
