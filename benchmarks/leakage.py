@@ -1,4 +1,4 @@
-"""What runs give away by method and protection, on generated data: the table of docs/explanation/leakage.md.
+"""What runs give away by method and protection, on generated data: the table of docs/explanation/what-leaves-a-site.md.
 
     python benchmarks/leakage.py                       # all cells and seeds, some minutes on a core
     python benchmarks/leakage.py --methods fedavg --seeds 0

@@ -38,27 +38,13 @@ _MARKS: Mapping[str, tuple[str, str]] = {".md": ("<!-- ", " -->\n"), ".yml": (" 
 
 # page, as links from docs/ have it, and what is claimed
 PAPERS = {
-    "CreamFL": (
-        "explanation/creamfl.md",
-        "A server learns more from clients' representations of public pairs, weighed by a contrastive score, than from "
-        "averaged weights or other ensembles; contrasts at the clients close the modality gap and curb drift.",
-    ),
-    "FedCola": (
-        "explanation/fedcola.md",
-        "Transformer blocks that modalities share, complemented and compensated, serve paired clients better than "
-        "averages within a modality (FedAvg).",
-    ),
-    "FedAFD": (
-        "explanation/fedafd.md",
-        "Adversarial alignment and gated fusion lift every client, distillation guided by similarity lifts the server.",
-    ),
-    "FedAID": (
-        "explanation/fedaid.md",
-        "Weighing hospitals by their losses on each other's models pre-trains better and fairer than FedAvg.",
-    ),
+    "CreamFL": ("explanation/creamfl.md", "contrastive weights of clients' representations teach a server best"),
+    "FedCola": ("explanation/fedcola.md", "blocks that modalities share serve paired clients better than FedAvg"),
+    "FedAFD": ("explanation/fedafd.md", "alignment and fusion lift every client, similarity weights the server"),
+    "FedAID": ("explanation/fedaid.md", "hospitals weighed by their losses pre-train better and fairer than FedAvg"),
     "change distillation": (
         "explanation/change-distillation.md",
-        "polyfed's own: what clients' representations of public pairs changed by teaches a server that has few pairs.",
+        "changes by training teach a server of few pairs",
     ),
 }
 

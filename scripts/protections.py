@@ -1,4 +1,4 @@
-"""The table of methods in docs/explanation/before-you-sign.md: what leaves a site, and what the code lets protect it.
+"""The table of methods in docs/explanation/what-leaves-a-site.md: what leaves, and what may protect it.
 
     python scripts/protections.py    # write it
 
@@ -27,7 +27,7 @@ from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBund
 from polyfed.wire.schema import steps_of
 from reference import code, table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "before-you-sign.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "what-leaves-a-site.md"
 BEGIN = "<!-- made by: python scripts/protections.py -->\n"
 END = "<!-- end of what scripts/protections.py makes -->"
 HEADS = ("method", "leaves in each round", "masked sums", "noise on replies", "noise in training", "robust rules")

@@ -68,9 +68,7 @@ def test_text_has_what_it_takes_figures_and_verdicts(two_papers: Path) -> None:
     assert text == ledger_text(ledger(two_papers))
     brief = ledger_text(ledger(two_papers), is_brief=True)
     assert "| [Tiny](#tiny) | 2 | 1 | 1 | 0 | 0 |" in brief
-    assert "`papers/one`" in brief
-    assert "| prox > tiny on r1 | held | 5 |" in brief
-    assert "[Tables and figures](results/papers-one-small.md)" in brief
+    assert "| `papers/one` | 10 | 10 | [small](results/papers-one-small.md): 1 held |" in brief
     assert "12.17 ± 1.04" not in brief
     assert "`papers/two`" not in brief
 

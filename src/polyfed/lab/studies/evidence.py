@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from polyfed.lab.studies.regime_maps import ClaimMap
 from polyfed.lab.studies.tables import claim_evidence
 from polyfed.reporting.tables import TextTable
 
-_MOST = 3  # claims in a cell of the short table
+_VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open")
 _HEADS = ("claim", "item", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
 
 
@@ -47,21 +48,11 @@ class PaperEvidence:
         """With the number of each in its record."""
         return [(record, *each) for record in self.records for each in enumerate(record.maps, 1)]
 
-    # ---- a row of the short table
-
     def row(self, folder: str) -> list[str]:
-        """As Markdown; ``folder`` is that of ``docs``, as links have it."""
-        held, contradicted = (self._listed(verdict, folder) for verdict in ("held", "contradicted"))
-        where = " ".join(markdown(claims.sentence) for _, _, claims in self.maps)
-        return [f"[{self.paper}]({folder}{self.page})", self.statement, held, contradicted, where or "no map yet"]
-
-    def _listed(self, verdict: Verdict, folder: str) -> str:
-        own = [(record, item) for record, item in self.claims if item.verdict == verdict]
-        if not self.claims:
-            return "not run yet"
-        shown = [f"{markdown(_text(item))} ({record.item_name})" for record, item in own[:_MOST]]
-        further = [f"[{len(own) - _MOST} more]({folder}reproduction.md#{self.paper.lower()})"] * (len(own) > _MOST)
-        return f"{len(own)} of {len(self.claims)}" + ": " * bool(shown) + "; ".join([*shown, *further])
+        """Of the short table, as Markdown; ``folder`` is that of ``docs``, as links have it."""
+        counts = Counter(item.verdict for _, item in self.claims)
+        shown = [str(counts[verdict]) if self.claims else "not run" for verdict in _VERDICTS]
+        return [f"[{self.paper}]({folder}{self.page}#where-its-claims-hold)", self.statement, *shown]
 
     # ---- a section of the paper's page
 
@@ -75,11 +66,6 @@ class PaperEvidence:
         return "\n".join([*parts, f"Tables, intervals and commands: {names}.\n"])
 
 
-def _text(item: Judgement) -> str:
-    _, _, _, difference, *_ = claim_evidence(item)
-    return f"{item.claim.text}, {difference}"
-
-
 def _claims_table(claims: Sequence[tuple[StudyRecord, Judgement]]) -> str:
     rows = [[text, record.item_name, *others] for record, item in claims for text, *others in [claim_evidence(item)]]
     return TextTable("Primary claims", _HEADS, rows).markdown(3)
@@ -91,7 +77,7 @@ def _map_text(folder: str, record: StudyRecord, number: int, claims: ClaimMap) -
 
 
 def evidence_table(papers: Sequence[PaperEvidence], folder: str) -> str:
-    """A row a paper: what it claims, what of it holds here, what does not, and where."""
-    heads = ("method", "what it claims", "held here", "contradicted here", "where")
+    """A row a paper: what it claims, and how many claims of its studies hold here."""
+    heads = ("method", "what it claims", *_VERDICTS)
     lines = [heads, ["---"] * len(heads), *(paper.row(folder) for paper in papers)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -52,10 +52,6 @@ class LedgerItem:
         return [record for record in (self.small, self.paper) if record.results]
 
     @property
-    def is_contradicted(self) -> bool:
-        return any(record.verdicts["contradicted"] for record in self.attempts)
-
-    @property
     def state(self) -> str:
         states = [f"{record.scale}: {record.state}" for record in self.attempts]
         return "; ".join(states) or "not run"
@@ -82,7 +78,7 @@ def ledger_text(items: Sequence[LedgerItem], *, is_brief: bool = False) -> str:
 
     Args:
         items: tables and figures of all papers.
-        is_brief: whether only items that were run are listed, with their verdicts, and tables are links.
+        is_brief: whether only items that were run are listed, a line each, with links to their pages.
     """
     by_paper: dict[str, list[LedgerItem]] = {}
     for item in items:

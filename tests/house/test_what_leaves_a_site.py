@@ -1,9 +1,8 @@
-"""The page for people who sign: its table is what methods declare, its figures stand on the linked pages."""
+"""The page on what leaves a site: its table is what methods declare, its figures stand on the linked pages."""
 
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -74,25 +73,6 @@ def test_figures_are_those_of_the_pages_that_are_linked() -> None:
         assert [figure for figure in figures if figure not in page and f"{figure}0" not in page] == []
 
 
-def test_what_was_measured_is_that_of_the_page_on_leakage() -> None:
-    measured = (protections.PAGE.parent / "leakage.md").read_text(encoding="utf-8")
-    columns = ("none", "secure sum", "noise on replies", "DP-SGD")
-    rows = re.findall(r"^\| [a-z ]+ \(`(\w+)`\) \| (.+) \|$", PAGE, re.M)
-    assert [method for method, _ in rows] == ["fedavg", "fedmd", "creamfl", "fedproto"]
-    for method, cells in rows:
-        for protection, cell in zip(columns, cells.split(" | "), strict=True):
-            found = re.search(rf"^\| `{method}` \(\w+\) \| {protection} \| ([\d.]+) .*? \| ([\d.]+) ", measured, re.M)
-            if cell == "no attack worked":
-                assert found is not None
-                assert float(found[1]) <= 0.5
-            elif cell == "refused":
-                assert found is None
-                assert ROWS[method][4] == "no"
-            else:
-                assert found is not None
-                assert cell == f"{found[1]}; {float(found[2]):.0%}".replace("%", " %")
-
-
 def test_the_demands_on_the_page_are_valid_and_all_there_are() -> None:
     import yaml
 
@@ -101,10 +81,3 @@ def test_the_demands_on_the_page_are_valid_and_all_there_are() -> None:
     ProtectionDemands.model_validate(demands)
     assert set(ProtectionDemands.model_fields) - set(demands) == {"logits", "prototypes"}
     assert all(f" {key}" in block for key in ProtectionDemands.model_fields)
-
-
-def test_it_stands_first_after_what_leaves_a_site() -> None:
-    menu = (protections.PAGE.parents[2] / "mkdocs.yml").read_text(encoding="utf-8").splitlines()
-    assert ("explanation/what-leaves-a-site.md", "explanation/before-you-sign.md") in pairwise(
-        line.strip().removeprefix("- ") for line in menu
-    )
