@@ -50,6 +50,7 @@ _SECTIONS = {
     "clients.GROUP": ("polyfed.federation.settings", "GroupSettings"),
     "clients.GROUP.missing": ("polyfed.federation.missing", "MissingSettings"),
     "model": ("polyfed.models.model", "ModelSettings"),
+    "model.aligner": ("polyfed.models.aligner", "AlignerSettings"),
     "training": ("polyfed.federation.settings", "TrainingSettings"),
     "training.optimizer": ("polyfed.optim.settings", "OptimizerSettings"),
     "training.schedule": ("polyfed.optim.settings", "Schedule"),
@@ -60,6 +61,7 @@ _SECTIONS = {
     "run.phases.STEP": ("polyfed.runs.experiment", "PhaseSettings"),
     "run.transport": ("polyfed.wire.transport", "Transport"),
     "run.limits": ("polyfed.wire.limits", "Limits"),
+    "twin": ("polyfed.runs.twins", "TwinSettings"),
 }
 _FROM_FOLDERS = ("parquet", "mimic_cxr")
 _WEIGHTS = ("backbone", "folders", "vectors", "weights", "pretrained")
