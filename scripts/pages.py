@@ -77,7 +77,7 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     menu = "".join(f"      - results/{record.page}\n" for record in recorded)
     return {
         "docs/results.md": f"\n{index_text(recorded, HOME.name)}\n",
-        "README.md": f"\n{evidence_table(papers, 'docs/')}\n",
+        "README.md": f"\n{evidence_table([paper for paper in papers if paper.records], 'docs/')}\n",
         **{f"docs/{paper.page}": f"\n{paper.section(f'../{HOME.name}')}\n" for paper in papers},
         "mkdocs.yml": menu,
     }
