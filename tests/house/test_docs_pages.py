@@ -71,7 +71,7 @@ def test_a_record_becomes_a_page_entries_and_a_line_of_the_ledger(tmp_path: Path
     assert "| [FedCola](#fedcola) | 15 | 1 |" in texts["docs/reproduction.md"]
     assert "fedcola > fedavg on r1_sum | Table 4 | held | 5 |" in texts["docs/explanation/fedcola.md"]
     assert "(../results/papers-fedcola-t4-small.md)" in texts["docs/explanation/fedcola.md"]
-    assert "No study was run yet." in texts["docs/explanation/creamfl.md"]
+    assert "None of its own studies was run yet." in texts["docs/explanation/creamfl.md"]
     assert "| [FedCola](docs/explanation/fedcola.md#where-its-claims-hold) |" in texts["README.md"]
     for name, text in texts.items():
         (root / name).write_text(text)

@@ -40,7 +40,7 @@ def test_a_row_of_the_short_table(loaded: Load) -> None:
 
 def test_papers_without_a_record_say_so(loaded: Load) -> None:
     other = PaperEvidence.of("Other", "Good.", "explanation/other.md", [record(loaded)])
-    assert other.section("../results") == "No study was run yet.\n"
+    assert other.section("../results") == "None of its own studies was run yet.\n"
     assert evidence_table([other], "docs/").splitlines()[2] == (
         "| [Other](docs/explanation/other.md#where-its-claims-hold) | Good. | not run | not run | not run |"
     )

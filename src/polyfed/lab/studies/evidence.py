@@ -59,7 +59,7 @@ class PaperEvidence:
     def section(self, folder: str) -> str:
         """Claims, maps and their sentences as Markdown; ``folder`` is that of the records, as links have it."""
         if not self.records:
-            return "No study was run yet.\n"
+            return "None of its own studies was run yet.\n"
         parts = [_claims_table(self.claims)] if self.claims else []
         parts += [f"{_map_text(folder, *each)}\n" for each in self.maps]
         names = ", ".join(f"[{record.name}]({folder}/{record.page})" for record in self.records)
