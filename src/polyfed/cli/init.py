@@ -30,6 +30,9 @@ def init_command(
     method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
     clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
+    annotations: Annotated[str | None, typer.Option(help="of a folder: file with captions or labels")] = None,
+    file_column: Annotated[str | None, typer.Option(help="of that file: column of pictures' file names")] = None,
+    split_column: Annotated[str | None, typer.Option(help="of that file: column that says the split")] = None,
     image_encoder: Annotated[
         str | None,
         typer.Option(metavar="NAME|FOLDER", help="pretrained network of pictures; else the best of --weights-dir"),
@@ -51,16 +54,18 @@ def init_command(
     from polyfed.lab.analysis.partitions import HeldItems
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.experiment import Experiment, read_config
-    from polyfed.runs.starter import modalities_of, starter_text
+    from polyfed.runs.starter import modalities_of, starter_sources, starter_text
     from polyfed.runs.starter_encoders import OFFLINE, StarterEncoders
 
     if file.exists():
         raise RunError(f"'{file}' is there already; name another file, or remove it")
     given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
+    told = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
+    sources = starter_sources(paths, told)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     encoders = StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
-    text = starter_text(file.stem, str(file), paths, method=method, clients=clients, rounds=rounds, encoders=encoders)
+    text = starter_text(file.stem, str(file), sources, method=method, clients=clients, rounds=rounds, encoders=encoders)
     write_atomically(file, text.encode())
     try:
         tables = HeldItems.planned(Experiment.parse(read_config(file))).tables()
@@ -68,6 +73,8 @@ def init_command(
         file.unlink()
         raise
     Terminal().print_tables(tables)
+    for warning in sources[0].warnings:
+        typer.echo(f"warning: {warning}")
     if missing := encoders.missing(modalities_of(paths)):
         typer.echo(OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")

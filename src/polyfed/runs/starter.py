@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.data.arrow import is_list
 from polyfed.data.roles import ColumnRoles
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable, TableSource
 from polyfed.runs.starter_encoders import FROM_SCRATCH, StarterEncoders
+from polyfed.runs.starter_sizes import SplitSize
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -77,6 +82,8 @@ class StarterSource:
         roles: its columns.
         items: in its training split.
         id: column that identifies an item, if one is known.
+        settings: of the folder, beside its path.
+        tests: split that a server is judged on -> how large it is; those that there are.
     """
 
     kind: DataKind
@@ -85,17 +92,25 @@ class StarterSource:
     roles: ColumnRoles
     items: int
     id: str | None
+    settings: Mapping[str, Any]
+    tests: Mapping[str, SplitSize]
 
     @classmethod
-    def of(cls, kind: DataKind, path: Path) -> StarterSource:
+    def of(cls, kind: DataKind, path: Path, told: Mapping[str, Any] = MappingProxyType({})) -> StarterSource:
         """Looks into a folder of Parquet files, or of pictures or texts as they are, or into one file.
+
+        Args:
+            kind: what it is for.
+            path: of it.
+            told: settings of a folder as it is, such as ``file_column``; it has no Parquet files then.
 
         Raises:
             DataError: it cannot be read, or lacks what the kind needs.
         """
         whole = str(path.expanduser().absolute())
-        is_parquet = path.is_dir() and any(path.glob("*.parquet"))
-        source: TableSource = Parquet(path=whole) if is_parquet else Folder(path=whole)
+        is_parquet = not told and path.is_dir() and any(path.glob("*.parquet"))
+        settings = {} if is_parquet else {**told, **_fractions(kind, Folder(path=whole, **told, fractions={}))}
+        source: TableSource = Parquet(path=whole) if is_parquet else Folder(path=whole, **settings)
         table = source.table("train", name=kind, data_dir=None)
         roles = ColumnRoles.of(_columns(table))
         for part in _NEEDS[kind]:
@@ -104,21 +119,80 @@ class StarterSource:
                 raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}")
         roles = ColumnRoles(*(getattr(roles, part) if part in _NEEDS[kind] else None for part in _WORDS))
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
-        return cls(kind, source.component_name(), whole, roles, table.count(), known if is_parquet else None)
+        tests = {split: _test_size(kind, source, split) for split in _TESTED if _has(source, split)}
+        own_id = known if is_parquet else None
+        return cls(kind, source.component_name(), whole, roles, table.count(), own_id, settings, tests)
 
     @property
     def holds(self) -> str:
         """Who has it, in words."""
         return _HOLDS[self.kind]
 
+    @property
+    def told(self) -> str:
+        """Its settings beside the path, as YAML."""
+        return "".join(f", {key}: {json.dumps(value)}" for key, value in self.settings.items())
 
+    @property
+    def warnings(self) -> list[str]:
+        """Splits that are too small for a figure."""
+        return [warning for split, size in self.tests.items() if (warning := size.warning(f"{self.kind}, {split}"))]
+
+
+def _has(source: TableSource, split: str) -> bool:
+    try:
+        source.table(split, name="", data_dir=None)
+    except DataError:
+        return False
+    return True
+
+
+def _test_size(kind: DataKind, source: TableSource, split: str) -> SplitSize:
+    table = source.table(split, name=kind, data_dir=None)
+    label = ColumnRoles.of(_columns(table)).label if "label" in _NEEDS[kind] else None
+    return SplitSize(table.count(), None if label is None else len(_values(table.read(label)).unique()))
+
+
+def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.list_flatten(column) if is_list(column.type) else column
+
+
+def _fractions(kind: DataKind, folder: Folder) -> dict[str, Any]:
+    """Shares of validation and test that are drawn by the size of a folder; nothing where it tells its own splits."""
+    if any(_has(folder, split) for split in _TESTED):
+        return {}
+    share = _test_size(kind, folder, "train").share
+    return {"fractions": dict.fromkeys(_TESTED, share)}
+
+
+_TESTED = ("validation", "test")
 _WORDS = {"image": "pictures", "text": "texts", "label": "classes"}
+
+
+def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | None]) -> list[StarterSource]:
+    """The data that a first experiment is made of.
+
+    Args:
+        paths: kind of data -> folder or file.
+        told: settings of the one folder, such as ``file_column``; None: found without.
+
+    Raises:
+        ConfigError: no data, or settings for several folders.
+        DataError: data that cannot be read, or are not of their kind.
+    """
+    if not paths:
+        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
+    given = {name: value for name, value in told.items() if value is not None}
+    if given and len(paths) > 1:
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise ConfigError(f"{option}: of which of {len(paths)} folders? `polyfed prepare` takes it for one at a time")
+    return [StarterSource.of(kind, paths[kind], given) for kind in _NEEDS if kind in paths]
 
 
 def starter_text(
     name: str,
     file: str,
-    paths: Mapping[DataKind, Path],
+    sources: Sequence[StarterSource],
     *,
     method: str | None = None,
     clients: int = 3,
@@ -130,21 +204,21 @@ def starter_text(
     Args:
         name: of the experiment.
         file: what the file is called, for its comments.
-        paths: kind of data -> folder or file.
+        sources: the data, a kind each; the server has the first.
         method: one of ``STARTERS``; None: the one that fits the data.
         clients: of each kind.
         rounds: of the run.
         encoders: pretrained networks.
 
     Raises:
-        ConfigError: no data, or the method needs others.
-        DataError: data that cannot be read, or are not of their kind.
+        ConfigError: the method needs other data.
     """
-    chosen = _chosen(method, paths)
-    sources = [StarterSource.of(kind, paths[kind]) for kind in _NEEDS if kind in paths]
-    has_pairs = "pairs" in paths
+    kinds = [source.kind for source in sources]
+    chosen = _chosen(method, kinds)
+    has_pairs = "pairs" in kinds
     tokenizer = "wordpiece" if has_pairs else "hashing"
-    learning = _FROM_SCRATCH if encoders.missing(modalities_of(paths)) else _PRETRAINED
+    missing = encoders.missing(modalities_of(kinds))
+    learning = _FROM_SCRATCH if missing else _PRETRAINED
     algorithm = _WITH_PAIRS.get(chosen, _AVERAGES).replace("LEARNING", learning)
 
     def lines(kind: DataKind, large: bool) -> list[str]:
@@ -161,26 +235,24 @@ def starter_text(
         algorithm=algorithm.replace("WARMUP", str(int(rounds > 1))),
         encoders=lines,
         weights=encoders.weights if encoders.names else None,
-        rate=0.002 if encoders.missing(modalities_of(paths)) else 0.001,
+        rate=0.002 if missing else 0.001,
         batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
     )
     return text
 
 
-def modalities_of(paths: Mapping[DataKind, Path]) -> list[str]:
+def modalities_of(kinds: Iterable[DataKind]) -> list[str]:
     """What encoders read of such data."""
-    needed = [part for kind in paths for part in _NEEDS[kind] if part != "label"]
+    needed = [part for kind in kinds for part in _NEEDS[kind] if part != "label"]
     return list(dict.fromkeys(needed))
 
 
-def _chosen(method: str | None, paths: Mapping[DataKind, Path]) -> str:
-    if not paths:
-        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
+def _chosen(method: str | None, kinds: Sequence[DataKind]) -> str:
     if method is not None and method not in STARTERS:
         raise ConfigError(f"--method {method}: not among {', '.join(STARTERS)}; {nearest(method, STARTERS)}")
-    if method in _WITH_PAIRS and "pairs" not in paths:
+    if method in _WITH_PAIRS and "pairs" not in kinds:
         raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
-    return method or (STARTERS[0] if "pairs" in paths else STARTERS[-1])
+    return method or (STARTERS[0] if "pairs" in kinds else STARTERS[-1])
 
 
 def _columns(table: SplitTable) -> pa.Table:
