@@ -236,6 +236,13 @@ def test_files_without_statistics_are_read(tmp_path: Path) -> None:
     assert opened(tmp_path, incomplete="leave_out").left_out == {"image": 1}
 
 
+def test_a_list_of_which_nothing_is_kept_is_a_gap(tmp_path: Path) -> None:
+    captions = [["", "late"], ["early"], [], ["a", "b"], [None, "c"], ["d", ""]]
+    columns = {"columns": {"image": "image", "text": "captions"}, "keep_first": {"captions": 1}}
+    written(tmp_path, captions=pa.array(captions, pa.list_(pa.string())))
+    assert opened(tmp_path, incomplete="leave_out", **columns).left_out == {"captions": 3}
+
+
 # ---- real data
 
 

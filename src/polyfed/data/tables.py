@@ -141,9 +141,8 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     rows, left_out = _items(table, source, names)
 
     def kept(column: str) -> pa.ChunkedArray:
-        values, entries = table.read(column), source.keep_first.get(column)
-        values = values if rows is None else values.filter(pa.array(rows))
-        return values if entries is None else pc.list_slice(values, 0, entries)
+        values = _entries(table, source, column)
+        return values if rows is None else values.filter(pa.array(rows))
 
     @cache  # labels are small, and every participant wants them
     def labels(column: str, stamp: str, here: str) -> Column:
@@ -199,6 +198,12 @@ def _require_lists(table: SplitTable, columns: Iterable[str]) -> None:
             raise DataError(f"{place} holds {table.kind(column)}; name one of lists")
 
 
+def _entries(table: SplitTable, source: TableSource, column: str) -> pa.ChunkedArray:
+    """A column of all rows, with those entries of its lists that are kept."""
+    values, entries = table.read(column), source.keep_first.get(column)
+    return values if entries is None else pc.list_slice(values, 0, entries)
+
+
 def _items(
     table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
 ) -> tuple[Mask | None, dict[str, int]]:
@@ -252,7 +257,7 @@ def _gaps(table: SplitTable, source: TableSource, keeps: Collection[str]) -> dic
     full, gaps = np.zeros(table.count(), np.bool_), {}
     for column in dict.fromkeys((*source.columns.values(), *single)):
         lacks = empty if column in keeps else lacking
-        gaps[column] = full if _is_known_full(table, column) else lacks(table.read(column))
+        gaps[column] = full if _is_known_full(table, column) else lacks(_entries(table, source, column))
     return gaps
 
 
