@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,16 @@ def test_noise_in_training_holds_for_samples_that_lack_something(imputation: str
 def test_prototypes_of_samples_are_refused_with_noise_in_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="compares samples of a batch"):
         polyfed.run(Experiment.parse(noised("prototypes")), tmp_path / "run", quiet=True)
+
+
+def test_a_modality_that_one_sample_of_a_batch_has_is_left_out(tmp_path: Path) -> None:
+    client = woken(prepared(classifying(), tmp_path / "run"), "paired-0")
+    pictures = torch.full_like(client.train.rows["image"], -1).index_fill_(0, torch.tensor([3]), 0)
+    few = replace(client.train, rows={"image": pictures, "text": client.train.rows["text"].clamp(min=0)})
+    client.model.encoders["image"] = torch.nn.BatchNorm1d(3)  # of a single row it would not be defined
+    for batch in client.batches(few, "task", len(few)):
+        assert not bool(batch.present["image"].any())
+        assert bool(client.task_loss(batch).isfinite())
 
 
 def test_batches_without_a_pair_train_nothing(tmp_path: Path) -> None:

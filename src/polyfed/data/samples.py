@@ -108,6 +108,11 @@ class Batch:
             if len(own) >= fewest:
                 yield name, own
 
+    def without_lone(self) -> Batch:
+        """The same samples, of which none has a modality that only one has: no statistics of a batch are of one."""
+        lone = {name: torch.zeros_like(mask) for name, mask in self.present.items() if int(mask.sum()) == 1}
+        return replace(self, present={**self.present, **lone}) if lone else self
+
     def having_any(self, *modalities: str) -> Batch:
         """The samples that have one of ``modalities`` at least."""
         if any(name not in self.present for name in modalities):
@@ -287,7 +292,7 @@ class Samples:
         """The same samples, of which those of ``items`` lack a modality, unless they have no other."""
         rows = dict(self.rows)
         for name, without in items.items():
-            others = [rows[other] >= 0 for other in self.inputs if other != name]
+            others = [rows[other] >= 0 for other in rows if other != name and other not in self.lazy]
             rest = torch.stack(others).any(0) if others else torch.zeros(len(self), dtype=torch.bool)
             rows[name] = rows[name].masked_fill(torch.isin(self.items, without) & rest, -1)
         return replace(self, rows=rows)

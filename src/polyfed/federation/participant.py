@@ -149,15 +149,16 @@ class Participant:
     def batches(self, samples: Samples, purpose: str, size: int | None = None) -> Iterator[Batch]:
         """One shuffled pass in the training view, on the device.
 
-        A last batch of one sample is left out: neither batch statistics nor a contrast are defined on it.
+        A last batch of one sample is left out, as is a modality that only one sample of a batch has: neither batch
+        statistics nor a contrast are defined on it.
         """
         device, size = self.device, size or self.training.batch_size
         shuffled = samples.batches(size, self.generator(purpose))
         for batch in self._counted(shuffled, purpose, math.ceil(len(samples) / size)):
             if len(batch) > 1:
-                yield (
-                    batch if device.type == "cpu" else batch.to(device)
-                )  # ``to`` would look at every tensor of the batch
+                batch = batch.without_lone()
+                # ``to`` would look at every tensor of the batch
+                yield batch if device.type == "cpu" else batch.to(device)
 
     def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
