@@ -104,7 +104,15 @@ def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path:
     pictures = population.train(population.members["image"])
     assert len(pictures) == 10  # of 15 items with label 0, those with a picture
     assert not bool((pictures.rows["image"] < 0).any())
+    held = population.holding(population.members["image"])
+    assert (held["items"], held["samples"], held["unreadable"]) == (10, 10, 5)
+    assert sum(held["labels"].values()) == len(held["index"]) == 10  # type: ignore[attr-defined, arg-type]
+    assert "missing" not in held
     both = population.train(population.members["paired-0"])
+    held = population.holding(population.members["paired-0"])
+    lost = {name: int((both.rows[name] < 0).sum()) for name in ("image", "text")}
+    assert held["missing"] == lost
+    assert "unreadable" not in held
     assert {tuple((both.rows[name][k] >= 0).item() for name in ("image", "text")) for k in range(len(both))} >= {
         (True, False),
         (False, True),

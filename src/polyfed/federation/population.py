@@ -84,8 +84,9 @@ class Population:
     def holding(self, member: Member) -> dict[str, object]:
         """What a client holds, for the run folder; nothing but columns of classes and lists is read for it.
 
-        ``items`` and ``samples`` are all that it holds; of these, ``also`` says what is of the public set or of a
-        second source. ``index`` and the counts by class are of its own source.
+        ``items`` and ``samples`` are all that it holds and encodes a modality of; of these, ``also`` says what is of
+        the public set or of a second source. ``index`` and the counts by class are of its own source. ``missing`` are
+        items that lack a modality, really or by simulation, ``unreadable`` those of which it encodes nothing.
         """
         own, *more = [self._held(holding, member) for holding in member.holdings]
         entry: dict[str, object] = {"group": member.group, **own}
@@ -103,18 +104,20 @@ class Population:
         # the public set may have fewer samples an item than its source
         public = self.public_samples({}) if dealt.public else None
         layout = public or self.data.samples(dealt.split, {}, layout=tuple(member.views))
+        own = of_items(layout, items, holding.lacking)
+        modalities = [name for name in member.views if name in own.rows]
+        readable = own.having_any(*modalities)
+        read = items if readable is own else items[torch.isin(items, readable.items)]
+        gaps = {name: len(readable.items[readable.rows[name] < 0].unique()) for name in modalities}
         return {
             "source": dealt.split.source,
             "split": dealt.split.name,
-            "items": len(items),
-            "samples": int(torch.isin(layout.items, items).sum()),
-            **dealt.counts(items),
-            "index": items.tolist(),
-            **(
-                {"missing": {name: len(without) for name, without in holding.lacking.items()}}
-                if holding.lacking
-                else {}
-            ),
+            "items": len(read),
+            "samples": len(readable),
+            **dealt.counts(read),
+            "index": read.tolist(),
+            **({"missing": gaps} if any(gaps.values()) else {}),
+            **({"unreadable": len(items) - len(read)} if len(read) < len(items) else {}),
         }
 
     # ---- samples
