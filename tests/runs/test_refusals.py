@@ -111,6 +111,11 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {"clients.image.model.encoders.image.widths": [16, 8]},
         r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
     ),
+    (
+        three_kinds(name="fedafd"),
+        {"clients.paired.task": LABELS["task"] | {"imputation": "nearest"}},
+        r"clients\.paired\.task: imputation nearest looks .* set algorithm\.fusion=null",
+    ),
     (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
     *(
         (transformers(name=name, averaging={"name": name, key: value}), {}, rf"algorithm\.averaging\.{key}: {message}")

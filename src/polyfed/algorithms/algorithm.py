@@ -17,6 +17,7 @@ from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
 from polyfed.models.slots import encode_places, places
+from polyfed.tasks.task import Task
 from polyfed.wire.payload import Logits, Representations, Weights
 from polyfed.wire.schema import Declared, client_query, client_step, fresh_query
 
@@ -207,6 +208,9 @@ class Algorithm(Settings):
             raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")
         if self.needs_server and not has_server:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a server model; add a 'server' section")
+
+    def require_task(self, where: str, task: Task) -> None:
+        """Raise ConfigError, which names the setting ``where``, if clients cannot be trained on this task."""
 
 
 def _completed(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

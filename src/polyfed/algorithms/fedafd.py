@@ -37,11 +37,13 @@ from polyfed.algorithms.shared.distiller import (
 from polyfed.algorithms.shared.guided_fusion import GuidedFusion
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.teacher import Teacher
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.public_outputs import Pair, PublicOutputs, of_part
 from polyfed.federation.trainer import step_together
 from polyfed.models.fused import FusionGuidance
 from polyfed.models.model import Model
+from polyfed.tasks.task import Task
 
 
 class FedAFD(Algorithm):
@@ -86,6 +88,13 @@ class FedAFD(Algorithm):
     def _of_one_piece(self) -> Self:
         require_learning(self.task, self.distiller, self.teacher)
         return self
+
+    def require_task(self, where: str, task: Task) -> None:
+        if self.fusion is not None and task.looks_in_public:
+            raise ConfigError(
+                f"{where}: imputation nearest looks in the public set as a client's own model sees it, and algorithm "
+                "'fedafd' trains a fused one; choose another imputation, or set algorithm.fusion=null"
+            )
 
     @property
     def server_passes(self) -> int:

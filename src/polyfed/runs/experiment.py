@@ -194,6 +194,12 @@ class Experiment(Settings):
                 raise NoEffectError(f"clients.{name}.training.schedule.unit", "epoch", obstacle, "round")
         return self
 
+    @model_validator(mode="after")
+    def _tasks_of_the_method(self) -> Self:
+        for name, group in self.clients.items():
+            self.algorithm.require_task(f"clients.{name}.task", group.task)
+        return self
+
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Experiment:
         """Validate a mapping.

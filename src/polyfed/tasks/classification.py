@@ -129,6 +129,10 @@ class Classification(Task):
         return not self.separation and self.imputation.is_per_sample and not self.imputation.dropout
 
     @property
+    def looks_in_public(self) -> bool:
+        return self.imputation.looks_in_public
+
+    @property
     def primary(self) -> str:
         """``accuracy``."""
         return "accuracy"

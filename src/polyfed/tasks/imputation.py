@@ -41,6 +41,9 @@ class Imputation(Settings):
     is_per_sample: ClassVar[bool] = True
     """Whether what stands for a sample's modality depends on no other private sample."""
 
+    looks_in_public: ClassVar[bool] = False
+    """Whether what stands for it is of public samples, as the participant's own model sees them."""
+
     dropout: float = Field(
         default=0.0, ge=0, lt=1, description="share of samples with several modalities that lose one in training"
     )

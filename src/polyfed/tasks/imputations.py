@@ -122,6 +122,7 @@ class Neighbour(Imputation):
     """The embedding that the nearest public sample has in the lacking modality, by those that the sample has."""
 
     short_name: ClassVar[str] = "nearest"
+    looks_in_public: ClassVar[bool] = True
 
     def require_public(self, modalities: Collection[str]) -> None:
         """See ``Imputation``."""

@@ -84,6 +84,10 @@ class Joint(Task):
         heads = {name: task.head(dim, samples) for name, task in self.by_name.items()}
         return nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
 
+    @property
+    def looks_in_public(self) -> bool:
+        return any(task.looks_in_public for task in self.tasks)
+
     def require_model(self, model: Model) -> None:
         for task in self.tasks:
             task.require_model(model)

@@ -75,6 +75,11 @@ class Task(Settings):
         """Targets that are loaded with each batch, such as masks, and the view that opens each."""
         return {}
 
+    @property
+    def looks_in_public(self) -> bool:
+        """Whether ``prepare`` looks at public samples, as the participant's own model sees them."""
+        return False
+
     def require_model(self, model: Model) -> None:
         """Raise ConfigError if the task cannot be trained with this model; most can with any."""
 
