@@ -17,6 +17,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data import samples as samples_module
 from polyfed.data.samples import Inputs
 from polyfed.runs.experiment import Experiment
+from polyfed.tasks.imputation import Imputation
 from sessions import prepared, woken
 from small_federations import METHODS, Config, federation_for, tiny_experiment
 
@@ -77,10 +78,7 @@ def classifying(**task: object) -> Config:
     return config | {"server": None}
 
 
-IMPUTATIONS = ["drop", "zero", "placeholder", "prototypes", "nearest", "generator"]
-
-
-@pytest.mark.parametrize("imputation", IMPUTATIONS)
+@pytest.mark.parametrize("imputation", Imputation.available())
 def test_every_imputation_trains_and_is_averaged_alike_on_a_wire(
     imputation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

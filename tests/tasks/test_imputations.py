@@ -12,7 +12,12 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.imputation import Imputer, PresentEmbeddings, embeddings_of
-from polyfed.tasks.imputations import ClassPrototypes, Generator, LeaveOut, Neighbour, Placeholder, Zero
+from polyfed.tasks.imputations.aggregator import Aggregator
+from polyfed.tasks.imputations.constant import LeaveOut, Placeholder, Zero
+from polyfed.tasks.imputations.generator import Generator
+from polyfed.tasks.imputations.nearest import Neighbour
+from polyfed.tasks.imputations.prototypes import ClassPrototypes
+from polyfed.tasks.imputations.reconstruction import Reconstruction
 
 IMAGE = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
 TEXT = torch.tensor([[4.0, 2.0], [0.0, 6.0]])
@@ -35,7 +40,9 @@ def test_left_out_is_the_mean_of_what_is_there_and_zero_halves_it() -> None:
     assert torch.equal(made(Zero())(PARTS, 4), expected / torch.tensor([[1.0], [2.0], [2.0], [2.0]]))
 
 
-@pytest.mark.parametrize("imputation", [LeaveOut(), Zero(), Placeholder(), ClassPrototypes(), Generator()])
+@pytest.mark.parametrize(
+    "imputation", [LeaveOut(), Zero(), Placeholder(), ClassPrototypes(), Generator(), Reconstruction()]
+)
 def test_of_samples_that_lack_nothing_it_is_the_plain_mean(imputation: object) -> None:
     complete = {
         "image": PresentEmbeddings(IMAGE[:2], torch.arange(2)),
@@ -93,6 +100,59 @@ def test_a_generator_learns_from_samples_that_have_both() -> None:
         loss.backward()
         optimizer.step()
     assert float(loss) < 0.01 * first
+
+
+def test_an_aggregator_weighs_modalities_by_how_well_others_tell_them() -> None:
+    imputer = made(Aggregator(temperature=0.5))
+    vectors = {name: imputer.get_parameter(f"vectors.{name}") for name in BOTH}
+    z = {
+        "image": torch.stack([IMAGE[0], IMAGE[1], vectors["image"], IMAGE[2]]),
+        "text": torch.stack([TEXT[0], vectors["text"], TEXT[1], vectors["text"]]),
+    }
+    cosines = [
+        F.cosine_similarity(z[other] @ imputer.get_parameter(f"reconstruct.{name}.weight").T, z[name])
+        for name, other in (("image", "text"), ("text", "image"))
+    ]
+    shares = torch.stack(cosines).div(0.5).softmax(0)
+    mean = imputer(PARTS, 4)
+    torch.testing.assert_close(mean, shares[0, :, None] * z["image"] + shares[1, :, None] * z["text"])
+    mean.sum().backward()
+    assert all(bool(value.grad.any()) for value in imputer.parameters() if value.grad is not None)
+    assert sum(value.grad is not None for value in imputer.parameters()) == 4
+    torch.testing.assert_close(made(Aggregator(temperature=100.0))({"image": PARTS["image"]}, 4).shape, (4, 2))
+
+
+def test_autoencoders_learn_side_by_side_and_the_task_leaves_them_alone() -> None:
+    imputer = made(Reconstruction(latent=2, hidden=4, weight=3.0, kl=0.5)).eval()
+    network = imputer.get_submodule
+    parts = {name: PresentEmbeddings(part.values.clone().requires_grad_(), part.places) for name, part in PARTS.items()}
+    mean = {name: network(f"encoders.{name}")(part.values)[:, :2] for name, part in parts.items()}
+    logs = {name: network(f"encoders.{name}")(part.values)[:, 2:] for name, part in parts.items()}
+    guessed = network("decoders.text")(network("mappings.image_to_text")(mean["image"][1]))
+    filled = imputer(parts, 4)
+    torch.testing.assert_close(filled[1], (IMAGE[1] + guessed) / 2)
+    filled.sum().backward()
+    assert all(value.grad is None for value in imputer.parameters())
+    expected = torch.zeros(())
+    for name, part in parts.items():
+        missed = (network(f"decoders.{name}")(mean[name]) - part.values).square().mean(1)
+        normal = torch.distributions.Normal(mean[name], (logs[name] / 2).exp())
+        apart = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum(1) / 2
+        expected = expected + (missed + 0.5 * apart).sum() / 4
+    for one, other in (BOTH, BOTH[::-1]):
+        mapped = network(f"mappings.{one}_to_{other}")(mean[one][0])
+        expected = expected + (mapped - mean[other][0]).square().mean() / 4
+    loss = imputer.loss(parts, 4)
+    assert loss is not None
+    torch.testing.assert_close(loss, 3.0 * expected)
+    before = [part.values.grad.clone() for part in parts.values()]
+    loss.backward()
+    assert all(torch.equal(part.values.grad, old) for part, old in zip(parts.values(), before, strict=True))
+    assert all(value.grad is not None for value in imputer.parameters())
+    thawed = made(Reconstruction(latent=2, hidden=4, frozen=False))
+    assert not torch.equal(thawed(PARTS, 4), thawed(PARTS, 4)), "latents are drawn in training"
+    thawed(PARTS, 4).sum().backward()
+    assert network("decoders.text.0").weight.grad is not None
 
 
 class Identity(torch.nn.Module):

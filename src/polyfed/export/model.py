@@ -37,7 +37,7 @@ from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
 from polyfed.runs.opened import Run, as_run
 from polyfed.runs.saved import ServerModel
-from polyfed.tasks.imputations import LeaveOut
+from polyfed.tasks.imputations.constant import LeaveOut
 
 
 def export_model(

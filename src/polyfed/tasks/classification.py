@@ -21,7 +21,7 @@ from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.imputation import Imputation, Imputer, embeddings_of
-from polyfed.tasks.imputations import LeaveOut
+from polyfed.tasks.imputations.constant import LeaveOut
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
 

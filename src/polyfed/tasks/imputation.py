@@ -82,8 +82,11 @@ class Imputer(nn.Module):
         self.modalities, self.dropout = tuple(modalities), dropout
 
     def forward(self, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
-        """The mean embedding of each of ``count`` samples, each of which has a modality at least."""
-        parts = self.thinned(parts, count) if self.training and self.dropout else parts
+        """What is classified of each of ``count`` samples, each of which has a modality at least."""
+        return self.fuse(self.thinned(parts, count) if self.training and self.dropout else parts, count)
+
+    def fuse(self, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
+        """The mean embedding of each sample, after modality dropout."""
         if [len(part.places) for part in parts.values()] == [count] * len(self.modalities):
             return torch.stack([parts[name].values for name in self.modalities]).mean(0)
         first = next(iter(parts.values())).values
@@ -162,3 +165,20 @@ def absent(parts: Embeddings, modality: str, count: int, device: torch.device) -
     if modality in parts:
         lacking[parts[modality].places] = False
     return lacking.nonzero()[:, 0]
+
+
+def of_both(one: PresentEmbeddings, other: PresentEmbeddings, count: int) -> tuple[Tensor, Tensor]:
+    """Embeddings of those of ``count`` samples that have both modalities."""
+    if len(one.places) == len(other.places) == count:
+        return one.values, other.values
+    return one.values[torch.isin(one.places, other.places)], other.values[torch.isin(other.places, one.places)]
+
+
+def mean_of(made: Embeddings, parts: Embeddings, count: int) -> Float[Tensor, "b w"]:
+    """Means of what was made for each of ``count`` samples, of the modalities that it has; zero where nothing was."""
+    like = next(iter((*made.values(), *parts.values()))).values
+    total, times = like.new_zeros(count, like.shape[1]), like.new_zeros(count, 1)
+    for part in made.values():
+        total = total.index_add(0, part.places, part.values.to(total.dtype))
+        times = times.index_add(0, part.places, torch.ones_like(part.values[:, :1]).to(times.dtype))
+    return total / times.clamp(min=1)

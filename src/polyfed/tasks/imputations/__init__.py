@@ -1,0 +1,1 @@
+"""Ways to fill in for modalities that samples lack."""
