@@ -13,7 +13,8 @@ from torch import Tensor
 import polyfed
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.algorithms.algorithm import Reply, client_step
-from polyfed.algorithms.fedproto import FedProto, PrototypeCheck
+from polyfed.algorithms.fedproto import FedProto
+from polyfed.algorithms.shared.class_prototypes import PrototypeCheck
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.runs.experiment import Experiment
@@ -150,4 +151,4 @@ def test_a_reply_is_checked_against_what_the_space_is(tmp_path: Path) -> None:
     fewer = ClassMeans(torch.ones(1, 8), torch.ones(1, dtype=torch.int32), torch.tensor([True, False]))
     reply = Reply.received(Reply(prototypes=Prototypes(prototype_tensors(SPACE, fewer))).payload, info)
     with pytest.raises(PayloadError, match=f"have 2 classes of width 8, expected {known.shape[0]} of width 8"):
-        PrototypeCheck(method, session.server)(reply)
+        PrototypeCheck(method.admits, session.server)(reply)

@@ -164,6 +164,15 @@ def mean_prototypes(sent: Sequence[ClassMeans], weighting: MeanWeighting = "coun
     return ClassMeans(sums[present] / weights[present, None], counts[present], present)
 
 
+def renewed(new: ClassMeans, old: GlobalPrototypes | None) -> GlobalPrototypes:
+    """Global prototypes after a round; classes that nobody sent keep theirs, which absent clients may still need."""
+    if old is None:
+        return GlobalPrototypes(new.means, new.present)
+    rows = torch.where(new.present[:, None], table(new.means, new.present), table(*old).to(new.means))
+    present = new.present | old.present.to(new.present.device)
+    return GlobalPrototypes(rows[present], present)
+
+
 def bounded(rows: Sequence[Float[Tensor, "_ d"]], times: float) -> tuple[list[Tensor], int]:
     """Scale down rows that are longer than ``times`` the usual norm: the median of rows, all clients counting alike.
 

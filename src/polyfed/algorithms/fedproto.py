@@ -20,6 +20,7 @@ from polyfed.aggregation.prototypes import (
     by_space,
     mean_prototypes,
     prototype_tensors,
+    renewed,
     table,
 )
 from polyfed.algorithms.algorithm import (
@@ -36,20 +37,24 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
-from polyfed.core.errors import ConfigError, PayloadError, nearest
+from polyfed.algorithms.shared.class_prototypes import (
+    PROTOTYPES,
+    PrototypeCheck,
+    classes_of,
+    global_prototypes,
+    require_shape,
+)
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.trainer import Regulariser
 from polyfed.federation.types import class_space
 from polyfed.losses.classification import distances, prototype_distance
 from polyfed.losses.distillation import Distillation
-from polyfed.models.heads import class_count
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Prototypes
-
-_PROTOTYPES = "prototypes"
 
 
 class FedProto(Algorithm):
@@ -109,7 +114,7 @@ class FedProto(Algorithm):
         """Broadcast global prototypes, train, collect the clients' own, learn new global ones."""
         prototypes = each(lambda client: self.prototypes_for(server, client))
         sent: dict[str, list[ClassMeans]] = {}
-        for reply in cohort.ask(self.fit, check=PrototypeCheck(self, server), prototypes=prototypes):
+        for reply in cohort.ask(self.fit, check=PrototypeCheck(self.admits, server), prototypes=prototypes):
             for space, own in by_space(reply.prototypes, ClassMeans).items():
                 # a client that claims more samples than it joined with does not count for more
                 own = own.at_most(server.weight(reply.sender))
@@ -123,27 +128,21 @@ class FedProto(Algorithm):
                 # bounded before they are averaged: one false row would move a mean without limit
                 rows, number = bounded(rows, self.largest_norm)
             honest = [one._replace(means=row) for one, row in zip(means, rows, strict=True)]
-            new = self.learn(server, space, honest, _global_prototypes(server).get(space))
-            server.state[_PROTOTYPES] = dict(server.state.get(_PROTOTYPES, {})) | prototype_tensors(space, new)
+            new = self.learn(server, space, honest, global_prototypes(server).get(space))
+            server.state[PROTOTYPES] = dict(server.state.get(PROTOTYPES, {})) | prototype_tensors(space, new)
             scaled += number
-        present = [prototypes.present.sum() for prototypes in _global_prototypes(server).values()]
+        present = [prototypes.present.sum() for prototypes in global_prototypes(server).values()]
         server.record(prototypes=float(sum(present)), bounded=float(scaled))
 
     def learn(
         self, server: Server, space: str, sent: Sequence[ClassMeans], old: GlobalPrototypes | None
     ) -> GlobalPrototypes:
         """Eq. 6: the mean of what clients sent, and the old prototypes of the other classes."""
-        averages = mean_prototypes(sent, self.weighting)
-        if old is None:
-            return GlobalPrototypes(averages.means, averages.present)
-        # classes that nobody sent keep theirs: absent clients may still need them
-        rows = torch.where(averages.present[:, None], table(averages.means, averages.present), table(*old))
-        present = averages.present | old.present
-        return GlobalPrototypes(rows[present], present)
+        return renewed(mean_prototypes(sent, self.weighting), old)
 
     def prototypes_for(self, server: Server, client: ClientInfo) -> Prototypes:
         """Global prototypes of the classes of a client; empty while there are none."""
-        kept = server.state.get(_PROTOTYPES, {})
+        kept = server.state.get(PROTOTYPES, {})
         return Prototypes({name: kept[name] for name in kept if self.admits(client, name.rpartition(".")[0])})
 
     def admits(self, client: ClientInfo, space: str) -> bool:
@@ -192,7 +191,7 @@ class FedProto(Algorithm):
         it has samples enough of, unless noise is to hide that."""
         if not isinstance(client.task, Classification):
             return Prototypes({})
-        average = ClassAverage(_class_count(client), client.model.dim, client.device)
+        average = ClassAverage(classes_of(client), client.model.dim, client.device)
         for features, labels in self.features(client, client.task, client.train):
             average.add(features, labels)
         means = average.result(self.min_count)
@@ -215,7 +214,7 @@ class FedProto(Algorithm):
         own = by_space(prototypes, GlobalPrototypes).get(space)
         if own is None:
             return None
-        _require_shape(space, own.shape, (_class_count(client), client.model.dim))
+        require_shape(space, own.shape, (classes_of(client), client.model.dim))
         return GlobalPrototypes(*(part.to(client.device) for part in own))
 
     def feature(self, model: Embedder, client: Client, batch: Batch) -> Float[Tensor, "b d"]:
@@ -238,7 +237,7 @@ class FedProto(Algorithm):
         metrics: dict[str, float] = dict(self.assess(client).payload.scalars)  # type: ignore[arg-type]
         if client.test is None or not isinstance(client.task, Classification):
             return Reply(**metrics)
-        received, classes, outcomes = self.received(client, prototypes), _class_count(client), []
+        received, classes, outcomes = self.received(client, prototypes), classes_of(client), []
         for features, labels in self.features(client, client.task, client.test):
             # classes without a prototype are never named; not by -inf: a tie of all must count against the model
             scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)
@@ -254,49 +253,9 @@ class FedProto(Algorithm):
         return Reply(**metrics | chosen | beside, prototype_classes=float(known))
 
 
-class PrototypeCheck:
-    """Raises PayloadError for a reply whose prototypes cannot be what its sender has.
-
-    The first prototypes of a space that are accepted fix its number of classes and width.
-    """
-
-    def __init__(self, method: FedProto, server: Server) -> None:
-        self._admits = method.admits
-        self._shapes = {space: prototypes.shape for space, prototypes in _global_prototypes(server).items()}
-
-    def __call__(self, reply: Reply) -> None:
-        """Check a reply with ``prototypes``."""
-        sent = by_space(reply.prototypes, ClassMeans)
-        if len(sent) > 1:
-            raise PayloadError(f"prototypes of {len(sent)} class spaces ({', '.join(sent)}), expected one at most")
-        for space, means in sent.items():
-            if not self._admits(reply.sender, space):
-                raise PayloadError(f"prototypes of the class space '{space}', which is not the client's")
-            means.require(reply.sender.samples)
-            _require_shape(space, means.shape, self._shapes.setdefault(space, means.shape))
-
-
-def _global_prototypes(server: Server) -> dict[str, GlobalPrototypes]:
-    return by_space(server.state.get(_PROTOTYPES, {}), GlobalPrototypes)
-
-
 def _require_earlier(server: Server, cohort: Cohort, min_count: int) -> None:
-    if _PROTOTYPES not in server.state and cohort.clients == server.clients:
+    if PROTOTYPES not in server.state and cohort.clients == server.clients:
         raise ConfigError(
             "no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
             f"({min_count}) is more than any has of a class; give some the task 'classification', or lower it"
-        )
-
-
-def _class_count(client: Client) -> int:
-    assert client.head is not None
-    return class_count(client.head)
-
-
-def _require_shape(space: str, shape: tuple[int, int], expected: tuple[int, int]) -> None:
-    if shape != expected:
-        raise PayloadError(
-            f"prototypes of the class space '{space}' have {shape[0]} classes of width {shape[1]}, expected "
-            f"{expected[0]} of width {expected[1]}: set task.classes and model.dim alike for all whose classes are the "
-            "same"
         )

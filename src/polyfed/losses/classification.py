@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -82,3 +84,30 @@ def distance_contrast(
         margin: added to the distance of the true class.
     """
     return margin_cross_entropy(-distances(features, prototypes), labels, margin)
+
+
+@in_full_precision
+def prototype_contrast(
+    features: Float[Tensor, "b d"],
+    prototypes: Float[Tensor, "c d"],
+    present: Bool[Tensor, " c"],
+    labels: Int[Tensor, " b"],
+    tau: float = 0.5,
+) -> Float[Tensor, ""]:
+    """-log exp(cos(z, p_y) / tau) / sum_c exp(cos(z, p_c) / tau), mean over samples whose class has a prototype.
+
+    Args:
+        features: of the samples; gradient to these only.
+        prototypes: one row a class, whatever in those that are absent.
+        present: classes that have a prototype, one at least.
+        labels: classes of the samples.
+        tau: temperature.
+
+    Returns:
+        0 if no sample's class has a prototype.
+    """
+    known = present[labels]
+    cosines = F.normalize(features, dim=1) @ F.normalize(prototypes.detach(), dim=1).T
+    logits = (cosines / tau).masked_fill(~present, -math.inf)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return losses.where(known, 0).sum() / known.sum().clamp(min=1)

@@ -20,7 +20,7 @@ from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_c
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
-from polyfed.tasks.imputation import Imputation, Imputer, embeddings_of
+from polyfed.tasks.imputation import Embeddings, Imputation, Imputer, embeddings_of
 from polyfed.tasks.imputations.constant import LeaveOut
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
@@ -183,13 +183,11 @@ class Classification(Task):
         if not len(batch):
             return batch.no_loss
         labels, imputer = batch.targets[self.target].long(), _imputer(head)
-        if imputer is None:
-            return self._loss(self.scores(model, head, batch), labels, head)
-        parts = embeddings_of(model, batch, imputer.modalities)
-        if imputer.training:
+        parts = self.embeddings(model, head, batch)
+        if imputer is not None and imputer.training:
             imputer.observe(parts, labels)
-        loss = self._loss(_classified(model, head, imputer(parts, len(batch))), labels, head)
-        own = imputer.loss(parts, len(batch))
+        loss = self._loss(_classified(model, head, self.fused(head, parts, len(batch))), labels, head)
+        own = None if imputer is None else imputer.loss(parts, len(batch))
         return loss if own is None else loss + own
 
     def _loss(self, logits: Tensor, labels: Tensor, head: nn.Module | None) -> Tensor:
@@ -255,13 +253,21 @@ class Classification(Task):
 
     def feature(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b d"]:
         """What is classified: the embedding of the one modality, or the mean of those of several."""
-        modalities, imputer = self._modalities(tuple(batch.inputs)), _imputer(head)
+        return self.fused(head, self.embeddings(model, head, batch), len(batch))
+
+    def embeddings(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Embeddings:
+        """Embeddings of what is classified by, of the usable samples of a batch."""
+        imputer, modalities = _imputer(head), self._modalities(tuple(batch.inputs))
+        return embeddings_of(model, batch, modalities if imputer is None else imputer.modalities)
+
+    def fused(self, head: nn.Module | None, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
+        """What is classified of ``count`` samples, of their embeddings."""
+        imputer, values = _imputer(head), [part.values for part in parts.values()]
         if imputer is not None:
-            mean: Tensor = imputer(embeddings_of(model, batch, imputer.modalities), len(batch))
+            mean: Tensor = imputer(parts, count)
             return mean
         # of embeddings, not of logits: one head serves any number of modalities
-        embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
-        return torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
+        return torch.stack(values).mean(0) if len(values) > 1 else values[0]
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
         """See ``Task``; of the samples that are usable."""

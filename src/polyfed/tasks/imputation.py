@@ -167,11 +167,12 @@ def absent(parts: Embeddings, modality: str, count: int, device: torch.device) -
     return lacking.nonzero()[:, 0]
 
 
-def of_both(one: PresentEmbeddings, other: PresentEmbeddings, count: int) -> tuple[Tensor, Tensor]:
-    """Embeddings of those of ``count`` samples that have both modalities."""
+def of_both(one: PresentEmbeddings, other: PresentEmbeddings, count: int) -> tuple[Tensor, Tensor, Int64[Tensor, " k"]]:
+    """Embeddings of those of ``count`` samples that have both modalities, and their places."""
     if len(one.places) == len(other.places) == count:
-        return one.values, other.values
-    return one.values[torch.isin(one.places, other.places)], other.values[torch.isin(other.places, one.places)]
+        return one.values, other.values, one.places
+    shared = torch.isin(one.places, other.places)
+    return one.values[shared], other.values[torch.isin(other.places, one.places)], one.places[shared]
 
 
 def mean_of(made: Embeddings, parts: Embeddings, count: int) -> Float[Tensor, "b w"]:

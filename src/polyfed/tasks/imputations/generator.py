@@ -52,7 +52,7 @@ class _Generators(Imputer):
     def loss(self, parts: Embeddings, count: int) -> Tensor | None:
         losses = []
         for one, other in ((a, b) for a in parts for b in parts if a != b):
-            z, goal = of_both(parts[one], parts[other], count)
+            z, goal, _ = of_both(parts[one], parts[other], count)
             made = self.networks[f"{one}_to_{other}"](z.detach())
             losses.append((made.float() - goal.detach().float()).square().mean(1).sum() / count)
         return self.weight * torch.stack(losses).sum() if losses else None

@@ -73,7 +73,7 @@ class _Autoencoders(Imputer):
             losses.append((missed + self.settings.kl * divergence).sum() / count)
             means[name] = PresentEmbeddings(mean.detach(), part.places)
         for a, b in ((a, b) for a in parts for b in parts if a != b):
-            start, goal = of_both(means[a], means[b], count)
+            start, goal, _ = of_both(means[a], means[b], count)
             losses.append((self.mappings[f"{a}_to_{b}"](start).float() - goal).square().mean(1).sum() / count)
         return self.settings.weight * torch.stack(losses).sum()
 
