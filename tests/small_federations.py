@@ -24,6 +24,8 @@ ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", 
 """Methods of low-rank adapters."""
 NAMED = ("promptfl", "pfedprompt", "fedtpg", "fedclip")
 """Methods that classify pictures by the names of classes."""
+GAPS = ("fedmac", "mfcpl", "mmic")
+"""Methods for samples that lack a modality."""
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
 
@@ -282,6 +284,16 @@ def classifiers(name: str = "fedproto", **algorithm: Any) -> Config:
     )
 
 
+def incompletes(name: str = "fedmac", **algorithm: Any) -> Config:
+    """One client of pictures, two of pairs many of which lack something, that tell the same classes."""
+    config = classifiers(name, **algorithm)
+    image, text = config["clients"]["image"], config["clients"].pop("text")
+    both = {"dim": 8, "encoders": image["model"]["encoders"] | text["model"]["encoders"]}
+    missing = {"rates": {"image": 0.4, "text": 0.3}, "test": True}
+    config["clients"]["paired"] = text | {"model": both, "missing": missing}
+    return config
+
+
 def topics(*, server: bool = False, **algorithm: Any) -> Config:
     """Two clients that tell the topic of a text, one of six, by a bag of words: learnt in a second.
 
@@ -392,7 +404,7 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
         config["run"]["rounds"] = 3  # of which two may be left for personal adapters
     if method == "centralised":
         config["clients"]["paired"]["count"] = 1
-    if build is classifiers:
+    if build in (classifiers, incompletes):
         config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}}  # six classes, which all clients have
         task = {"name": "classification", "target": "topic"}
         config["clients"] = {name: group | {"task": task} for name, group in config["clients"].items()}
@@ -407,6 +419,8 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
 def _kind(method: str) -> Any:
     if method in ("fedproto", "fedtgp"):
         return classifiers
+    if method in GAPS:
+        return incompletes
     if method in ("fedaid", "feddra"):
         return aligned
     if method in ADAPTED:

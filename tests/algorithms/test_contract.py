@@ -39,6 +39,7 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
     "feddpa:last": {"fine_tuning": {"rounds": 1}},
     "rcsr:personal": {"personal": True},
+    "mmic:chosen": {"choice": {"after": 1, "share": 0.5}, "clusters": 1},
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
@@ -99,8 +100,9 @@ def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
 
 # ---- what crosses
 
-ELSEWHERE = {"fedaid", "feddra", "fedproto", "fedtgp"}
-"""What these send depends on the step, or on the classes that a client has: their own tests have the bytes."""
+ELSEWHERE = {"fedaid", "feddra", "fedproto", "fedtgp", "mfcpl", "mmic:chosen"}
+"""What these send depends on the step, on the classes that a client has, or on who is chosen: their own tests have the
+bytes."""
 Sizes = dict[str, list[int]]
 
 
@@ -206,6 +208,8 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedgems": lambda its: _told(its, its.own),
     "fedclip": Parts.weights,
     "fediot": Parts.weights,
+    "fedmac": Parts.weights,
+    "mmic": Parts.weights,
     "fedmd": lambda its: _told(its, its.agreed),
     "fedmd:scores": lambda its: {"down scores": [10 * 18 * 4] * 2, "up scores": [10 * 18 * 4] * 2},
     "fedmkd": lambda its: _told(its, [0, 0]),

@@ -14,6 +14,7 @@ from polyfed.losses.classification import (
     class_separation,
     distance_contrast,
     margin_cross_entropy,
+    prototype_contrast,
     prototype_distance,
 )
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
@@ -72,6 +73,9 @@ CASES = {
     "class_separation": Case(class_separation, (BATCH,), (0,)),
     "prototype_distance": Case(
         lambda f, p, y: prototype_distance(f, p, PRESENT, y), (BATCH, (4, 4)), (0,), other=(LABELS,)
+    ),
+    "prototype_contrast": Case(
+        lambda f, p, y: prototype_contrast(f, p, PRESENT, y), (BATCH, (4, 4)), (0,), other=(LABELS,)
     ),
     "distance_contrast": Case(
         lambda f, p, y: distance_contrast(f, p, y, 0.7), (BATCH, (4, 4)), (0, 1), other=(LABELS,)

@@ -108,7 +108,7 @@ class Population:
         modalities = [name for name in member.views if name in own.rows]
         readable = own.having_any(*modalities)
         read = items if readable is own else items[torch.isin(items, readable.items)]
-        gaps = {name: len(readable.items[readable.rows[name] < 0].unique()) for name in modalities}
+        gaps = {name: len(torch.unique(readable.items[readable.rows[name] < 0])) for name in modalities}
         return {
             "source": dealt.split.source,
             "split": dealt.split.name,

@@ -1,0 +1,195 @@
+"""MFCPL."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.averagings.by_type import ByType
+from polyfed.aggregation.prototypes import (
+    ClassAverage,
+    ClassMeans,
+    GlobalPrototypes,
+    MeanWeighting,
+    by_space,
+    mean_prototypes,
+    prototype_tensors,
+    renewed,
+    table,
+)
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    Cohort,
+    LocalEpochs,
+    LocalSteps,
+    Reply,
+    Server,
+    WeightAveraging,
+    Weights,
+    client_step,
+    each,
+    noted,
+)
+from polyfed.algorithms.shared.class_prototypes import (
+    PROTOTYPES,
+    PrototypeCheck,
+    classes_of,
+    global_prototypes,
+    require_shape,
+)
+from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
+from polyfed.core.errors import PayloadError
+from polyfed.data.samples import Batch
+from polyfed.federation.types import class_space
+from polyfed.losses.classification import prototype_contrast, prototype_distance
+from polyfed.losses.distillation import squared_distance
+from polyfed.models.model import CachedModel
+from polyfed.tasks import evaluating
+from polyfed.tasks.classification import Classification
+from polyfed.wire.payload import Prototypes
+
+_LONGEST = 1 + 1e-3  # of a mean of unit vectors, as floats have it
+
+
+class MFCPL(Algorithm):
+    """MFCPL-like (Le et al., arXiv 2401.13898): FedAvg with prototypes of complete samples, which guide the others.
+
+    A complete prototype P_c is the mean of what is classified, f, over a client's samples of class c that lack nothing,
+    and then over clients (Eq. 4). Clients of the class space, of whatever modalities, add to their task's loss
+
+        regularisation ||f - P_y||^2                                    CMPR, in the shared space
+        + contrast mean_m -log softmax_y(cos(z_m, P_c) / tau)            CMPC, in each modality
+        + alignment mean_{m,n} ||z_m - z_n||^2                          CMA, over samples that have both
+
+    of features f and embeddings z of unit norm; before there are prototypes, and for a task without classes, CMA alone.
+    A class that nobody sent in a round keeps its prototype.
+
+    From the paper: complete prototypes, the three terms and what each compares. Ours, as its equations could not be
+    checked: distances, weights and tau; and no projections, as all encoders here end in one space.
+    """
+
+    has_global_models: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = ByType()
+    regularisation: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPR")
+    contrast: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPC")
+    alignment: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMA")
+    tau: float = Field(default=0.5, gt=0, le=100, description="temperature of CMPC")
+    weighting: MeanWeighting = Field(
+        default="uniform", description="of clients in the mean of a class: uniform (Eq. 4), or by their samples"
+    )
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        server.share_weights(self.averaging)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast weights and prototypes, train, average both."""
+        sent: dict[str, list[ClassMeans]] = {}
+
+        def fold(reply: Reply) -> None:
+            for space, own in by_space(reply.prototypes, ClassMeans).items():
+                means = own.at_most(server.weight(reply.sender))
+                sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
+
+        replies = cohort.ask(
+            self.fit,
+            check=CompleteCheck(server),
+            weights=each(server.weights_for),
+            prototypes=each(lambda client: self.prototypes_for(server, client)),
+        )
+        server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
+        known = global_prototypes(server)
+        for space, means in sent.items():
+            known[space] = renewed(mean_prototypes(means, self.weighting), known.get(space))
+        server.state[PROTOTYPES] = {
+            name: value for one in known.items() for name, value in prototype_tensors(*one).items()
+        }
+        server.record(prototypes=float(sum(len(one.means) for one in known.values())))
+
+    def prototypes_for(self, server: Server, client: ClientInfo) -> Prototypes:
+        """Complete prototypes of a client's classes; empty while there are none."""
+        kept = server.state.get(PROTOTYPES, {})
+        return Prototypes({name: kept[name] for name in kept if admits(client, name.rpartition(".")[0])})
+
+    # ---- client half
+
+    @client_step(weights=Weights, prototypes=Prototypes, num_examples=int)
+    def fit(self, client: Client, weights: Weights, prototypes: Prototypes) -> Reply:
+        """Train the received model on the task and the three terms; send it, and its own complete prototypes."""
+        client.load_weights(weights)
+        known = self.received(client, prototypes)
+
+        def guidance(model: CachedModel, batch: Batch) -> Tensor:
+            own = SampleEmbeddings.of(client, model, batch)
+            return self.alignment * self.apart(own) + (0.0 if known is None else self.guided(own, known))
+
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=guidance)
+        return Reply(weights=client.weights, prototypes=self.own(client), num_examples=client.num_examples)
+
+    def received(self, client: Client, prototypes: Prototypes) -> GlobalPrototypes | None:
+        """Prototypes of the client's classes, on its device, with a row for every class; None before there are any."""
+        known = by_space(prototypes, GlobalPrototypes).get(class_space(client.head_name))
+        if known is None or not isinstance(client.task, Classification):
+            return None
+        require_shape(class_space(client.head_name), known.shape, (classes_of(client), client.model.dim))
+        means, present = (part.to(client.device) for part in known)
+        return GlobalPrototypes(table(means, present), present)
+
+    def guided(self, own: SampleEmbeddings, known: GlobalPrototypes) -> Tensor:
+        """CMPR and CMPC, weighted."""
+        if own.fused is None:
+            return own.batch.no_loss
+        f, labels, width = F.normalize(own.fused.float(), dim=1), own.labels, known.means.shape[1]
+        # mse is the mean over dimensions of the squared norm
+        near = width * prototype_distance(f, known.means, known.present, labels, "mse")
+        told = [prototype_contrast(p.values, *known, labels[p.places], self.tau) for p in own.parts.values()]
+        return self.regularisation * near + self.contrast * own.mean(told)
+
+    def apart(self, own: SampleEmbeddings) -> Tensor:
+        """CMA."""
+        pairs = ((F.normalize(u.float(), dim=1), F.normalize(v.float(), dim=1)) for u, v, _ in own.pairs())
+        return own.mean([squared_distance(u, v, "mean") for u, v in pairs])
+
+    def own(self, client: Client) -> Prototypes:
+        """Means by class of unit features, over the samples that lack none of several modalities; empty without."""
+        task = client.task
+        if not isinstance(task, Classification) or len(client.modalities) < 2:
+            return Prototypes({})
+        average = ClassAverage(classes_of(client), client.model.dim, client.device)
+        complete = client.train.having(*client.modalities)
+        with evaluating(client.model), client.autocast():
+            for batch in (one.to(client.device) for one in complete.batches(client.evaluation_batch)):
+                feature = task.feature(client.model, client.head, batch).float()
+                average.add(F.normalize(feature, dim=1), batch.targets[task.target].long())
+        means = average.result()
+        return Prototypes(prototype_tensors(class_space(client.head_name), means) if len(means.counts) else {})
+
+
+def admits(client: ClientInfo, space: str) -> bool:
+    """Whether a class space is that of a client."""
+    return space == class_space(client.architecture.partition("/")[2])
+
+
+class CompleteCheck:
+    """Raises PayloadError for a reply whose weights or prototypes cannot be what its sender has."""
+
+    def __init__(self, server: Server) -> None:
+        self._weights, self._prototypes = server.weights_check(), PrototypeCheck(admits, server)
+
+    def __call__(self, reply: Reply) -> None:
+        self._weights(reply)
+        self._prototypes(reply)
+        for means in by_space(reply.prototypes, ClassMeans).values():
+            longest = float(torch.linalg.vector_norm(means.means, dim=1).max())
+            if longest > _LONGEST:
+                raise PayloadError(f"a class mean of unit vectors has norm {longest:.3g}, expected at most 1")
