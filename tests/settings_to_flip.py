@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _ABSOLUTE = {"targets": "absolute"}
+_FEW = {"after": 1, "share": 0.3}
 _FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
 _HALF = {"name": "momentum", "momentum": 0.0, "lr": 0.5}
 _NOT_JOINT = {"task": {"order": "last"}}
@@ -78,6 +79,14 @@ VALUES: dict[tuple[str, str], Any] = {
     ("feddra", "measure_share"): 1.0,
     ("fedet", "largest_update"): 1e-3,
     ("fediot", "averaging"): "by_type",
+    ("fedmac", "averaging"): {"server_optimizer": _HALF},
+    ("mfcpl", "averaging"): {"server_optimizer": _HALF},
+    ("mmic", "averaging"): {"server_optimizer": "adam"},
+    ("mmic", "choice"): _FEW,
+    ("mmic", "choice.after"): 0,
+    ("mmic", "choice.share"): 0.9,
+    ("mmic", "clusters"): 1,
+    ("mmic", "portfolio.window"): 1,
     ("fedproto", "largest_norm"): 1.0,
     ("fedproto", "shared"): {"text": "texts"},
     ("fedprox", "mu"): 1.0,
@@ -135,6 +144,10 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedgems", "teacher.judge_clients"): {"teacher": {"weights": "mean"}},  # else what nobody knows has no target
     ("fedmd", "task.order"): {"teacher": {"weights": "sed"}},
     ("fedprox", "norm"): {"mu": 1.0},
+    ("mmic", "choice"): {"clusters": 1},
+    ("mmic", "choice.after"): {"clusters": 1, "choice": _FEW},
+    ("mmic", "choice.share"): {"clusters": 1, "choice": _FEW},
+    ("mmic", "replace"): {"clusters": 1},
     ("rcsr", "router.alignment"): {"router": {"training": _FAST}},
     ("rcsr", "router.entropy"): {"router": {"training": _FAST}},
 }

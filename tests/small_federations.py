@@ -287,9 +287,10 @@ def classifiers(name: str = "fedproto", **algorithm: Any) -> Config:
 def incompletes(name: str = "fedmac", **algorithm: Any) -> Config:
     """One client of pictures, two of pairs many of which lack something, that tell the same classes."""
     config = classifiers(name, **algorithm)
+    config["algorithm"] = _trained({"name": name} | algorithm)
     image, text = config["clients"]["image"], config["clients"].pop("text")
     both = {"dim": 8, "encoders": image["model"]["encoders"] | text["model"]["encoders"]}
-    missing = {"rates": {"image": 0.4, "text": 0.3}, "test": True}
+    missing = {"rates": {"image": 0.3, "text": 0.2}, "concentration": 2.0, "test": True}
     config["clients"]["paired"] = text | {"model": both, "missing": missing}
     return config
 

@@ -49,7 +49,7 @@ class Portfolio(Settings):
     """Inertia of the server by how risky, and how little rewarding, the clients' updates are."""
 
     risk: float = Field(default=0.5, ge=0, le=1, description="lambda, weight of the variance against the return")
-    window: int = Field(default=3, ge=2, description="last returns of a client that covariances are of")
+    window: int = Field(default=3, ge=1, description="last returns of a client that covariances are of; 1: none")
 
 
 class MMiC(Algorithm):
@@ -57,7 +57,7 @@ class MMiC(Algorithm):
 
     1. Clusters of each type, by likeness of the clients' first updates.
     2. Replacement: of a client whose samples have gaps, the layer that its training has changed most, relative to its
-       weights, gives way to the mean of that layer over the cluster's clients to which it is not that layer.
+       weights, gives way to the mean of that layer over the cluster's clients of which it is not that layer.
     3. Choice: after some rounds, clients take part by their Banzhaf power in their cluster, with exp(2 power) as
        released. Power is of a game in which a client weighs samples x share of modalities present x its last return.
     4. Portfolio: the first moment of FedAdagrad decays by 0.9 + tanh(x) / 10, as released, x being Markowitz's cost of
@@ -65,9 +65,9 @@ class MMiC(Algorithm):
 
     From the paper and its released code: the four parts and their order, exp(2 power), 0.9 + tanh(x) / 10, lambda,
     three returns, lr 0.1 and tau 0.001. Ours: clusters of updates, not of sketches of private data, which would have to
-    leave clients; the change of a layer over a round, not from batch to batch; an exact index; losses, where the code
-    has test scores of clients; a covariance with its diagonal; and a first moment that decays, which the code's does
-    not.
+    leave clients; the change of a layer over a round beside the cluster's, not from batch to batch; an exact index;
+    losses, where the code has test scores of clients; a covariance with its diagonal; and a first moment that decays,
+    which the code's does not.
     """
 
     has_global_models: ClassVar[bool] = True
@@ -163,8 +163,7 @@ class MMiC(Algorithm):
 
     def mended(self, server: Server, group: Sequence[Reply]) -> list[Reply]:
         """Replies of a cluster, with others' means in place of the poorest layers of those that have gaps."""
-        poorest = [poorest_layer(reply, server) if reply.complete < 1 else None for reply in group]
-        mended = []
+        poorest, mended = poorest_layers(server, group), []
         for reply, layer in zip(group, poorest, strict=True):
             mean, others = WeightedMean(), 0.0
             for other, own in zip(group, poorest, strict=True):
@@ -225,11 +224,21 @@ def changes_of(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str
     }
 
 
-def poorest_layer(reply: Reply, server: Server) -> str | None:
-    """The matrix, of two dimensions or more, that changed most relative to what it was; None: none changed."""
+def poorest_layers(server: Server, group: Sequence[Reply]) -> list[str | None]:
+    """Of each client with gaps the matrix that has changed most beside its cluster's mean; None for the others."""
+    rates = [relative_changes(reply, server) for reply in group]
+    usual = {name: sum(own[name] for own in rates) / len(rates) for name in rates[0]}
+    moved = [name for name, rate in usual.items() if rate > 0]
+
+    def poorest(own: Mapping[str, float]) -> str | None:
+        return max(moved, key=lambda name: own[name] / usual[name], default=None)
+
+    return [poorest(own) if reply.complete < 1 else None for reply, own in zip(group, rates, strict=True)]
+
+
+def relative_changes(reply: Reply, server: Server) -> dict[str, float]:
+    """Mean change of each tensor of two dimensions or more, relative to the mean size of its entries before."""
     old = server.weights_for(reply.sender)
     changes = {name: change for name, change in changes_of(reply.weights, old).items() if change.ndim > 1}
     sizes = {name: float(old[name].float().abs().mean()) for name in changes}
-    rates = {name: float(changes[name].abs().mean()) / size for name, size in sizes.items() if size > 0}
-    poorest = max(rates, key=rates.__getitem__, default=None)
-    return poorest if poorest is not None and rates[poorest] > 0 else None
+    return {name: float(changes[name].abs().mean()) / size if size > 0 else 0.0 for name, size in sizes.items()}

@@ -1,0 +1,65 @@
+"""FedMAC: a round by hand, its contrasts against plain loops, and what has nothing to contrast."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from by_hand import assert_learns_topics, assert_mean, copies, plain_training
+from gap_rounds import embedded, mean_of_present, with_gaps
+from polyfed.data.samples import Batch
+from polyfed.models.model import Model
+from sessions import first_cohort, prepared
+from small_federations import topics
+
+
+def contrast(pairs: list[tuple[Tensor, Tensor]], tau: float) -> Tensor:
+    """Both directions of InfoNCE, one logarithm after the other."""
+    total = torch.zeros(())
+    for k, (u, v) in enumerate(pairs):
+        there = [F.cosine_similarity(u, other, dim=0) / tau for _, other in pairs]
+        back = [F.cosine_similarity(v, other, dim=0) / tau for other, _ in pairs]
+        for scores in (there, back):
+            total = total - (scores[k].exp() / torch.stack(scores).exp().sum()).log() / 2
+    return total / len(pairs)
+
+
+def by_hand(model: Model, batch: Batch) -> Tensor:
+    """0.3 between modalities, 0.2 between what is classified and each modality, tau 0.5."""
+    z = embedded(model, batch)
+    between = [
+        contrast([(z[a][k], z[b][k]) for k in z[a] if k in z[b]], 0.5)
+        for a, b in combinations(z, 2)
+        if len(z[a].keys() & z[b].keys()) > 1
+    ]
+    fused = [contrast([(mean_of_present(z, k), own[k]) for k in own], 0.5) for own in z.values() if len(own) > 1]
+    return sum((0.3 * one / len(between) for one in between), torch.zeros(())) + sum(
+        0.2 * one / len(fused) for one in fused
+    )
+
+
+def test_a_round_equals_a_plain_loop(tmp_path: Path) -> None:
+    session = prepared(with_gaps("fedmac", between=0.3, fused=0.2, tau=0.5), tmp_path)
+    server, start = session.server, copies(session.server.weights)
+    session.experiment.algorithm.round(server, first_cohort(session))
+    for kind, members in server.types.items():
+        trained = {
+            info.id: plain_training(
+                session, info.id, start[kind], extra=by_hand if len(info.modalities) > 1 else lambda model, batch: 0.0
+            )
+            for info in members.clients
+        }
+        assert_mean(server.weights[kind], trained, {info.id: server.weight(info) for info in members.clients})
+
+
+def test_clients_of_one_modality_train_as_in_fedavg_and_learn(tmp_path: Path) -> None:
+    ours, plain = (prepared(topics(name=name), tmp_path / name) for name in ("fedmac", "fedavg"))
+    for session in (ours, plain):
+        session.experiment.algorithm.round(session.server, first_cohort(session))
+    for name, value in ours.server.weights["text"].items():
+        assert torch.equal(value, plain.server.weights["text"][name])
+    assert_learns_topics(ours)
