@@ -260,6 +260,31 @@ def test_the_sentence_says_whether_a_federation_is_above_its_untouched_encoders(
     )
 
 
+@pytest.mark.parametrize(
+    ("alone", "expected"),
+    [
+        (20.0, "That is above training alone (local), 20.00."),
+        (50.0, "These test items do not tell it from training alone (local), 50.00."),
+        (80.0, "That is below training alone (local), 80.00."),
+    ],
+)
+def test_the_sentence_says_whether_clients_are_above_training_alone(
+    tmp_path: Path, alone: float, expected: str
+) -> None:
+    mine = run_of(tmp_path / "mine", "fedavg")
+    twin = run_of(tmp_path / "alone", "local")
+    for one, value in ((mine, 50.0), (twin, alone)):
+        write_measured(one.folder, {f"image-{k}": {"accuracy": value, "classes": 4.0, "n": 50.0} for k in range(2)})
+    assert verdict(records(mine.folder)).endswith(f" {expected}")
+    assert "training alone" not in verdict(records(twin.folder))
+    server = {"server": {"accuracy": 60.0, "classes": 4.0, "n": 500.0}}
+    own = {f"image-{k}": {"accuracy": 50.0, "classes": 4.0, "n": 50.0} for k in range(2)}
+    write_measured(mine.folder, server | own)
+    if alone == 80.0:
+        expected = "Its clients' accuracy, 50.00, is below training alone (local), 80.00."
+        assert verdict(records(mine.folder)).endswith(f" {expected}")
+
+
 def test_figures_that_test_items_do_not_tell_apart_are_said_to_be_so(tmp_path: Path) -> None:
     twin, mine = zero_shot(tmp_path / "untouched", 15.0), of_towers(tmp_path / "mine", 15.0)
     value = twin.last("server")["text_to_image_r@10"]

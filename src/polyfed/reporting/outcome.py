@@ -55,7 +55,7 @@ def outcome_of(folder: Path) -> RenderableType:
 
 
 def verdict(records: RunRecords) -> str:
-    """What came out, against chance and against the untouched encoders where the twin ``zero-shot`` is finished."""
+    """What came out, against chance, untouched encoders and training alone, where twins of these are finished."""
     seconds = sum(records.seconds.values())
     took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
     best = headline(records)
@@ -68,18 +68,32 @@ def verdict(records: RunRecords) -> str:
         times = best.value / best.chance
         clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({figure(best.chance)} %)")
     sentence = ", ".join([*clauses, f"after {took}."])
-    twin = finished_zero_shot(records)
-    untouched = twin.last(SERVER).get(best.metric, math.nan) if twin and best.participant == SERVER else math.nan
-    return sentence if math.isnan(untouched) else f"{sentence} {_beside_untouched(best, untouched)}"
+    return " ".join([sentence, *_beside_untouched(records, best), *_beside_alone(records, best)])
 
 
-def _beside_untouched(best: Headline, untouched: float) -> str:
-    """Whether the server's figure is above that of its encoders as they come, or too near for its interval."""
-    low, high = best.interval or (best.value, best.value)
-    shown = f"the untouched encoders (zero-shot), {figure(untouched)} %"
-    if low <= untouched <= high:
+def _beside_untouched(records: RunRecords, best: Headline) -> Iterator[str]:
+    """Whether the server's figure is above that of its encoders as they come."""
+    twin = finished_zero_shot(records) if best.participant == SERVER else None
+    untouched = twin.last(SERVER).get(best.metric, math.nan) if twin else math.nan
+    if not math.isnan(untouched):
+        yield _compared("That", best, untouched, f"the untouched encoders (zero-shot), {figure(untouched)} %")
+
+
+def _beside_alone(records: RunRecords, best: Headline) -> Iterator[str]:
+    """Whether what clients reach is above what each reaches alone, where the twin ``local`` is finished."""
+    own, twin = _clients_headline(records), finished_twin(records, _TWINS["clients"])
+    alone = _clients_headline(twin) if own and twin else None
+    if own and alone and own.metric == alone.metric:
+        subject = "That" if best.participant == own.participant else f"Its clients' {own.metric}, {figure(own.value)},"
+        yield _compared(subject, own, alone.value, f"training alone (local), {figure(alone.value)}")
+
+
+def _compared(subject: str, own: Headline, other: float, shown: str) -> str:
+    """Whether a figure is above another, or too near for its interval."""
+    low, high = own.interval or (own.value, own.value)
+    if low <= other <= high:
         return f"These test items do not tell it from {shown}."
-    return f"That is {'above' if low > untouched else 'below'} {shown}."
+    return f"{subject} is {'above' if low > other else 'below'} {shown}."
 
 
 # ---- the twin: the same federation without federated learning
