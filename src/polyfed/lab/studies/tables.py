@@ -22,6 +22,8 @@ _OVER_ITEMS = (
     "Over items: 95 % of the means over 2,000 draws of test items, the same for all rows and seeds (bootstrap). "
     "Needs more: of what the mean varies with most, seeds or test data."
 )
+_ALONE = "local"
+"""The row of clients that train alone, in any study that has one."""
 _PRINTED = "[...]: what the paper prints."
 
 
@@ -90,8 +92,33 @@ def _figure_notes(results: Results) -> Iterator[str]:
     yield f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}. {_PLUS_MINUS}"
     if study.printed:
         yield _PRINTED
+    yield from _below_alone(results)
     if len(results.code) > 1:
         yield f"Cells of {len(results.code)} states of the code ({', '.join(results.code)}): delete cells to have one."
+
+
+def _below_alone(results: Results) -> Iterator[str]:
+    """For each column of outcomes, where a row is below the row of clients that train alone."""
+    study = results.study
+    for column, settings in study.columns.items() if _ALONE in study.rows else ():
+        pairs = [
+            (row, point, results.difference((row, point, column), (_ALONE, point, column)))
+            for row in study.rows
+            for point in study.points_of(row)
+            if row != _ALONE and settings.is_outcome
+        ]
+        told = [(row, point, sample) for row, point, sample in pairs if sample is not None]
+        below = [f"{row}{_at(point)}" for row, point, sample in told if _is_worse(sample, lower=settings.lower)]
+        if below:
+            yield f"{column}: below training alone ({_ALONE}): {', '.join(below)}."
+        elif told:
+            yield f"{column}: nothing is below training alone ({_ALONE})."
+
+
+def _is_worse(sample: PairedSample, *, lower: bool) -> bool:
+    """Whether a difference, and all of its interval where it has one, is on the worse side of 0."""
+    low, high = sample.interval
+    return sample.mean > 0 and not low <= 0 if lower else sample.mean < 0 and not high >= 0
 
 
 def _rows_at(results: Results, point: Point) -> list[str]:

@@ -21,11 +21,14 @@ from polyfed.tasks.task import Task
 CLIENTS = "clients"
 """All clients, of whatever group."""
 
+PRIMARY = "primary"
+"""The metric that a client's task selects models by, whatever it is called."""
+
 
 class Metric(ColumnSettings):
     """A metric of the server, or its mean, worst value or spread over clients, each after its last evaluation."""
 
-    metric: str = Field(description="its name, such as r1_sum or accuracy")
+    metric: str = Field(description="its name, such as r1_sum or accuracy; of clients also primary, that of their task")
     of: str = Field(default=SERVER, description="server, a group of clients, or clients for all of them")
     over: Literal["mean", "worst", "best", "disparity", "std"] = Field(
         default="mean", description="what of a group's values"
@@ -42,6 +45,8 @@ class Metric(ColumnSettings):
     @model_validator(mode="after")
     def _of_whom(self) -> Self:
         require_default(self, f"with of: {self.of}", "over" if self.of == SERVER else "round")
+        if self.metric == PRIMARY and self.of == SERVER:
+            raise ValueError(f"metric: {PRIMARY} is of clients, whose tasks an axis may change; name the server's")
         if self.kind == "train" and self.of != SERVER:
             raise ValueError(f"of: '{self.of}' with kind: train, which the server alone has; set of: {SERVER}")
         return self
@@ -51,7 +56,7 @@ class Metric(ColumnSettings):
         if self.of not in valid:
             raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
         tasks = [self._validated(experiment.server).task] if self.of == SERVER else self._tasks_of_clients(experiment)
-        if self.kind == "train":  # the method decides what it tells
+        if self.kind == "train" or self.metric == PRIMARY:  # the method or the task decides
             return
         names = [name for task in tasks for name in task.metric_names]
         whole = self.metric.partition("_given_")[0]  # of samples that have just these modalities
@@ -80,11 +85,16 @@ class Metric(ColumnSettings):
             return self._of_server(records)
         if self.of != CLIENTS and self.of not in records.groups:
             raise ConfigError(f"of: no group '{self.of}' in run '{run.name}'; {nearest(self.of, records.groups)}")
-        members = records.clients if self.of == CLIENTS else records.groups[self.of]
-        values = {client: records.last(client, self.kind).get(self.metric, math.nan) for client in members}
+        groups = records.groups if self.of == CLIENTS else {self.of: records.groups[self.of]}
+        names = {client: self._name_in(run, group) for group, own in groups.items() for client in own}
+        members = [client for client in records.clients if client in names]
+        values = {client: records.last(client, self.kind).get(names[client], math.nan) for client in members}
         if not (finite := finite_values(values)):
             raise ConfigError(self._unknown(run.name, [n for m in members for n in records.metric_names(m, self.kind)]))
         return float(getattr(ClientSpread(self.of, self.metric, finite, len(members)), self.over))
+
+    def _name_in(self, run: Run, group: str) -> str:
+        return run.experiment.clients[group].task.primary if self.metric == PRIMARY else self.metric
 
     def tested_round(self, records: RunRecords) -> int | None:
         """The round whose test metric of the server it is; None if it is another figure, or there is none."""
