@@ -47,6 +47,7 @@ def test_answers_are_those_that_the_pages_on_each_protection_give() -> None:
     assert {name for name, answer in answers.items() if answer["masked sums"] == "yes"} == {
         "fedavg",
         "fedcola",
+        "fedmac",
         "feddat",
         "feddpa",
         "fediot",

@@ -40,8 +40,8 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.shared.class_prototypes import (
     PROTOTYPES,
     PrototypeCheck,
-    classes_of,
     global_prototypes,
+    known_classes,
     require_shape,
 )
 from polyfed.core.errors import ConfigError, nearest
@@ -191,7 +191,7 @@ class FedProto(Algorithm):
         it has samples enough of, unless noise is to hide that."""
         if not isinstance(client.task, Classification):
             return Prototypes({})
-        average = ClassAverage(classes_of(client), client.model.dim, client.device)
+        average = ClassAverage(known_classes(client), client.model.dim, client.device)
         for features, labels in self.features(client, client.task, client.train):
             average.add(features, labels)
         means = average.result(self.min_count)
@@ -214,7 +214,7 @@ class FedProto(Algorithm):
         own = by_space(prototypes, GlobalPrototypes).get(space)
         if own is None:
             return None
-        require_shape(space, own.shape, (classes_of(client), client.model.dim))
+        require_shape(space, own.shape, (known_classes(client), client.model.dim))
         return GlobalPrototypes(*(part.to(client.device) for part in own))
 
     def feature(self, model: Embedder, client: Client, batch: Batch) -> Float[Tensor, "b d"]:
@@ -237,7 +237,7 @@ class FedProto(Algorithm):
         metrics: dict[str, float] = dict(self.assess(client).payload.scalars)  # type: ignore[arg-type]
         if client.test is None or not isinstance(client.task, Classification):
             return Reply(**metrics)
-        received, classes, outcomes = self.received(client, prototypes), classes_of(client), []
+        received, classes, outcomes = self.received(client, prototypes), known_classes(client), []
         for features, labels in self.features(client, client.task, client.test):
             # classes without a prototype are never named; not by -inf: a tie of all must count against the model
             scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)

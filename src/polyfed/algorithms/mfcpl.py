@@ -39,8 +39,8 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.shared.class_prototypes import (
     PROTOTYPES,
     PrototypeCheck,
-    classes_of,
     global_prototypes,
+    known_classes,
     require_shape,
 )
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
@@ -141,7 +141,7 @@ class MFCPL(Algorithm):
         known = by_space(prototypes, GlobalPrototypes).get(class_space(client.head_name))
         if known is None or not isinstance(client.task, Classification):
             return None
-        require_shape(class_space(client.head_name), known.shape, (classes_of(client), client.model.dim))
+        require_shape(class_space(client.head_name), known.shape, (known_classes(client), client.model.dim))
         means, present = (part.to(client.device) for part in known)
         return GlobalPrototypes(table(means, present), present)
 
@@ -165,7 +165,7 @@ class MFCPL(Algorithm):
         task = client.task
         if not isinstance(task, Classification) or len(client.modalities) < 2:
             return Prototypes({})
-        average = ClassAverage(classes_of(client), client.model.dim, client.device)
+        average = ClassAverage(known_classes(client), client.model.dim, client.device)
         complete = client.train.having(*client.modalities)
         with evaluating(client.model), client.autocast():
             for batch in (one.to(client.device) for one in complete.batches(client.evaluation_batch)):

@@ -43,7 +43,7 @@ def global_prototypes(server: Server) -> dict[str, GlobalPrototypes]:
     return by_space(server.state.get(PROTOTYPES, {}), GlobalPrototypes)
 
 
-def classes_of(client: Client) -> int:
+def known_classes(client: Client) -> int:
     assert client.head is not None
     return class_count(client.head)
 
