@@ -59,7 +59,7 @@ def test_masks_and_pictures_have_caches_of_their_own(tmp_path: Path) -> None:
 def test_a_missing_or_broken_mask_is_named(tmp_path: Path) -> None:
     for value, message in ((b"nothing", "column 'x', row 0: not a readable picture"), (None, "row 0: no value")):
         with pytest.raises(DataError, match=message):
-            Masks().open(column_of(pa.array([value], pa.binary())), "mask", DataContext(tmp_path))
+            Masks(size=16).open(column_of(pa.array([value], pa.binary())), "mask", DataContext(tmp_path))
 
 
 def test_spec(tmp_path: Path) -> None:

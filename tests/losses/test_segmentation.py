@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.losses.segmentation import focal, focal_dice, soft_dice
+from polyfed.losses.segmentation import cross_entropy_dice, focal, focal_dice, soft_dice
 
 
 def some(seed: int = 0, shape: tuple[int, ...] = (3, 4, 5)) -> tuple[Tensor, Tensor]:
@@ -84,3 +84,49 @@ def test_an_empty_batch_of_masks_wants_nothing_predicted() -> None:
     masks = torch.zeros(2, 3, 3)
     low, high = torch.full((2, 3, 3), -9.0), torch.full((2, 3, 3), 9.0)
     assert float(focal_dice(low, masks)) < 0.01 < 1 < float(focal_dice(high, masks))
+
+
+def naive_cross_entropy_dice(
+    logits: Tensor, masks: Tensor, over: str, background: bool, weights: tuple[float, float]
+) -> float:
+    """Pixel by pixel."""
+    b, c, h, w = logits.shape
+    p = logits.double().softmax(1)
+    pixels = [(n, y, x) for n in range(b) for y in range(h) for x in range(w) if int(masks[n, y, x]) < c]
+    entropies = []
+    for n in range(b):
+        own = [-math.log(float(p[n, int(masks[n, y, x]), y, x])) for m, y, x in pixels if m == n]
+        entropies.append(sum(own) / max(1, len(own)))
+    groups = [range(b)] if over == "batch" else [[n] for n in range(b)]
+    shares = []
+    for group in groups:
+        for k in range(0 if background else 1, c):
+            mine = [(float(p[n, k, y, x]), float(masks[n, y, x] == k)) for n, y, x in pixels if n in group]
+            both, sizes = sum(q * m for q, m in mine), sum(q + m for q, m in mine)
+            shares.append((2 * both + 1) / (sizes + 1))
+    return weights[0] * sum(entropies) / b + weights[1] * (1 - sum(shares) / len(shares))
+
+
+@pytest.mark.parametrize("over", ["batch", "picture"])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.5, 0.0), (0.0, 2.0)])
+def test_cross_entropy_with_dice_is_the_formula(over: str, background: bool, weights: tuple[float, float]) -> None:
+    stream = torch.Generator().manual_seed(5)
+    logits, masks = torch.randn(3, 3, 2, 4, generator=stream), torch.randint(0, 4, (3, 2, 4), generator=stream)
+    masks[masks == 3], masks[2] = 255, 255  # left out, also a whole picture
+    made = cross_entropy_dice(
+        logits,
+        masks.to(torch.uint8),
+        cross_entropy_weight=weights[0],
+        dice_weight=weights[1],
+        over=over,  # type: ignore[arg-type]
+        background=background,
+    )
+    assert float(made) == pytest.approx(naive_cross_entropy_dice(logits, masks, over, background, weights), rel=1e-5)
+
+
+def test_of_single_pictures_it_is_a_mean_over_samples() -> None:
+    stream = torch.Generator().manual_seed(6)
+    logits, masks = torch.randn(4, 2, 3, 3, generator=stream), torch.randint(0, 2, (4, 3, 3), generator=stream)
+    alone = [cross_entropy_dice(logits[k : k + 1], masks[k : k + 1], over="picture") for k in range(4)]
+    torch.testing.assert_close(cross_entropy_dice(logits, masks, over="picture"), torch.stack(alone).mean())

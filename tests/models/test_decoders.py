@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.models.decoders import GridDecoder, UNetDecoder
+from polyfed.models.decoders import GridDecoder, MaskHead, UNetDecoder
 
 
 def maps(*shapes: tuple[int, int], batch: int = 2, seed: int = 0) -> list[torch.Tensor]:
@@ -18,7 +18,7 @@ def maps(*shapes: tuple[int, int], batch: int = 2, seed: int = 0) -> list[torch.
 @pytest.mark.parametrize(("grid", "size"), [(2, 8), (4, 64), (14, 32), (8, 8), (3, 20), (16, 8)])
 def test_a_grid_becomes_logits_of_the_masks_size(widths: tuple[int, ...], grid: int, size: int) -> None:
     decoder = GridDecoder(12, widths, size).eval()
-    assert decoder(maps((12, grid))).shape == (2, size, size)
+    assert decoder(maps((12, grid))).shape == (2, 1, size, size)
 
 
 def test_grid_stages_double_but_never_beyond_the_masks() -> None:
@@ -36,7 +36,7 @@ def test_grid_stages_double_but_never_beyond_the_masks() -> None:
 )
 def test_a_pyramid_becomes_logits_of_the_masks_size(widths: tuple[int, ...], shapes: list[tuple[int, int]]) -> None:
     decoder = UNetDecoder([channels for channels, _ in shapes], widths, 32).eval()
-    assert decoder(maps(*shapes)).shape == (2, 32, 32)
+    assert decoder(maps(*shapes)).shape == (2, 1, 32, 32)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -61,7 +61,7 @@ def test_all_parameters_learn() -> None:
 def test_it_can_learn_a_mask() -> None:
     torch.manual_seed(2)
     features = maps((6, 4), batch=8)
-    masks = nn.functional.interpolate((features[0][:, :1] > 0).float(), (16, 16)).squeeze(1)
+    masks = nn.functional.interpolate((features[0][:, :1] > 0).float(), (16, 16))
     decoder = GridDecoder(6, (16, 8), 16)
     optimizer = torch.optim.Adam(decoder.parameters(), 0.02)
     losses = []
@@ -95,3 +95,15 @@ def test_widths_are_those_of_the_stages() -> None:
     assert [each.in_channels for each in convolutions] == [9 + 7, 8 + 5, 6 + 3]
     grid = GridDecoder(9, (8, 6, 4), 16)
     assert [(a[0].out_channels, b[0].in_channels) for a, b in pairwise(grid.stages)] == [(8, 8), (6, 6)]
+
+
+@pytest.mark.parametrize("summaries", [0, 1])
+def test_a_mask_head_reads_a_grid_of_positions_behind_a_summary(summaries: int) -> None:
+    torch.manual_seed(0)
+    head = MaskHead(3, 3, (4,), 4).eval()
+    positions = torch.randn(2, summaries + 4, 3)
+    logits = head(positions)
+    assert logits.shape == (2, 3, 4, 4)
+    grid = positions[:, summaries:].unflatten(1, (2, 2)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(logits, head.decoder([grid]))
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in head.modules())

@@ -89,6 +89,13 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
     require_sums_by_sample(client)
 
 
+def test_masks_are_learnt_picture_by_picture(tiny: Config, tmp_path: Path) -> None:
+    tiny["clients"]["image"]["task"] = {"name": "segmentation", "dice_over": "picture", "widths": [4]}
+    client = pictures(tiny, {"name": "resnet", "norm": "group", "widths": [8], "depths": [1]}, tmp_path)
+    client.model.train(True)
+    require_sums_by_sample(client)
+
+
 @pytest.mark.parametrize("more", [{"imputation": "drop"}, {"imputation": "generator"}, {"modality": "image"}])
 def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_the_same(
     more: Config, tiny: Config, tmp_path: Path

@@ -32,6 +32,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.model import CachedEmbedder, Model
 from polyfed.models.personal_adapters import PERSONAL, SHARED, add_adapters, use_adapters
+from polyfed.models.towers import Positions
 from polyfed.tasks import evaluating
 
 
@@ -172,7 +173,7 @@ class InstanceWeighted(CachedEmbedder):
     """
 
     def __init__(self, model: Model, known: Mapping[str, Tensor], largest: float, otherwise: float) -> None:
-        super().__init__(self._weighted, model.detail)
+        super().__init__(self._weighted, self._weighted_positions, model.detail)
         self.model, self.known, self.largest, self.otherwise = model, known, largest, otherwise
 
     @property
@@ -187,9 +188,16 @@ class InstanceWeighted(CachedEmbedder):
         return (self.largest * similarity).clamp_min(0)
 
     def _weighted(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        self._weigh(modality, x)
+        return self.model.embed(modality, x)
+
+    def _weighted_positions(self, modality: str, x: Tensor) -> Positions:
+        self._weigh(modality, x)
+        return self.model.positions(modality, x)
+
+    def _weigh(self, modality: str, x: Tensor) -> None:
         alpha = self.weight(modality, x)[:, None, None] if modality in self.known else self.otherwise
         use_adapters(self.model, {SHARED: 1 - alpha, PERSONAL: alpha})
-        return self.model.embed(modality, x)
 
 
 def training_inputs(client: Client, count: int) -> dict[str, Float[Tensor, "s d"]]:

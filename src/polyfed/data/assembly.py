@@ -58,7 +58,7 @@ def assemble(
     }
 
     def opened(chosen: Mapping[str, View]) -> dict[str, Inputs]:
-        return {name: view.beside(views).open(read[name][0], name, context) for name, view in chosen.items()}
+        return {name: view.beside(views, context).open(read[name][0], name, context) for name, view in chosen.items()}
 
     return Samples(
         inputs=opened(views),

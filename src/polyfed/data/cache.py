@@ -26,7 +26,7 @@ from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes, reason_of
+from polyfed.data.pictures import PIXELS, ImageFit, MaskResampling, Resampling, decode, picture_bytes, reason_of
 from polyfed.data.source import Column
 
 FeatureRows = npt.NDArray[np.float16]
@@ -46,7 +46,7 @@ def decoded(
     size: int,
     cache: Path,
     fit: ImageFit = "squash",
-    resampling: Resampling = "bicubic",
+    resampling: Resampling | MaskResampling = "bicubic",
     pixels: int = PIXELS,
 ) -> UInt8[np.ndarray, "n 3 size size"]:
     """Pictures of a column (nested columns flattened), decoded once and then read from a memory map.
@@ -109,7 +109,7 @@ def _opened(path: Path) -> npt.NDArray[Any] | None:
 
 
 def _decoded_chunks(
-    values: pa.ChunkedArray, column: Column, how: tuple[int, ImageFit, Resampling, int]
+    values: pa.ChunkedArray, column: Column, how: tuple[int, ImageFit, Resampling | MaskResampling, int]
 ) -> Iterator[npt.NDArray[np.uint8]]:
     def picture(row: int) -> npt.NDArray[np.uint8]:
         entry = values[row].as_py()

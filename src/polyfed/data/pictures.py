@@ -23,6 +23,8 @@ from polyfed.data.text_files import regular_bytes
 
 ImageFit = Literal["squash", "crop"]
 Resampling = Literal["bilinear", "bicubic", "lanczos"]
+MaskResampling = Literal["nearest", "numbers"]
+"""How masks are resized, of which other filters would mix values; numbers: those of a palette or of grey."""
 
 PIXELS = 50_000_000
 """Most pixels of a picture unless a setting says otherwise."""
@@ -87,7 +89,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def decode(
-    data: bytes, size: int, fit: ImageFit, resampling: Resampling, pixels: int = PIXELS
+    data: bytes, size: int, fit: ImageFit, resampling: Resampling | MaskResampling, pixels: int = PIXELS
 ) -> UInt8[np.ndarray, "3 size size"]:
     """One encoded picture as RGB, upright, on white where it is transparent.
 
@@ -95,17 +97,18 @@ def decode(
         data: the encoded picture.
         size: height and width of the result.
         fit: ``squash`` resizes both sides to the size; ``crop`` resizes the short side and cuts the middle.
-        resampling: filter of the resize, always antialiased.
+        resampling: filter of the resize, antialiased but for masks.
         pixels: most pixels of the encoded picture.
 
     Raises:
         Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture, or one of more pixels.
     """
-    method, side = Image.Resampling[resampling.upper()], (size, size)
+    is_numbered, side = resampling == "numbers", (size, size)
+    method = Image.Resampling.NEAREST if is_numbered else Image.Resampling[resampling.upper()]
     with opened_picture(data, pixels) as image:
         # JPEG: decode at a half, quarter or eighth if that is at least twice the size, and looks the same
         image.draft(None, (2 * size, 2 * size))
-        upright = _rgb(ImageOps.exif_transpose(image))
+        upright = (_numbers if is_numbered else _rgb)(ImageOps.exif_transpose(image))
         resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
     return np.asarray(resized).transpose(2, 0, 1)
 
@@ -150,6 +153,14 @@ def _rgb(image: Image.Image) -> Image.Image:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
     return image.convert("RGB")
+
+
+def _numbers(image: Image.Image) -> Image.Image:
+    """Numbers of a palette, or grey values, in every channel."""
+    values = np.asarray(image)
+    if values.ndim != 2 or values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 255:
+        raise ValueError(f"mode {image.mode}; masks of several classes have a palette, or grey values of 0 to 255")
+    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
 def _eight_bits(values: np.ndarray, scaling: PixelScale) -> UInt8[np.ndarray, "h w"]:

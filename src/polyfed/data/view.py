@@ -68,8 +68,12 @@ class View(Settings):
             DataError: a value cannot be decoded; the message names the row and the file.
         """
 
-    def beside(self, views: Mapping[str, View]) -> Self:
-        """The view as it is beside those of other modalities, whose settings it may share."""
+    def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
+        """The view as it is beside those of other modalities, whose settings it may share.
+
+        Raises:
+            ConfigError: it goes with one that is not there, or cannot.
+        """
         return self
 
     def resolved(self, context: DataContext) -> View:

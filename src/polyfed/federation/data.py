@@ -130,13 +130,14 @@ class PublicSet:
     def all_items(self) -> Int64[Tensor, " k"]:
         return torch.cat(list(self._drawn.values())).sort().values
 
-    def samples(self, views: Views) -> Samples:
+    def samples(self, views: Views, lazy: Views = MappingProxyType({})) -> Samples:
         """Its pairs in a participant's own views, of the modalities that the split has; ``per_item`` of each item.
 
         All columns of the split shape them, so that every participant counts the same samples.
         """
         columns = self.split.columns
-        return self._samples(_PAIRS, {name: view for name, view in views.items() if name in columns}, tuple(columns))
+        own = {name: view for name, view in views.items() if name in columns}
+        return self._samples(_PAIRS, own, tuple(columns), lazy)
 
     def parts(self, views: Views) -> dict[str, Samples]:
         """Samples beside the pairs, each of one modality, by output: ``unpaired/image``, ``gallery/text`` and so on."""
@@ -204,8 +205,10 @@ class PublicSet:
             allowed &= ~mentioning(split.modality(name), words)
         return allowed.nonzero().squeeze(1)
 
-    def _samples(self, part: str, views: Views, layout: tuple[str, ...] = ()) -> Samples:
-        samples = of_items(self.data.samples(self.split, views, layout=layout), self._drawn[part])
+    def _samples(
+        self, part: str, views: Views, layout: tuple[str, ...] = (), lazy: Views = MappingProxyType({})
+    ) -> Samples:
+        samples = of_items(self.data.samples(self.split, views, layout=layout, lazy=lazy), self._drawn[part])
         if self.settings.per_item is None:
             return samples
         keys = torch.rand(len(samples), generator=generator(self.seed, "public-samples"))

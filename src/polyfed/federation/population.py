@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -122,8 +123,8 @@ class Population:
 
     # ---- samples
 
-    def public_samples(self, views: Views) -> Samples | None:
-        return None if self.public is None else self.public.samples(views)
+    def public_samples(self, views: Views, lazy: Views = MappingProxyType({})) -> Samples | None:
+        return None if self.public is None else self.public.samples(views, lazy)
 
     def public_parts(self, views: Views) -> dict[str, Samples]:
         """Public samples beside the pairs, by output; see ``PublicSet.parts``."""
@@ -173,7 +174,8 @@ class Population:
         if self.public is None or not dealt.public:
             return self._viewed(dealt.split, member, model)
         views = sample_views(model or member.model, member.settings.task)
-        return self.public.samples({name: view for name, view in views.items() if name in member.views})
+        own = {name: view for name, view in views.items() if name in member.views}
+        return self.public.samples(own, {} if model else member.settings.task.target_views)
 
     def _viewed(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
         own = member.views
@@ -190,9 +192,10 @@ class Population:
         preparing(f"building the model of {member.id}")
         # whichever process builds it, and whatever was built before, the weights are the same
         with isolated(self.seed, "init", member.id):
-            head = member.settings.task.head(member.model.dim, self.train(member))
+            samples = self.train(member)
+            head = member.settings.task.head(member.model.dim, samples)
             model = member.model.build(_heads(member.head, head), self.data.context)
-            member.settings.task.require_model(model)
+            member.settings.task.require_model(model, samples)
             self._add_modules(model)
         return model
 
@@ -204,9 +207,10 @@ class Population:
         assert self.server is not None
         preparing("building the model of the server")
         with isolated(self.seed, "init", "server"):
-            head = self.server.task.head(self.server.model.dim, self.server_samples(self.server.test_split))
+            samples = self.server_samples(self.server.test_split)
+            head = self.server.task.head(self.server.model.dim, samples)
             model = self.server.model.build(_heads(self.server_head, head), self.data.context)
-        self.server.task.require_model(model)
+        self.server.task.require_model(model, samples)
         return model
 
     @property

@@ -1,9 +1,12 @@
-"""Losses of segmentation: focal loss (Lin et al., ICCV 2017), soft Dice, and FedAID's sum of both."""
+"""Losses of segmentation: focal loss (Lin et al., ICCV 2017), soft Dice, FedAID's sum of both, and cross-entropy with
+Dice."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Integer, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,9 +36,8 @@ def soft_dice(logits: Float[Tensor, "b h w"], masks: Shaped[Tensor, "b h w"], sm
         masks: 1 in the foreground, else 0.
         smooth: s > 0, so that a batch of empty masks has a value and a slope.
     """
-    chances, truth = logits.sigmoid(), masks.to(logits.dtype)
     # over the batch, not by picture: an empty mask would make a picture's share arbitrary
-    return (2 * (chances * truth).sum() + smooth) / (chances.sum() + truth.sum() + smooth)
+    return _shares(logits.sigmoid(), masks.to(logits.dtype), (0, 1, 2), smooth)
 
 
 @in_full_precision
@@ -50,3 +52,39 @@ def focal_dice(
 ) -> Float[Tensor, ""]:
     """focal_weight focal - dice_weight log(soft Dice) (FedAID, appendix B.2, after MGCA, NeurIPS 2022)."""
     return focal_weight * focal(logits, masks, gamma) - dice_weight * soft_dice(logits, masks, smooth).log()
+
+
+@in_full_precision
+def cross_entropy_dice(
+    logits: Float[Tensor, "b c h w"],
+    masks: Integer[Tensor, "b h w"],
+    *,
+    cross_entropy_weight: float = 1.0,
+    dice_weight: float = 1.0,
+    over: Literal["batch", "picture"] = "batch",
+    background: bool = False,
+    smooth: float = 1.0,
+) -> Float[Tensor, ""]:
+    """cross_entropy_weight CE + dice_weight (1 - mean soft Dice), as in nnU-Net (Isensee et al., Nature Methods 2021).
+
+    Args:
+        logits: of the classes, of which the first is the background.
+        masks: class of each pixel; a value that is no class leaves the pixel out.
+        cross_entropy_weight: of the cross-entropy: mean over a picture's pixels, then over pictures.
+        dice_weight: of the Dice loss: soft Dice of each class by itself, then the mean.
+        over: what a soft Dice is over; of single pictures the loss is a mean over samples.
+        background: whether the first class counts in the mean of Dice.
+        smooth: s of ``soft_dice``.
+    """
+    # compared, not scattered: per-sample gradients are taken through this
+    classes = torch.arange(logits.shape[1], device=logits.device)[:, None, None]
+    truth = (masks[:, None] == classes).to(logits.dtype)
+    counted = truth.sum(1, keepdim=True)
+    by_picture = -(logits.log_softmax(1) * truth).sum((1, 2, 3)) / counted.sum((1, 2, 3)).clamp(min=1)
+    shares = _shares(logits.softmax(1) * counted, truth, (0, 2, 3) if over == "batch" else (2, 3), smooth)
+    kept = shares if background else shares[..., 1:]
+    return cross_entropy_weight * by_picture.mean() + dice_weight * (1 - kept.mean())
+
+
+def _shares(chances: Tensor, truth: Tensor, over: tuple[int, ...], smooth: float) -> Tensor:
+    return (2 * (chances * truth).sum(over) + smooth) / (chances.sum(over) + truth.sum(over) + smooth)

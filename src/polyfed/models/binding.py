@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
 from polyfed.models.model import CachedEmbedder, Model
 from polyfed.models.slots import EXTRA, HEAD, TensorPlaces
-from polyfed.models.towers import LocalFeatures
+from polyfed.models.towers import LocalFeatures, Positions
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -51,7 +51,11 @@ class Bound(CachedEmbedder):
         def detail(modality: str, x: Tensor) -> Detail:
             return aligners[modality].detail(features(modality, x))
 
-        super().__init__(embed, detail)
+        def positions(modality: str, x: Tensor) -> Positions:
+            made = detail(modality, x)
+            return made.positions, made.mask
+
+        super().__init__(embed, positions, detail)
         self.device = features.device
 
 

@@ -1,4 +1,4 @@
-"""Decoders of segmentation: from the feature maps of a frozen encoder to one logit a pixel."""
+"""Decoders of segmentation: from feature maps of an encoder to logits of every pixel."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.models.convolutional import MapNorm, normed
+from polyfed.models.towers import to_map
+
 Maps = Sequence[Float[Tensor, "b _ _ _"]]
 """Feature maps of a batch, the coarsest first."""
 
 
 class Stage(nn.Sequential):
-    """3x3 convolution, batch norm, ReLU."""
+    """3x3 convolution, norm, ReLU."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, norm: MapNorm = "batch") -> None:
         super().__init__(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
+        normed(self, norm)
 
 
 class GridDecoder(nn.Module):
@@ -32,21 +36,47 @@ class GridDecoder(nn.Module):
         channels: of the map.
         widths: channels of the stages (FedAID: 512, 256, 128, 64).
         size: height and width of the masks.
+        outputs: logits a pixel.
+        norm: of the stages.
     """
 
-    def __init__(self, channels: int, widths: Sequence[int], size: int) -> None:
+    def __init__(
+        self, channels: int, widths: Sequence[int], size: int, outputs: int = 1, norm: MapNorm = "batch"
+    ) -> None:
         super().__init__()
         _require_widths(widths)
         self.size = size
-        self.stages = nn.ModuleList(Stage(*pair) for pair in zip([channels, *widths[:-1]], widths, strict=True))
-        self.logits = nn.Conv2d(widths[-1], 1, 1)
+        pairs = zip([channels, *widths[:-1]], widths, strict=True)
+        self.stages = nn.ModuleList(Stage(*pair, norm) for pair in pairs)
+        self.logits = nn.Conv2d(widths[-1], outputs, 1)
 
-    def forward(self, maps: Maps) -> Float[Tensor, "b size size"]:
+    def forward(self, maps: Maps) -> Float[Tensor, "b outputs size size"]:
         x = maps[0]
         for stage in self.stages:
             # not beyond the masks: the last stages would work on pixels that are thrown away
             x = _resized(stage(x), min(self.size, 2 * x.shape[-2]), min(self.size, 2 * x.shape[-1]))
-        return _resized(self.logits(x), self.size, self.size).squeeze(1)
+        return _resized(self.logits(x), self.size, self.size)
+
+
+class MaskHead(nn.Module):
+    """A ``GridDecoder`` of an encoder's features by position; its norms are of groups, as DP-SGD needs it.
+
+    Args:
+        dim: width d of the features.
+        classes: of pixels.
+        widths: channels of the stages.
+        size: height and width of the masks.
+    """
+
+    def __init__(self, dim: int, classes: int, widths: Sequence[int], size: int) -> None:
+        super().__init__()
+        self.classes, self.size = classes, size
+        self.decoder = GridDecoder(dim, widths, size, classes, "group")
+
+    def forward(self, positions: Float[Tensor, "b l d"]) -> Float[Tensor, "b classes size size"]:
+        """Logits from positions in a square grid."""
+        logits: Tensor = self.decoder([to_map(positions)])
+        return logits
 
 
 class UNetDecoder(nn.Module):
@@ -71,14 +101,14 @@ class UNetDecoder(nn.Module):
         self.stages = nn.ModuleList(Stage(*pair) for pair in zip(inputs, steps, strict=True))
         self.logits = nn.Conv2d(steps[-1], 1, 1)
 
-    def forward(self, maps: Maps) -> Float[Tensor, "b size size"]:
+    def forward(self, maps: Maps) -> Float[Tensor, "b 1 size size"]:
         x = maps[0]
         # a transformer's single map has nothing to be joined with
         if len(maps) == 1:
             x = self.stages[0](x)
         for stage, skip in zip(self.stages, maps[1:], strict=False):
             x = stage(torch.cat([_resized(x, skip.shape[-2], skip.shape[-1]), skip], 1))
-        return _resized(self.logits(x), self.size, self.size).squeeze(1)
+        return _resized(self.logits(x), self.size, self.size)
 
 
 def _require_widths(widths: Sequence[int]) -> None:

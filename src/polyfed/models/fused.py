@@ -15,6 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.models.fusion import GranularityFusion, match_positions, positioned
 from polyfed.models.model import Model
+from polyfed.models.towers import Positions
 
 
 class SampleFeatures(NamedTuple):
@@ -147,16 +148,36 @@ class Fused(nn.Module):
         x, other = self._partner(modality, x)
         if other is None:
             return self.model.embed(modality, x)
+        own, matched = self._sides(modality, x, other)
+        if self._maps:
+            return self.fusion.embedding(own.values, matched, own.mask)
+        vector: Tensor = self.fusion(own.values, matched)
+        return vector
+
+    def positions(self, modality: str, x: Tensor) -> Positions:
+        """Fused features by position.
+
+        Raises:
+            ConfigError: vectors are fused.
+        """
+        x, other = self._partner(modality, x)
+        if other is None:
+            return self.model.positions(modality, x)
+        if not self._maps:
+            raise ConfigError("the task needs features by position, and vectors are fused; set algorithm.fusion: maps")
+        own, matched = self._sides(modality, x, other)
+        return self.fusion(own.values, matched, own.mask), own.mask
+
+    def _sides(self, modality: str, x: Tensor, other: SampleFeatures) -> tuple[SampleFeatures, Tensor]:
+        """Own features, and the others' at the same positions."""
         own = features_of(self.model, modality, x, maps=self._maps)
         if self._unit:
             # both, or the longer one would decide
             own, other = own.unit(), other.unit()
         if not self._maps:
-            vector: Tensor = self.fusion(own.values, other.values)
-            return vector
+            return own, other.values
         # two encoders see pictures in grids of their own
-        matched = match_positions(other.values, other.mask, own.values.shape[1], own.mask)
-        return self.fusion.embedding(own.values, matched, own.mask)
+        return own, match_positions(other.values, other.mask, own.values.shape[1], own.mask)
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """The fused embedding, of unit norm unless ``renormalise`` is off."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol, Self, cast, runtime_checkable
+from typing import Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,9 @@ from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
 from polyfed.models.fusion import Positioned, positioned
 from polyfed.models.heads import NamesHead
+from polyfed.models.towers import Positions
+
+_Value = TypeVar("_Value")
 
 
 class ModelSettings(Settings):
@@ -115,6 +118,19 @@ class Embedder(Protocol):
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding of unit norm."""
+        ...
+
+
+@runtime_checkable
+class Located(Embedder, Protocol):
+    """What a task that looks at pixels needs of a model."""
+
+    def positions(self, modality: str, x: Tensor) -> Positions:
+        """Features by position.
+
+        Raises:
+            ConfigError: the encoder gives none.
+        """
         ...
 
 
@@ -217,12 +233,21 @@ class Model(nn.Module):
         Raises:
             ConfigError: the encoder gives no features by position.
         """
-        # says what to change, where the encoder itself would fail deep inside
-        self.require_detail(modality)
         encoder = self.encoders[modality]
         if isinstance(encoder, Aligned):
+            self.require_detail(modality)
             return encoder.detail(x)
-        return Detail(self.embed(modality, x), *cast("Positioned", encoder).positions(x))
+        return Detail(self.embed(modality, x), *self.positions(modality, x))
+
+    def positions(self, modality: str, x: Tensor) -> Positions:
+        """Features by position, and which of these are valid.
+
+        Raises:
+            ConfigError: the encoder gives none.
+        """
+        # says what to change, where the encoder itself would fail deep inside
+        self.require_detail(modality)
+        return cast("Positioned", self.encoders[modality]).positions(x)
 
     def require_detail(self, modality: str) -> None:
         """Raise ConfigError if the encoder gives no features by position; see ``detail``."""
@@ -232,47 +257,67 @@ class Model(nn.Module):
         elif not positioned(encoder):
             raise ConfigError(
                 f"the task needs features by position, which the encoder of '{modality}' ({type(encoder).__name__}) "
-                "does not give; choose another, or set model.aligner with local"
+                "does not give; choose resnet, vit, mobilenet, blocks, bert, transformer, gru, bag or hf, or set "
+                "model.aligner with local"
             )
+
+
+class _LastValues(Generic[_Value]):
+    """A function's values of the last input of each modality."""
+
+    def __init__(self, compute: Callable[[str, Tensor], _Value]) -> None:
+        self.compute = compute
+        # inputs are told apart by identity: two losses of a batch share the tensor
+        self.last: dict[str, tuple[Tensor, _Value]] = {}
+
+    def __call__(self, modality: str, x: Tensor) -> _Value:
+        cached = self.last.get(modality)
+        if cached is None or cached[0] is not x:
+            cached = self.last[modality] = (x, self.compute(modality, x))
+        return cached[1]
 
 
 class CachedEmbedder:
     """A model for the losses of one batch, which embeds each input only once; made for the batch, then dropped.
 
-    ``embed`` and ``detail`` give the embedding, and this with features by position, of a modality's input.
+    ``embed``, ``positions`` and ``detail`` give the embedding, features by position, and both, of a modality's input.
     """
 
-    def __init__(self, embed: Callable[[str, Tensor], Tensor], detail: Callable[[str, Tensor], Detail]) -> None:
-        self._embed, self._detail = embed, detail
-        # of the last input of each modality, told apart by identity: two losses of a batch share the tensor
-        self._embeddings: dict[str, tuple[Tensor, Tensor]] = {}
-        self._details: dict[str, tuple[Tensor, Detail]] = {}
+    def __init__(
+        self,
+        embed: Callable[[str, Tensor], Tensor],
+        positions: Callable[[str, Tensor], Positions],
+        detail: Callable[[str, Tensor], Detail],
+    ) -> None:
+        self._embeddings = _LastValues(embed)
+        self._positions = _LastValues(positions)
+        self._details = _LastValues(detail)
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding before normalisation, remembered for the last ``x`` of each modality."""
-        cached = self._embeddings.get(modality)
-        if cached is None or cached[0] is not x:
-            cached = self._embeddings[modality] = (x, self._embed(modality, x))
-        return cached[1]
+        return self._embeddings(modality, x)
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding of unit norm (in fp32 also under autocast)."""
         return F.normalize(self.embed(modality, x).float(), dim=-1)
 
+    def positions(self, modality: str, x: Tensor) -> Positions:
+        """Features by position, remembered likewise."""
+        return self._positions(modality, x)
+
     def detail(self, modality: str, x: Tensor) -> Detail:
         """Embedding and features by position, remembered likewise."""
-        cached = self._details.get(modality)
-        if cached is None or cached[0] is not x:
-            cached = self._details[modality] = (x, self._detail(modality, x))
-            self._embeddings[modality] = (x, cached[1].embedding)
-        return cached[1]
+        made = self._details(modality, x)
+        self._embeddings.last[modality] = (x, made.embedding)
+        self._positions.last[modality] = (x, (made.positions, made.mask))
+        return made
 
 
 class CachedModel(CachedEmbedder):
     """A whole model that embeds each input only once."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model.embed, model.detail)
+        super().__init__(model.embed, model.positions, model.detail)
         self.model = model
 
     @property

@@ -5,6 +5,7 @@ PIE is from PVSE (Song and Soleymani, CVPR 2019).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -43,6 +44,19 @@ class Splittable(Protocol):
 
 def from_map(features: Float[Tensor, "b c h w"]) -> LocalFeatures:
     return LocalFeatures(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
+
+
+def grid_side(positions: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None) -> int | None:
+    """Side of the square grid that positions are, with or without a summary before them; None: they are none."""
+    side = math.isqrt(positions.shape[1])
+    is_square = side * side in (positions.shape[1], positions.shape[1] - 1)
+    return side if is_square and (mask is None or bool(mask.all())) else None
+
+
+def to_map(positions: Float[Tensor, "b l c"]) -> Float[Tensor, "b c side side"]:
+    """The map that positions in a square grid are, without the summary that may come before them."""
+    side = math.isqrt(positions.shape[1])
+    return positions[:, -side * side :].transpose(1, 2).reshape(len(positions), -1, side, side)
 
 
 class PIE(nn.Module):

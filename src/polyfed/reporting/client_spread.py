@@ -12,7 +12,7 @@ from polyfed.reporting.recalls import is_context
 from polyfed.reporting.statistics import finite_mean, finite_values, spread_of
 from polyfed.runs.records import SERVER, RunRecords
 
-PREFERRED = ("r1_sum", "accuracy")
+PREFERRED = ("r1_sum", "accuracy", "dice")
 _EVERYBODY = "all clients"
 
 

@@ -12,7 +12,8 @@ from polyfed.reporting.tables import count
 from polyfed.runs.events import Metrics
 from polyfed.runs.records import SERVER, RunRecords
 
-MAIN = ("accuracy", "r1_sum")
+SHARES = ("accuracy", "dice")  # in percent, of items or of pixels
+MAIN = (*SHARES, "r1_sum")
 
 
 @dataclass(frozen=True)
@@ -63,18 +64,18 @@ def headline(records: RunRecords) -> Headline | None:
         )
         kept = records.interval(SERVER, best.name)
         return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)
-    if "accuracy" in metrics:
-        meaning = "The server's accuracy is {} %"
-        value, kept = metrics["accuracy"], records.interval(SERVER, "accuracy")
-        return Headline(SERVER, "accuracy", value, chance_of("accuracy", metrics), meaning, _items(metrics), kept)
-    return _clients_headline(records)
+    for metric in (name for name in SHARES if name in metrics):
+        meaning = f"The server's {metric} is {{}} %"
+        value, kept = metrics[metric], records.interval(SERVER, metric)
+        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, _items(metrics), kept)
+    return clients_headline(records)
 
 
-def _clients_headline(records: RunRecords) -> Headline | None:
+def clients_headline(records: RunRecords) -> Headline | None:
     for metric in MAIN:
         judged = measured(records, records.clients, metric)
         if judged:
-            several, unit = len(judged) > 1, " %" if metric == "accuracy" else ""
+            several, unit = len(judged) > 1, " %" if metric in SHARES else ""
             whose = f"the {len(judged)} clients that have it" if several else "the one client that has it"
             meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
             trials = _common_trials(records, metric)
@@ -110,5 +111,5 @@ def _common_trials(records: RunRecords, metric: str) -> float:
 
 def common_chance(metric: str, judged: Sequence[Metrics]) -> float:
     """What guessing reaches, NaN if that is not the same for all."""
-    chances = {chance_of("accuracy", metrics) for metrics in judged} if metric == "accuracy" else {math.nan}
+    chances = {chance_of(metric, metrics) for metrics in judged} if metric in SHARES else {math.nan}
     return chances.pop() if len(chances) == 1 else math.nan

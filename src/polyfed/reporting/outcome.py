@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from polyfed.core.errors import RunError
 from polyfed.reporting.advice import advice
 from polyfed.reporting.client_spread import judged_by
-from polyfed.reporting.headline import MAIN, Headline, common_chance, headline, interval_in_words, measured
+from polyfed.reporting.headline import (
+    MAIN,
+    Headline,
+    clients_headline,
+    common_chance,
+    headline,
+    interval_in_words,
+    measured,
+)
 from polyfed.reporting.paired import shared_figures
 from polyfed.reporting.recalls import find_recalls
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
@@ -81,8 +89,8 @@ def _beside_untouched(records: RunRecords, best: Headline) -> Iterator[str]:
 
 def _beside_alone(records: RunRecords, best: Headline) -> Iterator[str]:
     """Whether what clients reach is above what each reaches alone, where the twin ``local`` is finished."""
-    own, twin = _clients_headline(records), finished_twin(records, _TWINS["clients"])
-    alone = _clients_headline(twin) if own and twin else None
+    own, twin = clients_headline(records), finished_twin(records, _TWINS["clients"])
+    alone = clients_headline(twin) if own and twin else None
     if own and alone and own.metric == alone.metric:
         subject = "That" if best.participant == own.participant else f"Its clients' {own.metric}, {figure(own.value)},"
         yield _compared(subject, own, alone.value, f"training alone (local), {figure(alone.value)}")

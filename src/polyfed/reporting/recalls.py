@@ -69,7 +69,7 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
     """What guessing reaches, in percent; NaN where that is not known.
 
     For a recall and the sum of the recalls at 1 a random order of the gallery, for (balanced) accuracy a uniform guess
-    among the classes.
+    among the classes, for Dice the best mask with one class everywhere.
     """
     recalls = find_recalls(metrics)
     if metric == "r1_sum":
@@ -77,6 +77,8 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
         return sum(firsts) if firsts else math.nan
     if metric in ("accuracy", "balanced_accuracy") and metrics.get("classes", 0) > 0:
         return 100.0 / metrics["classes"]
+    if metric == "dice":
+        return metrics.get("dice_of_constant", math.nan)
     return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
 
 

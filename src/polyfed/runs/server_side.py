@@ -75,7 +75,7 @@ def build_server(
         objective=settings.task,
         head_name=federation.server_head,
         training=settings.training,
-        public=federation.public_samples(views),
+        public=federation.public_samples(views, settings.task.target_views),
         parts=federation.public_parts(views),
         validation=federation.server_samples(validation) if validation else None,
         test=federation.server_samples(settings.test_split),

@@ -15,7 +15,7 @@ def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> In
     return logits.shape[1] - 1 - (logits < true).sum(1)
 
 
-def sole_best(logits: Float[Tensor, "n c"]) -> Int64[Tensor, " n"]:
+def sole_best(logits: Float[Tensor, "n c *places"]) -> Int64[Tensor, " n *places"]:
     """The class that scores higher than all others; -1 where another scores as high, or NaN."""
     best, classes = logits.max(1)
     return classes.where((logits < best[:, None]).sum(1) == logits.shape[1] - 1, -1)

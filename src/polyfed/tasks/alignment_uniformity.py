@@ -41,7 +41,7 @@ class AlignmentUniformity(Task):
     def head(self, dim: int, samples: Samples) -> nn.Module | None:
         return None
 
-    def require_model(self, model: Model) -> None:
+    def require_model(self, model: Model, samples: Samples) -> None:
         """Raise ConfigError if an encoder has no dropout: both passes of a sample would be the same."""
         for modality in model.modalities:
             rates = [part.p for part in model.tower(modality).modules() if isinstance(part, nn.Dropout)]

@@ -62,7 +62,7 @@ class GLoRIA(PairTask):
         """
         self.require(samples)
 
-    def require_model(self, model: Model) -> None:
+    def require_model(self, model: Model, samples: Samples) -> None:
         """Raise ConfigError if the model gives no features by position."""
         self.require_detail(model)
 

@@ -88,9 +88,9 @@ class Joint(Task):
     def looks_in_public(self) -> bool:
         return any(task.looks_in_public for task in self.tasks)
 
-    def require_model(self, model: Model) -> None:
+    def require_model(self, model: Model, samples: Samples) -> None:
         for task in self.tasks:
-            task.require_model(model)
+            task.require_model(model, samples)
 
     def require_public(self, modalities: Collection[str]) -> None:
         for task in self.tasks:

@@ -69,7 +69,7 @@ class MGCA(PairTask):
         self.require(samples)
         return PrototypeLayer(self.prototypes, dim, frozen_steps=self.freeze_prototypes_steps)
 
-    def require_model(self, model: Model) -> None:
+    def require_model(self, model: Model, samples: Samples) -> None:
         """Raise ConfigError if the model gives no features by position, or no attention to them where it is needed."""
         self.require_detail(model)
         if self.token_weight and self.token_weights == "attention":

@@ -80,8 +80,8 @@ class Task(Settings):
         """Whether ``prepare`` looks at public samples, as the participant's own model sees them."""
         return False
 
-    def require_model(self, model: Model) -> None:
-        """Raise ConfigError if the task cannot be trained with this model; most can with any."""
+    def require_model(self, model: Model, samples: Samples) -> None:
+        """Raise ConfigError if the task cannot be trained with this model on such samples; most can with any."""
 
     def require_public(self, modalities: Collection[str]) -> None:
         """Raise ConfigError if the task takes public samples and these, of such modalities, are not enough."""

@@ -1,54 +1,92 @@
-"""Masks of pictures as 0 and 1."""
+"""Masks of pictures: foreground and background, or a class for every pixel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Self, cast
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError
+from polyfed.core.effects import require_default
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.cache import decoded
 from polyfed.data.images import Augment
-from polyfed.data.pictures import ImageFit, Resampling
+from polyfed.data.pictures import ImageFit, MaskResampling
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 
-# what pictures are not offered: of a mask it keeps the two values, which every other filter would mix
-_NEAREST = cast(Resampling, "nearest")
-
 
 class Masks(View):
-    """Square masks, decoded once into the cache; uint8 [b, size, size], 1 where a pixel is above the threshold."""
+    """Square masks, decoded once into the cache; uint8 [b, size, size]: 1 where a pixel is above the threshold, or the
+    number of its class.
+    """
 
-    size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
+    size: int | None = Field(
+        default=None, ge=8, le=2048, description="height and width in pixels; None: of the pictures `of`"
+    )
     fit: ImageFit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
     of: str | None = Field(default=None, description="modality whose size, fit and augment the masks share")
     threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
+    classes: int | None = Field(
+        default=None,
+        ge=2,
+        le=256,
+        description="how many; numbers of a palette, or grey values, are those of classes; None: by the threshold",
+    )
+    ignore: int | None = Field(
+        default=None, ge=0, le=255, description="number of pixels that have none of the classes, such as 255"
+    )
     augment: Augment = Field(
         default=Augment(), description="of the pictures; masks move likewise (rotate, crop, shift, flip)"
     )
 
-    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        pictures = decoded(column, self.size, context.cache, self.fit, _NEAREST, context.pixels)
-        return MaskRows(pictures, self.threshold, self.of, self.augment)
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        if self.classes is None:
+            require_default(self, "without classes", "ignore")
+        else:
+            require_default(self, f"with classes: {self.classes}", "threshold")
+        if self.size is None and self.of is None:
+            raise ValueError("size is not given; give it, or the pictures that these masks are of")
+        return self
 
-    def beside(self, views: Mapping[str, View]) -> Self:
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        assert self.size is not None
+        kind: MaskResampling = "nearest" if self.classes is None else "numbers"
+        pictures = decoded(column, self.size, context.cache, self.fit, kind, context.pixels)
+        return MaskRows(pictures, column.where, self)
+
+    def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
+        """With size, fit and augment of the pictures; features of these say fit alone."""
         if self.of is None:
             return self
-        picture = views.get(self.of)
-        if not isinstance(picture, Pixels):
-            raise ConfigError(f"masks of '{self.of}' need its view pixels; the views here are {dict(views)}")
-        return self.model_copy(update={key: getattr(picture, key) for key in ("size", "fit", "augment")})
+        if self.of not in views:
+            raise ConfigError(f"masks of '{self.of}' need it; the views here are {dict(views)}")
+        picture = views[self.of].resolved(context)
+        size = getattr(picture, "size", None) if isinstance(picture, Pixels) else self.size
+        if size is None or self.size not in (None, size):
+            raise ConfigError(
+                f"masks of '{self.of}' have its size {size} where its view is pixels, else one that is given; the size "
+                f"given is {self.size}, the view {picture.component_name()}"
+            )
+        shared = {key: getattr(picture, key) for key in ("fit", "augment") if hasattr(picture, key)}
+        return self.model_copy(update={**shared, "size": size})
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """Shape (size, size).
+
+        Raises:
+            ConfigError: the size is that of pictures.
+        """
+        if self.size is None:
+            raise ConfigError(f"masks of '{self.of}' have the size of these; ask beside their view")
         return InputSpec((self.size, self.size))
 
 
@@ -58,15 +96,18 @@ class MaskRows:
 
     Attributes:
         pictures: all masks as pictures, usually a memory map.
-        threshold: value above which a pixel is 1.
-        of: modality of the pictures that they belong to.
-        augment: changes of those in the training view.
+        where: what they were read from, for messages.
+        view: how they are presented.
     """
 
     pictures: UInt8[np.ndarray, "n 3 size size"]
-    threshold: int
-    of: str | None = None
-    augment: Augment = field(default_factory=Augment)
+    where: str
+    view: Masks
+
+    @property
+    def of(self) -> str | None:
+        """Modality of the pictures that they belong to."""
+        return self.view.of
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -74,7 +115,27 @@ class MaskRows:
     def __call__(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
     ) -> UInt8[Tensor, "b size size"]:
-        """Masks of ``rows``; with a generator moved as their pictures are."""
-        grey = torch.from_numpy(self.pictures[rows.numpy(), :1])
-        moved = grey if generator is None else self.augment.moved(grey, generator)
-        return (moved[:, 0] > self.threshold).to(torch.uint8)
+        """Masks of ``rows``; with a generator moved as their pictures are.
+
+        Raises:
+            DataError: a value is the number of no class.
+        """
+        values, view = torch.from_numpy(self.pictures[rows.numpy(), :1]), self.view
+        if view.classes is None:
+            moved = values if generator is None else view.augment.moved(values, generator)
+            return (moved[:, 0] > view.threshold).to(torch.uint8)
+        numbers = torch.tensor([*range(view.classes), *([] if view.ignore is None else [view.ignore])])
+        planes = values == numbers[:, None, None]
+        if not bool(planes.any(1).all()):
+            raise self._unknown(values[~planes.any(1, keepdim=True)])
+        if generator is None:
+            return values[:, 0]
+        # plane by plane: a mean of the numbers of two classes is that of a third
+        moved = view.augment.moved(255 * planes.to(torch.uint8), generator)
+        return numbers[moved.argmax(1)].to(torch.uint8)
+
+    def _unknown(self, values: UInt8[Tensor, " k"]) -> DataError:
+        return DataError(
+            f"{self.where} has the value {int(values[0])}, and there are {self.view.classes} classes, numbered from 0; "
+            "name all classes, or set ignore to a value that stands for none"
+        )

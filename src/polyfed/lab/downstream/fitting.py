@@ -156,7 +156,7 @@ def fit_decoder(
         parts = torch.split(train[torch.randperm(len(train), generator=generator)], fit.batch_size)
         for index in parts:
             if len(index) > 1 or len(parts) == 1:  # batch norms need more than one picture
-                yield loss(decoder(pictures.maps(index)), pictures.truth(index))
+                yield loss(decoder(pictures.maps(index)).squeeze(1), pictures.truth(index))
 
     fit_module(decoder, losses, validation, fit)
 
@@ -167,4 +167,4 @@ def logits_of(
 ) -> Float[Tensor, "n h w"]:
     """Logits of some pictures in evaluation mode, on the CPU."""
     decoder.eval()
-    return torch.cat([decoder(pictures.maps(part)).float().cpu() for part in torch.split(index, batch)])
+    return torch.cat([decoder(pictures.maps(part)).squeeze(1).float().cpu() for part in torch.split(index, batch)])

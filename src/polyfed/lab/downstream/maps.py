@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.backbones import channels_last
 from polyfed.data.samples import Samples
 from polyfed.models.decoders import GridDecoder, UNetDecoder
-from polyfed.models.towers import LocalFeatures
+from polyfed.models.towers import LocalFeatures, grid_side, to_map
 
 _Outputs = dict[str, Float[Tensor, "b c h w"]]
 
@@ -60,9 +59,7 @@ class MapReader:
         """Maps of a batch, the coarsest first."""
         if not self.modules:
             local: LocalFeatures = self.trunk(x)
-            side = self.sides[0]
-            # without the summary that may come before the patches
-            return [local.local[:, -side * side :].transpose(1, 2).reshape(len(x), -1, side, side)]
+            return [to_map(local.local)]
         outputs, _ = _watched(self.trunk, x, self.modules)
         return [outputs[name] for name in self.modules]
 
@@ -116,8 +113,8 @@ def _grid_side(trunk: nn.Module, outputs: _Outputs, local: LocalFeatures, what: 
             f"{what}: the trunk has maps of {', '.join(finer)}, but its {count} positions are the output of none "
             "of its modules, so a decoder would miss them; let a module give the last map as it is"
         )
-    side = math.isqrt(count)
-    if side * side not in (count, count - 1) or (local.mask is not None and not bool(local.mask.all())):
+    side = grid_side(local.local, local.mask)
+    if side is None:
         raise ConfigError(f"{what}: {count} positions are no square grid, so there is no map to segment; give pictures")
     return side
 

@@ -1,0 +1,203 @@
+"""Segmentation: by hand, in every method, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from task_samples import TensorInputs, make_samples
+from torch import Tensor, nn
+
+import polyfed
+from polyfed.core.errors import PolyfedError
+from polyfed.data.samples import Samples
+from polyfed.models.towers import Positions
+from polyfed.runs.experiment import Experiment
+from polyfed.tasks.scores import TaskScores
+from polyfed.tasks.segmentation import Segmentation
+from sessions import prepared
+from small_federations import METHODS, NAMED, Config, federation_for
+
+# ---- by hand
+
+
+class Grid(nn.Module):
+    """Positions are the input; one number a position says what is to be predicted there."""
+
+    device = torch.device("cpu")
+
+    def embed(self, modality: str, x: Tensor) -> Tensor:
+        raise AssertionError("a mask needs positions alone")
+
+    represent = embed
+
+    def positions(self, modality: str, x: Tensor) -> Positions:
+        return x, None
+
+
+class Doubled(nn.Module):
+    """Logits of 2 x 2 pixels from 2 x 2 positions of three numbers, as they are."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return positions.transpose(1, 2).unflatten(2, (2, 2))
+
+
+def pictures(logits: Tensor, masks: Tensor, items: Tensor | None = None) -> Samples:
+    """Samples whose positions are given logits [n, 4, c]."""
+    rows = torch.arange(len(logits))
+    samples = make_samples({"image": logits}, {"image": rows, "mask": rows}, rows if items is None else items)
+    return samples.__class__(**{**vars(samples), "lazy": {"mask": TensorInputs(masks)}})
+
+
+def test_metrics_count_pixels_over_all_pictures() -> None:
+    """Three pictures of 2 x 2 pixels, worked out by hand."""
+    masks = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [2, 255]], [[0, 0], [0, 0]]], dtype=torch.uint8)
+    predicted = torch.tensor([[0, 1, 1, 0], [0, 0, 2, 2], [1, 0, 0, 0]])
+    logits = nn.functional.one_hot(predicted, 4).float()
+    task = Segmentation(names=("none", "a", "b", "c"), ignore=255)
+    metrics = task.evaluate(Grid(), Doubled(), pictures(logits, masks), batch_size=2)
+    # a: 2 of 3 + 3 pixels are both; b: 1 of 1 + 1; c is nowhere, and so in no mean
+    assert metrics["dice_a"] == pytest.approx(100 * 4 / 6)
+    assert metrics["iou_a"] == pytest.approx(100 * 2 / 4)
+    assert metrics["dice_b"] == metrics["iou_b"] == 100
+    assert metrics["dice_none"] == pytest.approx(100 * 2 * 6 / (7 + 7))
+    assert {"dice_c", "iou_c"}.isdisjoint(metrics)
+    assert metrics["dice"] == pytest.approx((100 * 4 / 6 + 100) / 2)
+    assert metrics["iou"] == pytest.approx(75)
+    assert metrics["dice_of_constant"] == pytest.approx(100 * 2 * 3 / (11 + 3) / 2)
+    assert (metrics["n"], metrics["classes"]) == (3, 4)
+    assert set(metrics) <= set(task.metric_names)
+    with_background = Segmentation(names=("none", "a", "b", "c"), ignore=255, background=True)
+    other = with_background.evaluate(Grid(), Doubled(), pictures(logits, masks), batch_size=8)
+    assert other["dice"] == pytest.approx((100 * 12 / 14 + 100 * 4 / 6 + 100) / 3)
+
+
+def test_the_metrics_of_items_add_up_and_have_an_interval() -> None:
+    stream = torch.Generator().manual_seed(0)
+    masks = torch.randint(0, 3, (12, 2, 2), generator=stream, dtype=torch.uint8)
+    samples = pictures(torch.randn(12, 4, 3, generator=stream), masks, torch.arange(12) // 2)
+    metrics = Segmentation(names=("x", "y", "z")).evaluate(Grid(), Doubled(), samples, batch_size=5)
+    assert isinstance(metrics, TaskScores)
+    assert sum(float(s.sum() / c.sum()) for s, c in metrics.by_item["dice"]) == pytest.approx(metrics["dice"])
+    low, high = metrics.intervals()["dice"]
+    assert low < metrics["dice"] < high
+    assert metrics["items"] == 6
+
+
+def test_ties_and_nan_are_right_nowhere_and_empty_masks_want_nothing() -> None:
+    full, empty = torch.ones(2, 2, 2, dtype=torch.uint8), torch.zeros(2, 2, 2, dtype=torch.uint8)
+    task = Segmentation()
+    for value in (0.0, math.nan):
+        alike = torch.full((2, 4, 2), value)
+        assert task.evaluate(Grid(), Doubled(), pictures(alike, full), batch_size=2)["dice"] == 0
+    background = torch.tensor([1.0, 0.0]).expand(2, 4, 2)
+    assert task.evaluate(Grid(), Doubled(), pictures(background, empty), batch_size=2)["dice"] == 100
+
+
+def test_samples_without_the_picture_are_left_out() -> None:
+    samples = pictures(torch.randn(3, 4, 2), torch.ones(3, 2, 2, dtype=torch.uint8))
+    lacking = samples.__class__(**{**vars(samples), "rows": {**samples.rows, "image": torch.tensor([0, -1, 2])}})
+    task, batch = Segmentation(), lacking.batch(torch.arange(3))
+    expected = task.loss(Grid(), Doubled(), samples.batch(torch.tensor([0, 2])))
+    torch.testing.assert_close(task.loss(Grid(), Doubled(), batch), expected)
+    assert task.evaluate(Grid(), Doubled(), lacking, batch_size=2)["n"] == 2
+    assert float(task.loss(Grid(), Doubled(), lacking.batch(torch.tensor([1])))) == 0
+
+
+# ---- in federations
+
+SCENES = {"columns": {"image": "image"}, "targets": {}}
+
+
+def segmenting(**changes: Any) -> Config:
+    """Two clients and a server that segment with one small network."""
+    network = {
+        "name": "resnet",
+        "widths": [12, 16],
+        "depths": [1, 1],
+        "norm": "group",
+        "view": {"name": "pixels", "size": 16},
+    }
+    model = {"dim": 16, "encoders": {"image": network | changes.pop("encoder", {})}}
+    task = {"name": "segmentation", "widths": [12]} | changes.pop("task", {})
+    training = {"batch_size": 16, "optimizer": {"kind": "adam", "lr": 0.01}}
+    participant = {"source": "scenes", "task": task, "model": model, "training": training}
+    scenes = {"name": "scenes", "train": 48, "validation": 8, "test": 16, "size": 16, "difficulty": 0.0} | SCENES
+    return {
+        "name": "segmenting",
+        "data": {"sources": {"scenes": scenes}},
+        "server": participant,
+        "clients": {"image": participant | {"count": 2}},
+        "algorithm": {"name": "fedavg", "local_epochs": 1},
+        "run": {"rounds": 1, "threads": 1, "plots": False},
+    } | changes
+
+
+def test_a_federation_learns_masks(tmp_path: Path) -> None:
+    config = segmenting(algorithm={"name": "fedavg", "local_epochs": 4})
+    config["run"] |= {"rounds": 3, "evaluate_clients": 3}
+    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    metrics = run.records.last("server")
+    assert metrics["dice"] > metrics["dice_of_constant"] + 10
+    assert run.records.last("image-0")["dice"] > 0
+
+
+def with_masks(method: str) -> Config:
+    """The federation of a method, in which clients of pictures segment, or all where all are of one kind."""
+    config = federation_for(method)
+    groups = config["clients"]
+    chosen = [groups["image"]] if "image" in groups else [*groups.values(), config["server"]]
+    for participant in chosen:
+        participant["task"] = {"name": "segmentation", "widths": [4]}
+        if "aligner" in participant["model"]:
+            participant["model"]["aligner"] |= {"local": True}
+    config["run"] |= {"rounds": 3 if method == "feddpa" else 1, "evaluate_clients": 1}
+    return config
+
+
+FAST = ("fedavg", "fedafd", "feddra")
+"""Weights, fused maps, align modules; what others do with a task is no other for masks, and takes minutes."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    # methods of NAMED adapt classifiers by names, which there are none of here
+    [
+        method if method in FAST else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
+        if method not in NAMED
+    ],
+)
+def test_every_method_trains_it(method: str, tmp_path: Path) -> None:
+    run = polyfed.run(Experiment.parse(with_masks(method)), tmp_path / "run", quiet=True)
+    assert math.isfinite(run.records.last(next(iter(run.records.clients)))["dice"])
+
+
+REFUSED: list[tuple[Config, str]] = [
+    ({"task": {"names": ["a"]}}, "names"),
+    ({"task": {"names": ["a", "a"]}}, "different words"),
+    ({"task": {"names": ["a b", "c"]}}, "different words"),
+    ({"task": {"names": ["a", "b", "c"], "threshold": 3}}, "threshold has no effect with more than two names"),
+    ({"task": {"ignore": 255}}, "ignore has no effect with two names"),
+    ({"task": {"names": ["a", "b", "c"], "ignore": 2}}, "ignore is 2, the number of class 'c'"),
+    ({"task": {"cross_entropy_weight": 0, "dice_weight": 0}}, "both 0"),
+    ({"task": {"dice_weight": 0, "dice_over": "picture"}}, "dice_over has no effect"),
+    ({"task": {"widths": []}}, "widths"),
+    ({"task": {"modality": "scan"}}, "segmentation of 'scan'|masks of 'scan'"),
+    ({"task": {"target": "outline"}}, "outline"),
+    ({"task": {"size": 8}}, "the size given is 8, the view pixels"),
+    ({"task": {"names": ["a", "b", "c"]}}, "value 255, and there are 3 classes"),
+    ({"encoder": {"stem": "large", "widths": [8, 8, 8], "depths": [1, 1, 1]}}, "gives 1 positions; choose resnet"),
+    ({"privacy": {"samples": {"noise_multiplier": 1.0}}}, "compares samples of a batch"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_wrong_configurations_are_refused_before_any_work(changes: Config, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PolyfedError, match=message):
+        prepared(segmenting(**copy.deepcopy(changes)), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
