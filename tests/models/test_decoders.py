@@ -100,7 +100,7 @@ def test_widths_are_those_of_the_stages() -> None:
 @pytest.mark.parametrize("summaries", [0, 1])
 def test_a_mask_head_reads_a_grid_of_positions_behind_a_summary(summaries: int) -> None:
     torch.manual_seed(0)
-    head = MaskHead(3, 3, (4,), 4).eval()
+    head = MaskHead(3, 3, (4,), 4, "image").eval()
     positions = torch.randn(2, summaries + 4, 3)
     logits = head(positions)
     assert logits.shape == (2, 3, 4, 4)

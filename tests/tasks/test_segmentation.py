@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from task_samples import TensorInputs, make_samples
 from torch import Tensor, nn
 
 import polyfed
-from polyfed.core.errors import PolyfedError
+from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.data.samples import Samples
+from polyfed.export.model import export_model
 from polyfed.models.towers import Positions
 from polyfed.runs.experiment import Experiment
 from polyfed.tasks.scores import TaskScores
@@ -146,6 +149,20 @@ def test_a_federation_learns_masks(tmp_path: Path) -> None:
     assert run.records.last("image-0")["dice"] > 0
 
 
+@pytest.mark.slow
+def test_an_export_makes_the_masks_of_its_run(tmp_path: Path) -> None:
+    polyfed.run(Experiment.parse(segmenting()), tmp_path / "run", quiet=True)
+    folder = export_model(tmp_path / "run", tmp_path / "export", which="last", onnx=True)
+    assert {"image-classes.pt2", "image-classes.onnx"} <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / "config.json").read_text())["classes"] == ["background", "foreground"]
+    shown = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(3)]
+    masks = polyfed.load_model(tmp_path / "run", which="last").segment(shown, batch=2)
+    assert masks.shape == (3, 16, 16)
+    assert (polyfed.load_model(folder, allow_code=True).segment(shown) == masks).all()
+    with pytest.raises(ConfigError, match="has no encoder of texts"):
+        polyfed.load_model(folder, allow_code=True).encode(texts="a")
+
+
 def with_masks(method: str) -> Config:
     """The federation of a method, in which clients of pictures segment, or all where all are of one kind."""
     config = federation_for(method)
@@ -191,8 +208,10 @@ REFUSED: list[tuple[Config, str]] = [
     ({"task": {"target": "outline"}}, "outline"),
     ({"task": {"size": 8}}, "the size given is 8, the view pixels"),
     ({"task": {"names": ["a", "b", "c"]}}, "value 255, and there are 3 classes"),
-    ({"encoder": {"stem": "large", "widths": [8, 8, 8], "depths": [1, 1, 1]}}, "gives 1 positions; choose resnet"),
-    ({"privacy": {"samples": {"noise_multiplier": 1.0}}}, "compares samples of a batch"),
+    (
+        {"encoder": {"stem": "large", "norm": "batch", "widths": [8, 8, 8], "depths": [1, 1, 1]}},
+        "gives 1 positions; choose resnet",
+    ),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from polyfed.data.tokenizers import Hashing
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
-from polyfed.export.programs import loaded_program, padded
+from polyfed.export.programs import Live, loaded_program, padded
 from polyfed.runs.loaded import LoadedEncoder, LoadedModel, opened_apart
 from polyfed.runs.opened import open_run
 
@@ -74,7 +75,8 @@ def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
         config = file_json((folder / "config.json").read_text("utf-8"))
         name, dim = f"{config['experiment']}, {config['model']}", int(config["dim"])
         encoders = {
-            modality: _encoder(folder, modality, entry, weights_dir) for modality, entry in config["modalities"].items()
+            modality: _encoder(folder, modality, entry, weights_dir, config["task"])
+            for modality, entry in config["modalities"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ValidationError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -82,7 +84,9 @@ def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
     return LoadedModel(name, dim, encoders)
 
 
-def _encoder(folder: Path, modality: str, entry: Mapping[str, Any], weights_dir: Path | None) -> LoadedEncoder:
+def _encoder(
+    folder: Path, modality: str, entry: Mapping[str, Any], weights_dir: Path | None, task: Mapping[str, Any]
+) -> LoadedEncoder:
     view = View.model_validate(entry["preparation"]["view"])
     if isinstance(view, Features) and weights_dir is None and not Path(view.backbone).is_absolute():
         weights_dir = _weights_folder()
@@ -91,11 +95,14 @@ def _encoder(folder: Path, modality: str, entry: Mapping[str, Any], weights_dir:
     length = entry["input"]["shape"][1] if entry["input"]["dtype"] == "int64" else None
     fixed, pad = (length if isinstance(length, int) else None), int(entry["preparation"].get("pad", 0))
 
-    def represent(x: Tensor) -> Tensor:
+    def run(program: Live, x: Tensor) -> Tensor:
         with torch.no_grad():
             return program(padded(x, fixed, pad))
 
-    return LoadedEncoder(view, _opener(folder, modality, view, entry["preparation"], context), represent)
+    segments = task.get("name") == "segmentation" and entry["classes_program"]
+    masks = loaded_program(folder / entry["classes_program"]) if segments else None
+    opener = _opener(folder, modality, view, entry["preparation"], context)
+    return LoadedEncoder(view, opener, partial(run, program), partial(run, masks) if masks else None)
 
 
 def _opener(

@@ -4,7 +4,7 @@ model.safetensors       weights by name, heads included
 config.json             architecture, widths, and how inputs are prepared
 tokenizer.json          of the library ``tokenizers``, where a modality has tokens
 <modality>.pt2          torch.export program: prepared inputs -> representations of unit norm
-<modality>-classes.pt2  prepared inputs -> logits, where the server classifies
+<modality>-classes.pt2  prepared inputs -> logits, where the server classifies pictures, texts or pixels
 <modality>.onnx         either of them as ONNX, if asked for
 README.md               what this is, with an example that runs
 """
@@ -33,11 +33,14 @@ from polyfed.export.inputs import Recipe, recipe
 from polyfed.export.onnx_programs import require_onnx, write_onnx
 from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
+from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
 from polyfed.runs.opened import Run, as_run
 from polyfed.runs.saved import ServerModel
 from polyfed.tasks.imputations.constant import LeaveOut
+from polyfed.tasks.segmentation import Segmentation
+from polyfed.tasks.task import Task
 
 
 def export_model(
@@ -169,6 +172,11 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
     """One program for each modality that the server's classifier reads, giving logits; else none."""
     # other heads, such as those of retrieval, give no logits
     head = saved.head
+    if isinstance(head, MaskHead):
+        name = head.modality
+        module, path = _Masks(model.encoders[name], head), folder / f"{_file(name)}-classes.pt2"
+        live = partial(_mask_logits, model, head)
+        return {name: write_program(module, live, specs[name], path, f"decoder of '{name}'")}
     if not isinstance(head, LinearHead | NonNegativeHead):
         return {}
     imputation = getattr(saved.task, "imputation", None)
@@ -181,9 +189,9 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
     programs = {}
     for modality, spec in specs.items():
         if only in (None, modality):
-            module, path = nn.Sequential(model.tower(modality), head), folder / f"{_file(modality)}-classes.pt2"
+            classifier, path = nn.Sequential(model.tower(modality), head), folder / f"{_file(modality)}-classes.pt2"
             live = partial(_logits, model, head, modality)
-            programs[modality] = write_program(module, live, spec, path, f"classifier of '{modality}'")
+            programs[modality] = write_program(classifier, live, spec, path, f"classifier of '{modality}'")
     return programs
 
 
@@ -192,8 +200,29 @@ def _logits(model: Model, head: nn.Module, modality: str, x: Tensor) -> Tensor:
     return logits
 
 
+class _Masks(nn.Module):
+    """Logits of every pixel, from an encoder's features by position."""
+
+    def __init__(self, encoder: nn.Module, head: MaskHead) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b classes h w"]:
+        logits: Tensor = self.head(self.encoder.positions(x)[0])  # type: ignore[operator]
+        return logits
+
+
+def _mask_logits(model: Model, head: MaskHead, x: Tensor) -> Tensor:
+    logits: Tensor = head(model.positions(head.modality, x)[0])
+    return logits
+
+
 def _file(modality: str) -> str:
     return re.sub(r"[^\w.-]", "-", modality)
+
+
+def _class_names(task: Task, named: Mapping[str, Any]) -> Any:
+    return list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0])
 
 
 def _config(
@@ -208,7 +237,7 @@ def _config(
         "round": saved.config["round"],
         "dim": saved.settings.dim,
         "task": saved.config["task"],
-        "classes": named.get(saved.task.class_targets[0]) if classes else None,
+        "classes": _class_names(saved.task, named) if classes else None,
         "modalities": {
             modality: {
                 "program": program.path.name,

@@ -19,7 +19,7 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
     rows = []
     for key, output in (
         ("program", f"representation of unit norm [batch, {config['dim']}]"),
-        ("classes_program", "logits [batch, classes]"),
+        ("classes_program", "logits [batch, classes], of masks [batch, classes, height, width]"),
     ):
         for modality, entry in config["modalities"].items():
             shape = ", ".join(map(str, entry["input"]["shape"]))

@@ -66,11 +66,12 @@ class MaskHead(nn.Module):
         classes: of pixels.
         widths: channels of the stages.
         size: height and width of the masks.
+        modality: whose features it reads.
     """
 
-    def __init__(self, dim: int, classes: int, widths: Sequence[int], size: int) -> None:
+    def __init__(self, dim: int, classes: int, widths: Sequence[int], size: int, modality: str) -> None:
         super().__init__()
-        self.classes, self.size = classes, size
+        self.modality = modality
         self.decoder = GridDecoder(dim, widths, size, classes, "group")
 
     def forward(self, positions: Float[Tensor, "b l d"]) -> Float[Tensor, "b classes size size"]:

@@ -56,7 +56,7 @@ def grid_side(positions: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | Non
 def to_map(positions: Float[Tensor, "b l c"]) -> Float[Tensor, "b c side side"]:
     """The map that positions in a square grid are, without the summary that may come before them."""
     side = math.isqrt(positions.shape[1])
-    return positions[:, -side * side :].transpose(1, 2).reshape(len(positions), -1, side, side)
+    return positions[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
 
 
 class PIE(nn.Module):

@@ -6,13 +6,14 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError, nearest
@@ -23,6 +24,7 @@ from polyfed.data.view import DataContext, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 from polyfed.federation.client import SERVER
+from polyfed.models.decoders import MaskHead
 from polyfed.models.model import Model
 
 if TYPE_CHECKING:
@@ -48,20 +50,27 @@ class LoadedEncoder:
         view: how values are presented.
         open: values as a column -> encoder inputs.
         represent: inputs -> vectors of unit norm.
+        decode: inputs -> logits of the classes of every pixel, where the model segments.
     """
 
     view: View
     open: Callable[[Column], Inputs]
     represent: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], Tensor] | None = None
 
     def encode(self, values: pa.Array, batch: int) -> Vectors:
+        return self.applied(self.represent, values, batch)
+
+    def applied(self, function: Callable[[Tensor], Tensor], values: pa.Array, batch: int) -> np.ndarray:
+        """What a function makes of raw values, batch by batch."""
         column = Column(
             pa.chunked_array([values]), uuid.uuid4().hex, "values to encode", nested=False, folder=Path("/")
         )
         inputs = self.open(column)
         with torch.inference_mode():
-            parts = [self.represent(inputs(rows)).cpu() for rows in torch.split(torch.arange(len(values)), batch)]
-        return torch.cat(parts).numpy()
+            parts = [function(inputs(rows)).cpu() for rows in torch.split(torch.arange(len(values)), batch)]
+        made: np.ndarray = torch.cat(parts).numpy()
+        return made
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,24 @@ class LoadedModel:
         else:
             column = pa.array(items)
         return self.encoders[modality].encode(column, batch)
+
+    def segment(self, images: Any, *, batch: int = 64) -> UInt8[np.ndarray, "n h w"]:
+        """Masks of pictures: the number of the likeliest class of every pixel.
+
+        Args:
+            images: as for ``encode``.
+            batch: pictures at a time.
+
+        Raises:
+            ConfigError: the model was not trained to segment.
+            DataError: a value is no picture.
+        """
+        encoder = self.encoders[self.modality_of(IMAGES)]
+        decode = encoder.decode
+        if decode is None:
+            raise ConfigError(f"model '{self.name}' makes no masks; train one with task segmentation")
+        pictures = _pictures(_several(images))
+        return encoder.applied(lambda x: decode(x).argmax(1).to(torch.uint8), pictures, batch)
 
     def similarity(self, images: Any, texts: Any) -> Float[np.ndarray, "n m"]:
         """Cosine similarities of each picture to each text; arrays of vectors are taken as they are."""
@@ -189,9 +216,19 @@ def loaded_model(name: str, model: Model, views: Mapping[str, View], context: Da
             view,
             lambda column: opened_apart(view, column, modality, context),
             lambda x: model.represent(modality, x.to(model.device)),
+            next((partial(_masks, model, head) for head in _mask_heads(model) if head.modality == modality), None),
         )
 
     return LoadedModel(name, model.dim, {modality: encoder(modality, view) for modality, view in views.items()})
+
+
+def _mask_heads(model: Model) -> list[MaskHead]:
+    return [head for head in model.heads.modules() if isinstance(head, MaskHead)]
+
+
+def _masks(model: Model, head: MaskHead, x: Tensor) -> Tensor:
+    logits: Tensor = head(model.positions(head.modality, x.to(model.device))[0])
+    return logits
 
 
 def participant_model(run: Run, participant: str = SERVER, which: str | None = None) -> LoadedModel:

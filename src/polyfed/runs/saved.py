@@ -60,6 +60,7 @@ class SampleFacts(BaseModel):
     modalities: tuple[str, ...] = ()
     classes: dict[str, tuple[str, ...]] = {}
     targets: dict[str, TargetFacts] = {}
+    lazy: dict[str, Annotated[tuple[_Side, ...], Field(max_length=2)]] = {}  # shapes
 
 
 class SavedFacts(BaseModel):
@@ -231,6 +232,7 @@ def _facts(samples: Samples) -> dict[str, Any]:
             }
             for name, values in samples.targets.items()
         },
+        "lazy": {name: list(values(samples.rows[name][:1]).shape[1:]) for name, values in samples.lazy.items()},
     }
 
 
@@ -238,7 +240,7 @@ def _outline(facts: SampleFacts) -> Samples:
     """One sample without content that has those facts."""
     return Samples(
         inputs={name: _NoInputs() for name in facts.modalities},
-        rows={name: torch.zeros(1, dtype=torch.int64) for name in facts.modalities},
+        rows={name: torch.zeros(1, dtype=torch.int64) for name in (*facts.modalities, *facts.lazy)},
         items=torch.zeros(1, dtype=torch.int64),
         targets={
             name: torch.full((1, *fact.shape), fact.greatest, dtype=getattr(torch, fact.dtype))
@@ -246,7 +248,21 @@ def _outline(facts: SampleFacts) -> Samples:
         },
         ids=("",),
         classes=facts.classes,
+        lazy={name: _Zeros(shape) for name, shape in facts.lazy.items()},
     )
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """A target of a shape, without content."""
+
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return 1
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+        return torch.zeros(len(rows), *self.shape, dtype=torch.uint8)
 
 
 class _NoInputs:

@@ -123,7 +123,7 @@ class Segmentation(Task):
         """
         self._require(samples)
         side = samples.lazy[self.target](samples.rows[self.target][:1]).shape[-1]
-        return MaskHead(dim, len(self.names), self.widths, side)
+        return MaskHead(dim, len(self.names), self.widths, side, self.modality)
 
     def require_model(self, model: Model, samples: Samples) -> None:
         """Raise ConfigError if the encoder gives no grid of features, found out on one picture."""
