@@ -56,7 +56,8 @@ def grid_side(positions: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | Non
 def to_map(positions: Float[Tensor, "b l c"]) -> Float[Tensor, "b c side side"]:
     """The map that positions in a square grid are, without the summary that may come before them."""
     side = math.isqrt(positions.shape[1])
-    return positions[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
+    # views whose batch may vary in an export
+    return torch.unflatten(positions[:, -side * side :].transpose(1, 2), 2, (side, side))
 
 
 class PIE(nn.Module):
