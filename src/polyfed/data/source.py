@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,15 @@ OTHER_LAYOUTS = (
     "pictures in class folders or with a file of captions or labels, and files of texts, load as "
     "{name: folder, path: FOLDER}; anything else is written as Parquet first (docs/tutorials/own-data.md)"
 )
+
+
+ColumnNames = str | Annotated[tuple[str, ...], Field(min_length=1)]
+"""A column, or several that are one value together, such as age and sex."""
+
+
+def called(columns: ColumnNames) -> str:
+    """What one or several columns are called."""
+    return columns if isinstance(columns, str) else ", ".join(columns)
 
 
 class Column:
@@ -55,7 +64,7 @@ class Column:
 
     @cached_property
     def values(self) -> pa.ChunkedArray:
-        """One entry an item: an image struct {bytes, path}, a string, a number, or a list of such."""
+        """One entry an item: an image struct {bytes, path}, a string, a number, a list of such, or a struct of them."""
         return self._values() if callable(self._values) else self._values
 
     @property
@@ -157,7 +166,10 @@ class Source(Settings):
         {"columns", "targets", "where", "incomplete", "keep_first", "matches", "id", "splits"}
     )
 
-    columns: dict[str, str] = Field(default_factory=dict, description="modality -> column that holds it")
+    columns: dict[str, ColumnNames] = Field(
+        default_factory=dict,
+        description="modality -> column that holds it, or list of columns of one value an item, such as [age, sex]",
+    )
     targets: dict[str, str] = Field(
         default_factory=dict,
         description="target name (label, answer, ...) -> column with class numbers, booleans or class names",
@@ -175,6 +187,11 @@ class Source(Settings):
         Raises:
             DataError: the folder, the split or a named column is missing.
         """
+
+    @property
+    def column_names(self) -> dict[str, str]:
+        """Modality -> what its column, or columns, are called in a split."""
+        return {modality: called(columns) for modality, columns in self.columns.items()}
 
     def identity(self, data_dir: Path | None) -> dict[str, Any]:
         """Which data these are, whatever is picked from them: equal for two sources that read the same.

@@ -7,10 +7,10 @@ import hashlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,8 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import Mask, class_names, empty, fingerprint_of, innermost, is_list, is_text, lacking
-from polyfed.data.source import Column, Source, Split
+from polyfed.data.labels import label_column, unless_blank
+from polyfed.data.source import Column, Source, Split, called
 
 _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
@@ -133,12 +134,14 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     Raises:
         DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
     """
+    table = _with_structs(table, source, name)
     _require_columns(table, source, name)
     names = class_names(table.schema, table.where)
     classes = {target: _classes(table, source, target, names) for target in source.targets}
     # a column is read as labels wherever a target names it, and as it stands otherwise
     names_of_labels = {column: classes[target] for target, column in source.targets.items()}
     rows, left_out = _items(table, source, names)
+    with_gaps = set(source.column_names.values()) if source.incomplete == "keep" else set[str]()
 
     def kept(column: str) -> pa.ChunkedArray:
         values = _entries(table, source, column)
@@ -146,7 +149,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
 
     @cache  # labels are small, and every participant wants them
     def labels(column: str, stamp: str, here: str) -> Column:
-        return _label_column(kept(column), names_of_labels[column], stamp, here)
+        return label_column(kept(column), names_of_labels[column], stamp, here)
 
     def read(column: str) -> Column:
         table.require(column, table.place)
@@ -161,14 +164,14 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
             return labels(column, stamp, here)
         recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
         nested = is_list(table.kind(column))
-        gaps = source.incomplete == "keep" and column in source.columns.values() and not _is_known_full(table, column)
+        gaps = column in with_gaps and not _is_known_full(table, column)
         return Column(lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe, gaps=gaps)
 
     return Split(
         source=name,
         name=table.split,
         ids=_row_ids(table, rows) if table.ids is None else _column_ids(kept(table.ids), table.ids, table.place),
-        columns=dict(source.columns),
+        columns=source.column_names,
         targets=dict(source.targets),
         classes={target: names for target, names in classes.items() if names},
         read=read,
@@ -177,8 +180,40 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     )
 
 
+def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTable:
+    """The table with a column of structs for each modality that is of several columns.
+
+    Raises:
+        DataError: one of these is missing, or a target, which no model may see.
+    """
+    structs = {called(parts): parts for parts in source.columns.values() if not isinstance(parts, str)}
+    for modality, parts in source.columns.items():
+        for part in parts if not isinstance(parts, str) else ():
+            table.require(part, f"{table.place} (source '{name}', columns.{modality})")
+            if part in source.targets.values():
+                raise DataError(f"source '{name}', columns.{modality}: column '{part}' is a target; leave it out")
+
+    def read(column: str) -> pa.ChunkedArray:
+        if column not in structs:
+            return table.read(column)
+        values = [table.read(part).combine_chunks() for part in structs[column]]
+        return pa.chunked_array([pa.StructArray.from_arrays(values, names=structs[column])])
+
+    schema = table.schema
+    for column, parts in structs.items():
+        schema = schema.append(pa.field(column, pa.struct([(part, table.kind(part)) for part in parts])))
+    depends = {column: "".join(table.depends.get(part, "") for part in parts) for column, parts in structs.items()}
+    return replace(
+        table,
+        read=read,
+        schema=schema,
+        filled=lambda column: any(map(table.filled, structs.get(column, (column,)))),
+        depends={**table.depends, **depends},
+    )
+
+
 def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
-    uses = {f"columns.{modality}": column for modality, column in source.columns.items()}
+    uses = {f"columns.{modality}": column for modality, column in source.column_names.items()}
     uses |= {f"targets.{target}": column for target, column in source.targets.items()}
     chosen = [("id", table.ids), *uses.items(), *(("where", column) for column in source.where)]
     chosen += [("keep_first", column) for column in source.keep_first]
@@ -233,7 +268,7 @@ def _where(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[
 
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
     """Which of the rows lack nothing, or no more than they may, and column -> how many of the others lack it."""
-    keeps = set(source.columns.values()) if source.incomplete == "keep" else set[str]()
+    keeps = set(source.column_names.values()) if source.incomplete == "keep" else set[str]()
     gaps = {name: fitting & gap for name, gap in _gaps(table, source, keeps).items()}
     # an item that has one of those to keep is kept
     gone = np.logical_and.reduce([gaps[column] for column in keeps]) if keeps else np.zeros_like(fitting)
@@ -255,7 +290,7 @@ def _gaps(table: SplitTable, source: TableSource, keeps: Collection[str]) -> dic
     # a list of labels may be empty, which is no gap
     single = [column for column in source.targets.values() if not is_list(table.kind(column))]
     full, gaps = np.zeros(table.count(), np.bool_), {}
-    for column in dict.fromkeys((*source.columns.values(), *single)):
+    for column in dict.fromkeys((*source.column_names.values(), *single)):
         lacks = empty if column in keeps else lacking
         gaps[column] = full if _is_known_full(table, column) else lacks(_entries(table, source, column))
     return gaps
@@ -327,50 +362,9 @@ def _classes(
     if not is_text(kind) or table.everywhere is None:
         texts = "" if table.everywhere is None else ", or one text an item,"
         raise DataError(f"{place}: a target needs integers or lists of integers{texts} not {kind}; use class numbers")
-    if column in source.columns.values():
+    if column in source.column_names.values():
         raise DataError(f"{place}: its texts are a modality already; a target needs a column of its own")
-    return tuple(sorted(_unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))
-
-
-def _unless_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, texts.type), texts)
-
-
-def _label_column(values: pa.ChunkedArray, names: tuple[str, ...], stamp: str, where: str) -> Column:
-    """Class numbers; each is checked, since a wrong one would only be found by a loss, on a GPU without a message."""
-    kind = values.type
-    encoded = is_text(kind)
-    if encoded:
-        values, stamp = pc.index_in(_unless_blank(values), pa.array(names, kind)), fingerprint_of(stamp, *names)
-    elif pa.types.is_boolean(innermost(kind)):
-        numbers = pa.int8()
-        while is_list(kind):
-            numbers, kind = pa.list_(numbers), kind.value_type
-        values = values.cast(numbers)
-    flat, nulls = values, values.null_count
-    while is_list(flat.type):
-        flat = pc.list_flatten(flat)
-        nulls += flat.null_count
-    bounds = pc.min_max(flat).as_py()
-    outside = names and bounds["min"] is not None and (bounds["min"] < 0 or bounds["max"] >= len(names))
-    if nulls or outside:
-        raise _bad_label(values, len(names), where)
-    return Column(values, stamp, where, encoded=encoded)
-
-
-def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
-    """Names the first label that is null or, where their number is known, none of the classes."""
-
-    def bad(entry: Any) -> list[Any]:
-        if isinstance(entry, list):
-            return [label for part in entry for label in bad(part)]
-        return [entry] if entry is None or (classes and not 0 <= entry < classes) else []
-
-    row, label = next((row, labels[0]) for row, entry in enumerate(values.to_pylist()) if (labels := bad(entry)))
-    valid = f"in 0 to {classes - 1}" if classes else "an integer"
-    can_leave_out = label is None and not is_list(values.type)
-    remedy = "mend or leave out the row" + (" (incomplete: leave_out)" if can_leave_out else "")
-    return DataError(f"{where}, row {row}: label {label} is not {valid}; {remedy}")
+    return tuple(sorted(unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))
 
 
 def _row_ids(table: SplitTable, rows: Mask | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from polyfed.core.device import cpu_threads
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
-from polyfed.data.source import Source
+from polyfed.data.source import ColumnNames, Source, called
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, as_run
@@ -132,17 +132,18 @@ def _parquet_folder(conditions: Experiment, target: Target) -> Path:
     raise DataError(f"--data '{target.data}' is neither a source of the run nor a folder, {looked}; {hint}")
 
 
-def _column(conditions: Experiment, target: Target, modality: str, there: Sequence[str]) -> str:
+def _column(conditions: Experiment, target: Target, modality: str, there: Sequence[str]) -> ColumnNames:
     """What the user says, else what a source of the run calls it (the server's first), else its own name."""
     sources = [*_server_source(conditions), *conditions.data.sources.values()]
     known = [source.columns[modality] for source in sources if modality in source.columns]
     given = target.columns.get(modality)
     wanted = dict.fromkeys([given] if given else [*known, modality])
     for column in wanted:
-        if column in there:
+        if ({column} if isinstance(column, str) else {*column}) <= {*there}:
             return column
+    names = " or ".join(repr(called(column)) for column in wanted)
     raise DataError(
-        f"data '{target.data}' has no column {' or '.join(map(repr, wanted))} for '{modality}'; give it with "
+        f"data '{target.data}' has no column {names} for '{modality}'; give it with "
         f"--column {modality}=NAME, where NAME is one of: {', '.join(there)}"
     )
 

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
-from polyfed.data.source import folder_of
+from polyfed.data.source import ColumnNames, folder_of
 from polyfed.data.tables import SplitTable, TableSource
 
 FINDINGS = {
@@ -54,7 +54,7 @@ class MimicCxr(TableSource):
 
     identified_by: ClassVar[frozenset[str] | None] = frozenset({"path"})
 
-    columns: dict[str, str] = Field(
+    columns: dict[str, ColumnNames] = Field(
         default={"image": "image", "text": "text"}, description="modality -> column that holds it"
     )
     matches: str | None = Field(
