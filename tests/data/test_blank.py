@@ -37,7 +37,7 @@ def test_there_may_be_more_classes_than_rows() -> None:
     assert len(split.classes["label"]) == 7
 
 
-@pytest.mark.parametrize("content", [{"image": "sound"}, {"label": 0}])
+@pytest.mark.parametrize("content", [{"image": "noise"}, {"label": 0}])
 def test_other_contents_are_refused(content: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="content"):
         blank(content=content)

@@ -5,27 +5,29 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 from PIL import Image
 from pydantic import Field
 
 from polyfed.data.arrow import fingerprint_of
+from polyfed.data.sounds import wav
 from polyfed.data.tables import SplitTable, TableSource
 
-Content = Literal["picture", "text", "texts"] | Annotated[int, Field(ge=1)]
+Content = Literal["picture", "text", "texts", "sound", "number", "numbers"] | Annotated[int, Field(ge=1)]
 
+_RATE = 8000
 _SIDE = 32  # pixels; views resize them
-_PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 class Blank(TableSource):
-    """Grey pictures, one text again and again, and classes in turn; every split has as many rows."""
+    """Grey pictures, one text again and again, silence, zeros, and classes in turn; every split has as many rows."""
 
     rows: int = Field(ge=1, description="items of each split")
     content: dict[str, Content] = Field(
-        description="column -> picture, text, texts (a list of ``entries``), or a number of classes"
+        description="column -> picture, text, texts (``entries`` of them), sound, number, numbers; or how many classes"
     )
     entries: int = Field(default=5, ge=1, description="texts of an item in a column of texts")
 
@@ -54,9 +56,19 @@ class Blank(TableSource):
     def _values(self, kind: Content) -> pa.Array:
         if isinstance(kind, int):
             return pa.array([row % kind for row in range(self.rows)], pa.int64())
-        if kind == "picture":
-            file = io.BytesIO()
-            Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)).save(file, "PNG")
-            return pa.array([{"bytes": file.getvalue(), "path": "blank.png"}] * self.rows, _PICTURE)
         text = "a text of seven words in all"
-        return pa.array([text if kind == "text" else [text] * self.entries] * self.rows)
+        values: dict[str, Any] = {
+            "text": text,
+            "texts": [text] * self.entries,
+            "picture": {"bytes": _grey(), "path": "blank.png"},
+            "sound": {"bytes": wav(np.zeros(_RATE, np.float32), _RATE), "path": "blank.wav"},
+            "number": 0.0,
+            "numbers": [0.0] * self.entries,
+        }
+        return pa.array([values[kind]] * self.rows)
+
+
+def _grey() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)).save(file, "PNG")
+    return file.getvalue()

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
-from polyfed.data.views.pixels import Pixels
-from polyfed.data.views.tokens import Tokens
+from polyfed.data.view import View
 from polyfed.engines.local import LocalEngine
 from polyfed.lab.analysis.cost import bytes_by_kind, one_of_each, one_round, unhurried
 from polyfed.lab.analysis.random_networks import RandomNetworks
@@ -223,7 +222,11 @@ def _blank_sources(experiment: Experiment, classes: Mapping[str, int], items: in
         name: {
             "name": "blank",
             "rows": rows,
-            "columns": {modality: column for modality, column in source.columns.items() if column in contents[name]},
+            "columns": {
+                modality: of
+                for modality, of in source.columns.items()
+                if (of if isinstance(of, str) else of[0]) in contents[name]
+            },
             "targets": dict(source.targets),
             "content": contents[name] | {column: _classes(name, classes) for column in source.targets.values()},
         }
@@ -240,7 +243,9 @@ def _contents(experiment: Experiment) -> dict[str, dict[str, Any]]:
         columns = experiment.data.sources[name].columns
         for modality in model.encoders.keys() & columns.keys():
             view = model.encoders[modality].view
-            contents[name][columns[modality]] = _content(view, f"{name}, '{modality}'", many=name == public)
+            content = _content(view, f"{name}, '{modality}'", many=name == public)
+            of = columns[modality]
+            contents[name] |= dict.fromkeys((of,) if isinstance(of, str) else of, content)
     return contents
 
 
@@ -257,14 +262,12 @@ def _uses(experiment: Experiment) -> Iterator[tuple[str, ModelSettings]]:
             yield experiment.public.source, experiment.server.model
 
 
-def _content(view: object, where: str, *, many: bool) -> str:
-    if isinstance(view, Pixels):
-        return "picture"
-    if isinstance(view, Tokens):
-        return "texts" if many else "text"
+def _content(view: View, where: str, *, many: bool) -> str:
+    if view.takes:
+        return "texts" if many and view.takes == "text" else view.takes
     raise ConfigError(
-        f"traffic of {where}: only pictures and texts can be made up, not what a view "
-        f"'{type(view).__name__.lower()}' reads; measure a run, or the experiment with its data"
+        f"traffic of {where}: what a view '{view.component_name()}' reads cannot be made up; measure a run, or the "
+        "experiment with its data"
     )
 
 

@@ -1,0 +1,67 @@
+"""Recordings: from WAV files and arrays of samples to one channel at one rate."""
+
+from __future__ import annotations
+
+import io
+import math
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+from scipy import signal
+from scipy.io import wavfile
+
+from polyfed.data.pictures import picture_bytes
+
+Waveform = Float[np.ndarray, " n"]
+
+
+def waveform(value: Any, rate: int, folder: Path | None = None, most: float | None = None) -> Waveform:
+    """One recording as samples of about -1 to 1, channels averaged, at ``rate`` samples a second.
+
+    Args:
+        value: WAV (whole numbers of any width, or fractions) in a struct {bytes, path} or as bytes, or a struct
+            {array, sampling_rate}, as ``datasets`` has it decoded.
+        rate: of the result.
+        folder: of the data set, which a path must lie in.
+        most: seconds that are read at most; None: all.
+
+    Raises:
+        ValueError, OSError: it cannot be read, or has no samples.
+    """
+    if isinstance(value, dict) and value.get("array") is not None:
+        own, samples = int(value["sampling_rate"]), np.asarray(value["array"], dtype=np.float32)
+    else:
+        own, samples = wavfile.read(io.BytesIO(picture_bytes(value, folder)))
+        samples = _as_fractions(samples)
+    if own < 1 or not samples.size:
+        raise ValueError(f"{samples.size} samples at {own} a second")
+    samples = samples if most is None else samples[: math.ceil(most * own)]
+    mono = samples if samples.ndim == 1 else samples.mean(1)
+    if not np.isfinite(mono).all():
+        raise ValueError("samples that are no numbers")
+    shared = math.gcd(own, rate)
+    resampled = mono if own == rate else signal.resample_poly(mono, rate // shared, own // shared)
+    return np.asarray(resampled, dtype=np.float32)
+
+
+def _as_fractions(samples: NDArray[Any]) -> Float[np.ndarray, "n ..."]:
+    if samples.dtype == np.uint8:  # 8 bits have no sign in WAV
+        return ((samples.astype(np.float32)) - 128) / 128
+    if samples.dtype.kind == "i":
+        return (samples / -float(np.iinfo(samples.dtype).min)).astype(np.float32)
+    return samples.astype(np.float32)
+
+
+def wav(samples: Waveform, rate: int) -> bytes:
+    """Samples from -1 to 1 as WAV of 16 bits."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples.clip(-1, 1) * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
