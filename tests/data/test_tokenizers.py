@@ -108,7 +108,7 @@ class TestLearnt:
         kind.ready("words", context(tmp_path, bundles=tmp_path))
         (file,) = tmp_path.glob("vocabulary-*.json")
         file.write_text("{")
-        with pytest.raises(DataError, match=rf"{file.name}: not a readable vocabulary .*remove the file"):
+        with pytest.raises(DataError, match=rf"{file.name}: not readable .*remove the file"):
             kind.ready("words", context(tmp_path, bundles=tmp_path))
 
     def test_needs_the_public_set(self, kind: Tokenizer, tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from polyfed.core.errors import ConfigError, DataError
-from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
-from polyfed.core.untrusted import file_json
 from polyfed.data.arrow import fingerprint_of
+from polyfed.data.learnt import learnt, public_column
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 
@@ -98,19 +96,12 @@ class LearntTokenizer(Tokenizer):
     def load(self, modality: str, context: DataContext) -> Vocabulary:
         """Read the vocabulary from the run folder, or learn it and write it there."""
         column = self._public_texts(modality, context)
-        if context.bundles is None:
-            return self.build(self.learn(column.texts()))
-        path = context.bundles / f"vocabulary-{self.component_name()}-{self.key(modality, context)}.json"
-        # a resumed run must have the tokens that its embeddings were trained with
-        if not path.exists():
-            content = {"settings": self.model_dump(mode="json"), "tokens": self.learn(column.texts())}
-            write_atomically(path, json.dumps(content, ensure_ascii=False).encode())
-        try:
-            tokens = file_json(path.read_text(encoding="utf-8"))["tokens"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = f"not a readable vocabulary ({error}); remove the file to learn it again"
-            raise DataError(f"{path}: {reason}") from error
-        return self.build(tuple(tokens))
+        return learnt(
+            context,
+            f"vocabulary-{self.component_name()}-{self.key(modality, context)}",
+            lambda: {"settings": self.model_dump(mode="json"), "tokens": self.learn(column.texts())},
+            lambda content: self.build(tuple(content["tokens"])),
+        )
 
     def key(self, modality: str, context: DataContext) -> str:
         """Depends on the settings and on the public texts."""
@@ -118,13 +109,8 @@ class LearntTokenizer(Tokenizer):
         return fingerprint_of(settings, self._public_texts(modality, context).fingerprint)
 
     def _public_texts(self, modality: str, context: DataContext) -> Column:
-        if modality not in context.public:
-            raise ConfigError(
-                f"tokenizer '{self.component_name()}' learns from the public set, which has no '{modality}' "
-                f"(it has: {', '.join(context.public) or 'nothing'}); use 'hashing' or 'pretrained', "
-                "or add a public set with it"
-            )
-        return context.public[modality]
+        who = f"tokenizer '{self.component_name()}'"
+        return public_column(context, modality, who, "use 'hashing' or 'pretrained'")
 
 
 def words_of(text: str) -> list[str]:

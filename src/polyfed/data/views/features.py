@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import math
 import re
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 import torch
-from jaxtyping import Float, Int64
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -34,15 +32,14 @@ from polyfed.data.backbones import (
     pool_of,
     sees,
 )
-from polyfed.data.cache import CacheFullError, remembered, unreadable
+from polyfed.data.cache import remembered, unreadable
 from polyfed.data.digests import content_digest
 from polyfed.data.pictures import ImageFit
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
+from polyfed.data.stored_inputs import StoredInputs
 from polyfed.data.stored_rows import StoredRows
 from polyfed.data.view import DataContext, InputSpec, View
-
-_log = logging.getLogger(__name__)
 
 Preparation = ImagePreparation | TextPreparation
 
@@ -115,7 +112,7 @@ class Features(View):
             compute.block,
             what=f"{self.backbone} features of {column.where}",
         )
-        return FeatureInputs(rows, compute)
+        return StoredInputs(rows, compute)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         folder = self._folder(context)
@@ -170,38 +167,6 @@ class Features(View):
         identity = [_VERSION, content, digest(folder), pool, self.tower, self.precision, *settings]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return f"features-{re.sub(r'[^A-Za-z0-9.-]+', '-', folder.name)}-{self.pool}-{stamp}"
-
-
-class FeatureInputs:
-    """Opened features: row numbers in, float32 features out.
-
-    Where the disk of the cache is full they are computed anew whenever they are asked for, rounded to float16 as those
-    in the cache are.
-    """
-
-    def __init__(self, stored: StoredRows, compute: FeatureComputation) -> None:
-        self._stored, self._compute, self._is_live = stored, compute, False
-
-    def __len__(self) -> int:
-        return len(self._compute.values) if self._is_live else len(self._stored)
-
-    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
-        """Features of ``rows``; the same with and without a generator."""
-        self.prepare(rows)
-        if not self._is_live:
-            return torch.from_numpy(self._stored(rows.numpy())).float()
-        distinct, places = torch.unique(rows, return_inverse=True)
-        return self._compute(distinct.tolist()).half().float()[places]
-
-    def prepare(self, rows: Int64[Tensor, " n"]) -> None:
-        """Compute and keep the features of ``rows``, so that none of them is waited for later."""
-        if self._is_live:
-            return
-        try:
-            self._stored.require(rows.numpy())
-        except CacheFullError as error:
-            _log.warning("%s: features are computed anew for every batch: %s", self._compute.column.where, error)
-            self._is_live = True
 
 
 class FeatureComputation:
