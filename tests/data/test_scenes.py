@@ -7,13 +7,14 @@ from PIL import Image
 
 from polyfed.core.errors import DataError
 from polyfed.data.scenery import drawing, layout
+from polyfed.data.scenery.attributes import ATTRIBUTES
 from polyfed.data.scenery.questions import ANSWERS
 from polyfed.data.scenery.wording import TOPICS
 from polyfed.data.source import Split
 from polyfed.data.sources import scenes as module
 from polyfed.data.sources.scenes import Scenes, scenes_schema
 
-COLUMNS = ["id", "image", "captions", "label", "text", "topic", "questions", "answers", "mask"]
+COLUMNS = ["id", "image", "captions", "label", "text", "topic", "questions", "answers", "mask", "audio", *ATTRIBUTES]
 
 
 def opened(split: str = "train", **settings: object) -> Split:

@@ -1,4 +1,4 @@
-"""Generated scenes: pictures of shapes with captions, labels, texts, questions and masks; no download."""
+"""Generated scenes: pictures of shapes with captions, labels, questions, masks, sounds and attributes; no download."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from pydantic import Field
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of
+from polyfed.data.scenery.attributes import ATTRIBUTES, attribute
 from polyfed.data.scenery.drawing import picture, png
 from polyfed.data.scenery.layout import LABELS, VERSION, Domain, Scene, SceneRecipe, arrange
 from polyfed.data.scenery.questions import ANSWERS, questions
+from polyfed.data.scenery.sound import RATE, recording
 from polyfed.data.scenery.wording import TOPICS, captions, text, topic
+from polyfed.data.sounds import wav
+from polyfed.data.source import ColumnNames
 from polyfed.data.tables import SplitTable, TableSource
 
 
@@ -26,14 +30,16 @@ class Scenes(TableSource):
 
     An item has the columns ``image``, ``captions`` (five), ``label`` (texture and shape of the main thing,
     the largest), ``text`` with ``topic`` (text classification), ``questions`` with ``answers`` (lists of two
-    to seven) and ``mask`` (255 where the main thing is visible, else 0), each generated when it is read.
+    to seven), ``mask`` (255 where the main thing is visible, else 0), ``audio`` (a second of 8 kHz in which each thing
+    is a tone) and those of a table, ``things``, ``colours``, ``colour``, ``other_colour``, ``size``, ``corners``,
+    ``other_corners``, ``x``, ``y``, ``other_x``, ``other_y``, each generated when it is read.
 
     Scene i does not depend on the size of the split, and has the same contents, texts and id in every domain.
     """
 
     identified_by: ClassVar[frozenset[str] | None] = frozenset({"seed", "difficulty", "domain", "shift"})
 
-    columns: dict[str, str] = Field(
+    columns: dict[str, ColumnNames] = Field(
         default={"image": "image", "text": "captions"}, description="modality -> column that holds it"
     )
     targets: dict[str, str] = Field(
@@ -98,7 +104,7 @@ def _generated(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
 
 
 def _is_light(recipe: SceneRecipe, column: str) -> bool:
-    return recipe.count <= 1000 and column not in ("image", "mask")
+    return recipe.count <= 1000 and column not in ("image", "mask", "audio")
 
 
 # texts and labels of a split are read again for each view of it, and by every experiment that has the split
@@ -114,6 +120,15 @@ def drawn_scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
 def _png(recipe: SceneRecipe, index: int, *, mask: bool = False) -> dict[str, object]:
     pixels = picture(drawn_scenes(recipe)[index], recipe, index)[mask]
     return {"bytes": png(pixels), "path": f"{recipe.scene_id(index)}{'-mask' if mask else ''}.png"}
+
+
+def _sound(recipe: SceneRecipe, index: int) -> dict[str, object]:
+    samples = recording(drawn_scenes(recipe)[index], recipe, index)
+    return {"bytes": wav(samples, RATE), "path": f"{recipe.scene_id(index)}.wav"}
+
+
+def _attribute(name: str, recipe: SceneRecipe, index: int) -> float | str | None:
+    return attribute(name, drawn_scenes(recipe)[index], recipe, index)
 
 
 def _captions(recipe: SceneRecipe, index: int) -> list[str]:
@@ -143,11 +158,11 @@ def _list(feature: object) -> dict[str, object]:
 
 
 _STRING = {"_type": "Value", "dtype": "string"}
-_PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 # column -> Arrow type, Hugging Face feature, and how the value of one scene is made
 _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] = {
     "id": (pa.string(), _STRING, SceneRecipe.scene_id),
-    "image": (_PICTURE, {"_type": "Image"}, _png),
+    "image": (_FILE, {"_type": "Image"}, _png),
     "captions": (pa.list_(pa.string()), _list(_STRING), _captions),
     "label": (pa.int64(), _classes(LABELS), lambda recipe, index: drawn_scenes(recipe)[index].label),
     "text": (pa.string(), _STRING, _text),
@@ -158,5 +173,10 @@ _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] 
         _list(_classes(ANSWERS)),
         lambda *scene: [answer for _, answer in _asked(*scene)],
     ),
-    "mask": (_PICTURE, {"_type": "Image"}, partial(_png, mask=True)),
+    "mask": (_FILE, {"_type": "Image"}, partial(_png, mask=True)),
+    "audio": (_FILE, {"_type": "Audio"}, _sound),
+    **{
+        name: (kind, {"_type": "Value", "dtype": str(kind).replace("double", "float64")}, partial(_attribute, name))
+        for name, (kind, _) in ATTRIBUTES.items()
+    },
 }
