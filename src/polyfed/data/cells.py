@@ -1,0 +1,152 @@
+"""Columns of tables as numbers: standardised, or one of several names, with statistics of the public set alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Float
+from pydantic import Field, model_validator
+
+from polyfed.core.errors import DataError, nearest
+from polyfed.core.settings import Settings
+from polyfed.data.arrow import fingerprint_of, innermost, is_text
+from polyfed.data.learnt import learnt, public_column
+from polyfed.data.source import Column
+from polyfed.data.view import DataContext
+
+_MOST = 100  # names of a column: more are texts or ids
+
+Values = Float[np.ndarray, "n slots"]
+
+
+class Cells(Settings):
+    """How the values of one column become numbers."""
+
+    mean: float = Field(default=0.0, description="of a column of numbers, taken off")
+    std: float = Field(default=1.0, gt=0, description="of a column of numbers, divided by")
+    names: tuple[str, ...] = Field(default=(), description="values of a column of names, in the order of their places")
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        if self.names and (self.mean, self.std) != (0.0, 1.0):
+            raise ValueError("mean and std are of numbers, names of texts; give one of them")
+        return self
+
+    @property
+    def slots(self) -> int:
+        """Numbers that a value becomes: whether it is known, and itself or a place for each name."""
+        return 1 + (len(self.names) or 1)
+
+    def numbers(self, values: pa.ChunkedArray) -> npt.NDArray[np.float32]:
+        """Standardised values [n]; NaN where one is not known."""
+        plain: npt.NDArray[np.float64] = pc.fill_null(values.cast(pa.float64()), np.nan).to_numpy()
+        return ((plain - self.mean) / self.std).astype(np.float32)
+
+    def __call__(self, values: pa.ChunkedArray) -> Values:
+        """A first 1 for what is known, else zeros; a name that is none of ``names`` has no other 1.
+
+        Raises:
+            pa.ArrowInvalid: values of a column of numbers are none.
+        """
+        if self.names:
+            place = pc.index_in(values.cast(pa.string()), pa.array(self.names))
+            known, slots = ~values.is_null().to_numpy(), pc.fill_null(place, -1).to_numpy()
+            return np.column_stack([known, slots[:, None] == np.arange(len(self.names))]).astype(np.float32)
+        numbers = self.numbers(values)
+        return np.column_stack([np.isfinite(numbers), np.nan_to_num(numbers, posinf=0, neginf=0)]).astype(np.float32)
+
+
+def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
+    """Mean and standard deviation of numbers, or of lists of them; else the names that occur.
+
+    Raises:
+        DataError: values are neither, or too many names.
+    """
+    kind = innermost(values.type)
+    if is_text(kind):
+        names = sorted(values.unique().drop_null().to_pylist())
+        if not 0 < len(names) <= _MOST:
+            raise DataError(f"{where}: {len(names)} different texts are no names of 1 to {_MOST}; leave the column out")
+        return Cells(names=tuple(names))
+    if not is_number(kind):
+        raise DataError(f"{where}: holds {kind}; a table has numbers, true and false, or names")
+    while values.type != kind:
+        values = pc.list_flatten(values)
+    numbers = Cells().numbers(values).astype(np.float64)
+    numbers = numbers[np.isfinite(numbers)]
+    spread = float(numbers.std()) if numbers.size else 0.0
+    # a constant says nothing, and is not divided by nothing
+    return Cells(mean=float(numbers.mean()) if numbers.size else 0.0, std=spread or 1.0)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def cells_of(
+    given: Mapping[str, Cells], modality: str, context: DataContext, view: str, *, series: bool
+) -> dict[str, Cells]:
+    """Column -> its cells: given, or learnt from the public set, which all participants may see.
+
+    Args:
+        given: by the settings of the view; empty: all are learnt.
+        modality: whose columns.
+        context: has the public set, and keeps what was learnt.
+        view: its name.
+        series: whether the columns hold lists of numbers.
+
+    Raises:
+        ConfigError: nothing is given, and there is no public set with the modality.
+        DataError: the public columns are not of the kind.
+    """
+    if given:
+        return dict(given)
+    column = public_column(context, modality, f"view '{view}'", "set its cells")
+    key = f"cells-{view}-{fingerprint_of(modality, column.fingerprint)}"
+    if key not in context.fitted:
+
+        def learn() -> dict[str, object]:
+            parts = columns_of(column, series=series).items()
+            return {name: learnt_cells(values, f"{column.where}: '{name}'").model_dump() for name, values in parts}
+
+        context.fitted[key] = learnt(
+            context, key, learn, lambda read: {name: Cells.model_validate(cells) for name, cells in read.items()}
+        )
+    cells = context.fitted[key]
+    assert isinstance(cells, dict)
+    return cells
+
+
+def columns_of(column: Column, *, series: bool) -> dict[str, pa.ChunkedArray]:
+    """The columns that are one value together, by name.
+
+    Raises:
+        DataError: it is a single column, or the columns are not lists of numbers, or are while no series are wanted.
+    """
+    values = column.flat_values()
+    if not pa.types.is_struct(values.type):
+        wanted = "columns: {series: [NAME]}" if series else "columns: {table: [NAME, NAME]}"
+        raise DataError(f"{column.where}: is one column; name it, and others, in brackets: {wanted}")
+    parts = {part.name: pc.struct_field(values, part.name) for part in values.type}
+    for name, part in parts.items():
+        if (innermost(part.type) != part.type) != series:
+            raise DataError(
+                f"{column.where}: '{name}' holds {part.type}; view 'series' takes lists of numbers, 'table' one "
+                "value an item"
+            )
+    return parts
+
+
+def require_columns(column: Column, there: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """Raise DataError if a column's parts are not those that a view knows, in its order."""
+    if [*there] != [*wanted]:
+        odd = next((name for name in [*there, *wanted] if (name in there) != (name in wanted)), next(iter(there)))
+        raise DataError(
+            f"{column.where}: the view knows the columns {', '.join(wanted)}, in this order; '{odd}' does not fit, "
+            f"{nearest(odd, wanted)}"
+        )

@@ -1,0 +1,134 @@
+"""Recordings as log-mel spectrograms."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core.settings import Settings
+from polyfed.data.arrow import fingerprint_of
+from polyfed.data.cache import unreadable
+from polyfed.data.samples import Inputs
+from polyfed.data.sounds import waveform
+from polyfed.data.source import Column
+from polyfed.data.spectrograms import log_mel
+from polyfed.data.stored_inputs import StoredInputs
+from polyfed.data.stored_rows import StoredRows
+from polyfed.data.view import DataContext, InputSpec, View
+
+_VERSION = 1  # raise when the same settings give other spectrograms
+_BLOCK = 16
+
+
+class SpecAugment(Settings):
+    """One run of frames and one of bands set to the mean (Park et al. 2019, without warping)."""
+
+    frames: int = Field(default=0, ge=0, description="longest run of frames")
+    bands: int = Field(default=0, ge=0, description="longest run of bands")
+
+    def __call__(self, x: Float[Tensor, "b t m"], generator: torch.Generator) -> Float[Tensor, "b t m"]:
+        for axis, longest in ((1, self.frames), (2, self.bands)):
+            size = x.shape[axis]
+            lengths, starts = torch.rand(2, len(x), 1, generator=generator)
+            lengths = (lengths * (min(longest, size) + 1)).long()
+            starts = (starts * (size - lengths + 1)).long()
+            places = torch.arange(size)
+            hidden = (places >= starts) & (places < starts + lengths)
+            x = x.masked_fill(hidden.unsqueeze(3 - axis), 0)
+        return x
+
+
+class Mel(View):
+    """Log-mel spectrograms of recordings (WAV, or arrays of samples), computed once into the cache; float32.
+
+    The spectrogram is Kaldi's, as that of AST (Gong et al. 2021); it is cut, or filled up with zeros, to ``frames``.
+    """
+
+    takes: ClassVar[str] = "sound"
+
+    rate: int = Field(default=16000, ge=1000, le=192_000, description="samples a second; recordings are resampled")
+    bands: int = Field(default=64, ge=8, le=256, description="mel bands, from 20 Hz to half the rate")
+    frames: int = Field(default=96, ge=8, le=8192, description="frames of 25 ms, one every 10 ms")
+    mean: float = Field(default=-4.2677393, description="taken off; by default that of AudioSet")
+    std: float = Field(default=9.1379948, gt=0, description="divided by; by default twice that of AudioSet, as in AST")
+    layout: Literal["map", "positions"] = Field(
+        default="map",
+        description="a picture [1, bands, frames] for networks of pictures, or positions [frames, bands]",
+    )
+    augment: SpecAugment = Field(default=SpecAugment(), description="runs that are hidden in the training view")
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        """Open recordings.
+
+        Raises:
+            DataError: one cannot be read (when it is first asked for), or the cache cannot be written.
+        """
+        stamp = fingerprint_of(_VERSION, self.rate, self.bands, self.frames, column.fingerprint)
+        compute = MelComputation(self, column)
+        rows = StoredRows(
+            context.cache / f"mel-{self.bands}-{self.frames}-{stamp}.npy",
+            lambda: (len(compute.values), self.frames, self.bands),
+            compute,
+            _BLOCK,
+            what=f"spectrograms of {column.where}",
+        )
+        return MelRows(StoredInputs(rows, compute), self)
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """Shape (1, bands, frames) or (frames, bands)."""
+        return InputSpec((1, self.bands, self.frames) if self.layout == "map" else (self.frames, self.bands))
+
+    def spectrogram(self, samples: Float[np.ndarray, " n"]) -> Float[Tensor, "frames bands"]:
+        """Not standardised; zeros where the recording has ended."""
+        made = log_mel(torch.from_numpy(samples), self.rate, self.bands)[: self.frames]
+        return torch.nn.functional.pad(made, (0, 0, 0, self.frames - len(made)))
+
+
+class MelComputation:
+    """Spectrograms of any rows of a column."""
+
+    def __init__(self, view: Mel, column: Column) -> None:
+        self.view, self.column = view, column
+
+    @functools.cached_property
+    def values(self) -> pa.ChunkedArray:
+        return self.column.flat_values()
+
+    def __call__(self, rows: Sequence[int]) -> Float[Tensor, "k frames bands"]:
+        return torch.stack([self._of(row, self.values[row].as_py()) for row in rows])
+
+    def _of(self, row: int, value: Any) -> Float[Tensor, "frames bands"]:
+        seconds = 0.01 * (self.view.frames + 3)  # what comes later is cut off anyway
+        try:
+            return self.view.spectrogram(waveform(value, self.view.rate, self.column.folder, seconds))
+        except Exception as error:  # scipy raises errors of many kinds for what is no WAV
+            raise unreadable(self.column, row, value, error, "not a readable recording") from error
+
+
+@dataclass(frozen=True)
+class MelRows:
+    """Opened recordings: their spectrograms, and the view that standardises and augments them."""
+
+    stored: StoredInputs
+    view: Mel
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
+        x = (self.stored(rows) - self.view.mean) / self.view.std
+        x = x if generator is None else self.view.augment(x, generator)
+        return x.mT.unsqueeze(1) if self.view.layout == "map" else x
+
+    def prepare(self, rows: Int64[Tensor, " n"]) -> None:
+        """Compute the spectrograms of ``rows`` ahead."""
+        self.stored.prepare(rows)
