@@ -30,7 +30,7 @@ ColumnNames = str | Annotated[tuple[str, ...], Field(min_length=1)]
 
 def called(columns: ColumnNames) -> str:
     """What one or several columns are called."""
-    return columns if isinstance(columns, str) else ", ".join(columns)
+    return columns if isinstance(columns, str) else f"[{', '.join(columns)}]"
 
 
 class Column:

@@ -1,0 +1,149 @@
+"""Several columns as one value: rows of tables and windows of series, with statistics of the public set alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.assembly import assemble
+from polyfed.data.cells import Cells
+from polyfed.data.registered import register_data
+from polyfed.data.source import Column, Split
+from polyfed.data.sources.memory import Memory
+from polyfed.data.view import DataContext, View
+from polyfed.data.views.series import Series
+from polyfed.data.views.table import Table
+
+AGE, SEX = [20.0, 40.0, None, 60.0], ["F", "M", "M", None]
+
+
+def column(stamp: str = "made", **columns: Sequence[Any]) -> Column:
+    arrays = [pa.array(values) for values in columns.values()]
+    return Column(pa.chunked_array([pa.StructArray.from_arrays(arrays, names=list(columns))]), stamp, "rows")
+
+
+def context(tmp_path: Path, **public: Column) -> DataContext:
+    return DataContext(tmp_path, public=public, bundles=tmp_path)
+
+
+def test_a_row_is_standardised_numbers_and_places_of_names(tmp_path: Path) -> None:
+    where = context(tmp_path, table=column(age=AGE, sex=SEX))
+    x = Table().open(column(age=AGE, sex=SEX), "table", where)(torch.arange(4))
+    high = 1.5**0.5  # 20, 40, 60 have the mean 40 and the deviation 20 sqrt(2 / 3)
+    expected = [[1, -high, 1, 1, 0], [1, 0, 1, 0, 1], [0, 0, 1, 0, 1], [1, high, 0, 0, 0]]
+    torch.testing.assert_close(x, torch.tensor(expected))
+    assert Table().spec("table", where).shape == (5,)
+
+
+def test_positions_have_a_column_each_and_none_for_a_missing_one(tmp_path: Path) -> None:
+    view, where = Table(layout="positions"), context(tmp_path, table=column(age=AGE, sex=SEX))
+    vector = Table().open(column(age=AGE, sex=SEX), "table", where)(torch.arange(4))
+    x = view.open(column(age=AGE, sex=SEX), "table", where)(torch.arange(4))
+    assert x.shape == (4, *view.spec("table", where).shape) == (4, 2, 5)
+    assert torch.equal(x.sum(1), vector)
+    assert (x != 0).any(-1).tolist() == [[True, True], [True, True], [False, True], [True, False]]
+
+
+def test_statistics_are_those_of_the_public_set_whatever_is_opened(tmp_path: Path) -> None:
+    where = context(tmp_path, table=column(age=AGE, sex=SEX))
+    Table().spec("table", where)
+    x = Table().open(column("others", age=[1000.0], sex=["X"]), "table", where)(torch.tensor([0]))
+    assert x[0].tolist() == pytest.approx([1, 960 / (20 * (2 / 3) ** 0.5), 1, 0, 0], rel=1e-5)
+    # a resumed run reads what the first round has learnt
+    later = context(tmp_path, table=column(age=[1, 2], sex=["Y", "Z"]))
+    assert Table().spec("table", later).shape == (5,)
+
+
+def test_what_is_given_needs_no_public_set(tmp_path: Path) -> None:
+    view = Table.model_validate({"cells": {"age": {"mean": 10, "std": 2}, "grade": {"names": ["1", "2"]}}})
+    x = view.open(column(age=[12, 8], grade=[2, 7]), "table", context(tmp_path))(torch.arange(2))
+    assert x.tolist() == [[1, 1, 1, 0, 1], [1, -1, 1, 0, 0]]
+
+
+def test_a_window_of_series(tmp_path: Path) -> None:
+    values = column(x=[[1.0, 3.0, 5.0], [7.0]], y=[[0, None, 4], [2]])
+    view, where = Series(length=2), context(tmp_path, series=values)
+    inputs = view.open(values, "series", where)
+    x = inputs(torch.arange(2))
+    assert x.shape == (2, *view.spec("series", where).shape)
+    mean, std = 4.0, 5**0.5  # of 1, 3, 5, 7
+    torch.testing.assert_close(x[:, :, 0], (torch.tensor([[1.0, 3.0], [7.0, mean]]) - mean) / std)
+    assert x[0, 1, 1] == 0
+    anywhere = torch.stack([inputs(torch.tensor([0]), torch.Generator().manual_seed(seed))[0] for seed in range(20)])
+    assert {round(float(one) * std + mean) for one in anywhere[:, 0, 0]} == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("view", "public", "opened", "message"),
+    [
+        (Table(), None, {"age": [1]}, "view 'table' learns from the public set, which has no 'm' .*set its cells"),
+        (Table(), {"age": [1]}, {"sex": ["F"]}, "knows the columns age, in this order; 'sex' does not fit"),
+        (Table(), {"age": [1]}, {"age": ["old"]}, "'age' holds string, not numbers"),
+        (Table(), {"age": [[1]]}, {"age": [[1]]}, "'age' holds list.*view 'series' takes lists"),
+        (Table(), {"id": [str(k) for k in range(101)]}, {"id": ["1"]}, "101 different texts are no names"),
+        (Table(), {"day": [b"x"]}, {"day": [b"x"]}, "holds binary; a table has numbers"),
+        (Series(), {"x": [1]}, {"x": [1]}, "'x' holds int64; view 'series' takes lists"),
+        (Series(), {"x": [[1]], "y": [[1]]}, {"x": [[1]], "y": [[1, 2]]}, "row 0: 'x' and 'y' differ in length"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, view: View, public: dict[str, Any] | None, opened: dict[str, Any], message: str
+) -> None:
+    where = context(tmp_path, **({} if public is None else {"m": column(**public)}))
+    with pytest.raises((ConfigError, DataError), match=message):
+        view.open(column(**opened), "m", where)
+
+
+def test_a_single_column_is_told_to_be_named_in_brackets(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"name it, and others, in brackets: columns: \{table: \[NAME, NAME\]\}"):
+        Table(cells={"age": Cells()}).open(
+            Column(pa.chunked_array([pa.array([1])]), "age", "age"), "table", context(tmp_path)
+        )
+
+
+def test_cells_are_of_numbers_or_of_names() -> None:
+    with pytest.raises(ConfigError, match="mean and std are of numbers"):
+        Cells(mean=1.0, names=("a",))
+
+
+# ---- sources
+
+
+def opened(columns: dict[str, Any], **settings: Any) -> Split:
+    rows = {"age": AGE, "sex": SEX, "sick": [0, 1, 0, 1]}
+    register_data("people", [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)])
+    source = Memory.model_validate({"data": "people", "columns": columns, "targets": {"sick": "sick"}} | settings)
+    return source.open("train", name="people", data_dir=None)
+
+
+def test_columns_in_brackets_are_one_value(tmp_path: Path) -> None:
+    split = opened({"table": ["age", "sex"], "age": ["age"]})
+    assert split.columns == {"table": "[age, sex]", "age": "[age]"}
+    assert split.modality("table").values.to_pylist()[2] == {"age": None, "sex": "M"}
+    assert split.modality("table").fingerprint != split.modality("age").fingerprint
+
+
+def test_a_row_without_any_cell_is_a_missing_modality(tmp_path: Path) -> None:
+    split = opened({"age": ["age"], "sex": ["sex"], "both": ["age", "sex"]}, incomplete="keep")
+    samples = assemble(split, {"age": Table(cells={"age": Cells()})}, context(tmp_path))
+    assert samples.rows["age"].tolist() == [0, 1, -1, 2]
+    assert len(opened({"age": ["age"], "sex": ["sex"]}, incomplete="leave_out")) == 2
+    assert len(opened({"both": ["age", "sex"]}, incomplete="leave_out")) == 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"table": ["age", "sick"]}, "columns.table: column 'sick' is a target; leave it out"),
+        ({"table": ["age", "six"]}, "columns.table.*no column 'six'; did you mean 'sex'"),
+    ],
+)
+def test_columns_that_cannot_be_shown_are_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(columns)
