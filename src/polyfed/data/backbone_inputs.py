@@ -1,11 +1,11 @@
-"""From raw images and texts to the input that a pretrained backbone was trained on."""
+"""From raw images, texts and sounds to the input that a pretrained backbone was trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,18 +14,50 @@ from torch import Tensor
 from torch.nn import functional
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import NO_CODE, PREPROCESSOR, full_length, has_tokenizer, quiet, read_backbone_config
+from polyfed.data.backbones import (
+    NO_CODE,
+    PREPROCESSOR,
+    BackboneTower,
+    configuration,
+    full_length,
+    has_tokenizer,
+    quiet,
+    read_backbone_config,
+)
 from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
+from polyfed.data.sounds import waveform
+from polyfed.data.spectrograms import fitted, log_mel
+
+InputKind = Literal["picture", "sound", "text"]
+_BANDS = "num_mel_bins"
 
 # image processors write a filter as its number in Pillow
 _PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 class Prepared(NamedTuple):
-    """Backbone input of b values: images [b, 3, s, s], or token ids [b, l] and a mask, true at tokens."""
+    """Backbone input of b values: images [b, 3, s, s], spectrograms [b, t, m], or token ids [b, l] and their mask."""
 
     x: Tensor
     mask: Bool[Tensor, "b l"] | None
+
+
+def input_kind(folder: Path, tower: BackboneTower) -> InputKind:
+    """What the backbone in ``folder``, or one tower of it, takes: by its files, else its configuration.
+
+    Raises:
+        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+    """
+    if tower != "whole":
+        return "picture" if tower == "vision" else "text"
+    if (folder / PREPROCESSOR).is_file():
+        return "sound" if _BANDS in read_backbone_config(folder, PREPROCESSOR) else "picture"
+    if has_tokenizer(folder):
+        return "text"
+    config = configuration(folder)
+    if hasattr(config, _BANDS):
+        return "sound"
+    return "picture" if any(hasattr(config, name) for name in ("image_size", "num_channels")) else "text"
 
 
 @dataclass(frozen=True)
@@ -186,3 +218,55 @@ class TextPreparation:
             ids = functional.pad(ids, (0, self.full - ids.shape[1]), value=self.tokenizer.pad_token_id)
             return Prepared(ids, torch.ones_like(ids, dtype=torch.bool))
         return Prepared(ids, batch["attention_mask"].bool())
+
+
+@dataclass(frozen=True)
+class SoundPreparation:
+    """Log-mel spectrograms as ``preprocessor_config.json`` of AST says (Gong et al. 2021).
+
+    Attributes:
+        rate: samples a second.
+        bands: mel bands.
+        frames: of a spectrogram, which is cut or filled up with zeros.
+        mean: taken off.
+        std: divided by.
+    """
+
+    rate: int
+    bands: int
+    frames: int
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, folder: Path) -> SoundPreparation:
+        """The preparation of the backbone in ``folder``.
+
+        Raises:
+            ConfigError: ``preprocessor_config.json`` is missing or lacks what is needed.
+        """
+        config = read_backbone_config(folder, PREPROCESSOR)
+        try:
+            rate, bands, frames = (int(config[key]) for key in ("sampling_rate", _BANDS, "max_length"))
+            mean, std = float(config["mean"]), float(config["std"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"'{folder}/{PREPROCESSOR}' does not say how its backbone takes sounds ({error}); it needs "
+                f"sampling_rate, {_BANDS}, max_length, mean and std"
+            ) from error
+        # transformers divides by twice the deviation
+        return cls(rate, bands, frames, *((mean, 2 * std) if config.get("do_normalize", True) else (0.0, 1.0)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.frames, self.bands
+
+    def __call__(self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS) -> Prepared:
+        """Recordings, as ``sounds.waveform`` takes them -> float32 spectrograms.
+
+        Raises:
+            Exception: of many kinds, as scipy's, if a value is no recording.
+        """
+        waves = [torch.from_numpy(waveform(value, self.rate, folder)) for value in values]
+        spectrograms = torch.stack([fitted(log_mel(wave, self.rate, self.bands), self.frames) for wave in waves])
+        return Prepared((spectrograms - self.mean) / self.std, None)

@@ -1,7 +1,7 @@
 """Pretrained networks in folders: where they are, what they contain, and how their output becomes features.
 
 A folder has the Hugging Face layout: ``config.json``, ``model.safetensors``, and ``preprocessor_config.json``
-(images) or tokenizer files (texts). ``transformers`` is imported inside the functions: it costs seconds, and
+(images, sounds) or tokenizer files (texts). ``transformers`` is imported inside the functions: it costs seconds, and
 settings are validated without it.
 """
 
@@ -140,36 +140,13 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def reads_images(folder: Path) -> bool:
-    """Whether the backbone in ``folder`` takes images, by its configuration.
-
-    Raises:
-        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
-    """
-    config = _configuration(folder)
-    return any(hasattr(config, name) for name in ("image_size", "num_channels"))
-
-
-def sees(folder: Path, tower: BackboneTower) -> bool:
-    """Whether the backbone in ``folder``, or one tower of it, takes images: by its files, else its configuration.
-
-    Raises:
-        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
-    """
-    if tower != "whole":
-        return tower == "vision"
-    if (folder / PREPROCESSOR).is_file() or has_tokenizer(folder):
-        return (folder / PREPROCESSOR).is_file()
-    return reads_images(folder)
-
-
 def most_tokens(folder: Path) -> int | None:
     """Longest text, in tokens, that the text backbone in ``folder`` has positions for; None if it does not say.
 
     Raises:
         ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
     """
-    config = _configuration(folder).get_text_config()
+    config = configuration(folder).get_text_config()
     # a longer text would read beyond the table of positions
     most: int | None = getattr(config, "max_position_embeddings", None)
     if most is None or config.model_type not in _OFFSET_POSITIONS:
@@ -184,11 +161,16 @@ def reads_padding(config: Any) -> bool:
 
 def full_length(folder: Path) -> int | None:
     """Length to which texts are padded where ``reads_padding``; None: padding is masked."""
-    config = _configuration(folder).get_text_config()
+    config = configuration(folder).get_text_config()
     return int(config.max_position_embeddings) if reads_padding(config) else None
 
 
-def _configuration(folder: Path) -> Any:
+def configuration(folder: Path) -> Any:
+    """What ``config.json`` says, as ``transformers`` has it.
+
+    Raises:
+        ConfigError: it describes nothing that ``transformers`` knows.
+    """
     from transformers import AutoConfig
 
     read_backbone_config(folder, "config.json")
@@ -291,11 +273,11 @@ def _pooler_output(output: Any) -> Tensor:
 
 
 class Backbone(nn.Module):
-    """A pretrained network with its pooling: images [b, 3, s, s] or token ids [b, l] in, features out.
+    """A pretrained network with its pooling: images [b, 3, s, s], token ids [b, l] or spectrograms [b, t, m] in.
 
     Attributes:
         pool: see ``pooled``; of a tower of several, ``auto`` is ``pooled``, and ``projected`` is where they meet.
-        reads: ``pixel_values`` or ``input_ids``.
+        reads: ``pixel_values``, ``input_ids`` or ``input_values``.
         resizes: whether it interpolates its position embeddings for images of another size.
         before_last: gives the states that its last so many layers work on; None: its output.
     """
@@ -391,7 +373,7 @@ def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_las
     from transformers import AutoModel
 
     auto: Any = AutoModel
-    config = _configuration(folder)
+    config = configuration(folder)
     try:
         with quiet(), isolated("backbone"), torch.device("meta"):
             return Backbone(auto.from_config(config, **NO_CODE), pool, tower, before_last).eval().requires_grad_(False)

@@ -41,6 +41,12 @@ def log_mel(
     return energies.clamp_min(_FLOOR).log()
 
 
+def fitted(spectrogram: Float[Tensor, "t bands"], frames: int) -> Float[Tensor, "frames bands"]:
+    """The first frames of a spectrogram; zeros, as transformers has them, where the recording has ended."""
+    cut = spectrogram[:frames]
+    return torch.nn.functional.pad(cut, (0, 0, 0, frames - len(cut)))
+
+
 @functools.lru_cache(maxsize=8)
 def triangles(rate: int, size: int, bands: int) -> Float[Tensor, "bins bands"]:
     """Weight of each bin of a spectrum of ``size`` samples in each band."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,7 +17,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbone_inputs import ImagePreparation, Prepared, TextPreparation
+from polyfed.data.backbone_inputs import (
+    ImagePreparation,
+    InputKind,
+    Prepared,
+    SoundPreparation,
+    TextPreparation,
+    input_kind,
+)
 from polyfed.data.backbones import (
     BackboneTower,
     Pool,
@@ -30,7 +37,6 @@ from polyfed.data.backbones import (
     most_tokens,
     outline,
     pool_of,
-    sees,
 )
 from polyfed.data.cache import remembered, unreadable
 from polyfed.data.digests import content_digest
@@ -41,7 +47,7 @@ from polyfed.data.stored_inputs import StoredInputs
 from polyfed.data.stored_rows import StoredRows
 from polyfed.data.view import DataContext, InputSpec, View
 
-Preparation = ImagePreparation | TextPreparation
+Preparation = ImagePreparation | TextPreparation | SoundPreparation
 
 _VERSION = 1  # raise when the same settings give other features
 # maps of a few images stay in the CPU's cache: MobileNetV2 runs two to three times as fast as with 32
@@ -50,12 +56,12 @@ _DEFAULT = "facebook/deit-tiny-patch16-224"
 
 
 class Features(View):
-    """What a frozen ``transformers`` network says of an image or a text: float32 [f], or [l, f] by position.
+    """What a frozen ``transformers`` network says of an image, a text or a sound: float32 [f], or [l, f] by position.
 
-    An image backbone (its folder has ``preprocessor_config.json``) needs a column of images, a text backbone
-    (with a tokenizer) one of strings. The features of rows that are needed are computed once, on the GPU if there is
-    one, and kept as float16 in the cache, under the content of the backbone and of the column; where its disk has no
-    room for them, they are computed anew for every batch, which a warning tells. There is no training view: frozen
+    A backbone of images or sounds (its folder has ``preprocessor_config.json``) needs a column of these, one of texts
+    (with a tokenizer) strings. The features of rows that are needed are computed once, on the GPU if there is one,
+    and kept as float16 in the cache, under the content of the backbone and of the column; where its disk has no room
+    for them, they are computed anew for every batch, which a warning tells. There is no training view: frozen
     features have no augmentation.
     """
 
@@ -130,10 +136,24 @@ class Features(View):
         Raises:
             ConfigError: the folder lacks the preprocessor or the tokenizer.
         """
-        if sees(folder, self.tower):
-            if self.positions is not None and math.isqrt(self.positions) ** 2 != self.positions:
-                raise ConfigError(f"view features: positions is {self.positions}, of pictures a square such as 4 or 9")
-            return ImagePreparation.of(folder, self.size, self.fit)
+        of: dict[InputKind, Callable[[Path], Preparation]] = {
+            "picture": self._of_pictures,
+            "text": self._of_texts,
+            "sound": self._of_sounds,
+        }
+        return of[input_kind(folder, self.tower)](folder)
+
+    def _of_pictures(self, folder: Path) -> ImagePreparation:
+        if self.positions is not None and math.isqrt(self.positions) ** 2 != self.positions:
+            raise ConfigError(f"view features: positions is {self.positions}, of pictures a square such as 4 or 9")
+        return ImagePreparation.of(folder, self.size, self.fit)
+
+    def _of_sounds(self, folder: Path) -> SoundPreparation:
+        if self.positions is not None:
+            raise ConfigError(f"view features: positions is {self.positions}, but those of sounds are not averaged")
+        return SoundPreparation.of(folder)
+
+    def _of_texts(self, folder: Path) -> TextPreparation:
         most = most_tokens(folder)
         if most is not None and self.length > most:
             raise ConfigError(
@@ -147,9 +167,9 @@ class Features(View):
 
     def _shape(self, folder: Path) -> tuple[int, ...]:
         shape = self.prepare(folder).shape
-        dtype = torch.float32 if sees(folder, self.tower) else torch.int64
-        blank = torch.zeros(1, *shape, dtype=dtype, device="meta")
-        mask = None if sees(folder, self.tower) else torch.ones(1, *shape, dtype=torch.bool, device="meta")
+        is_text = input_kind(folder, self.tower) == "text"
+        blank = torch.zeros(1, *shape, dtype=torch.int64 if is_text else torch.float32, device="meta")
+        mask = torch.ones(1, *shape, dtype=torch.bool, device="meta") if is_text else None
         return tuple(self.averaged(outline(folder, self.pool, self.tower, self.left)(blank), mask).shape[1:])
 
     def averaged(self, features: Tensor, mask: Tensor | None) -> Tensor:
@@ -158,9 +178,9 @@ class Features(View):
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
         # batch_size is not among them: it changes the speed only
-        settings: list[Any] = [self.size, self.fit]
-        if not sees(folder, self.tower):
-            settings = [self.length, *filter(None, [full_length(folder)])]
+        of: dict[InputKind, list[Any]] = {"picture": [self.size, self.fit], "sound": []}
+        kind = input_kind(folder, self.tower)
+        settings = of[kind] if kind in of else [self.length, *filter(None, [full_length(folder)])]
         settings += [] if self.positions is None else [self.positions]
         settings += [] if self.left is None else ["before last", self.left]
         pool = pool_of(self.pool, self.tower)

@@ -20,7 +20,7 @@ from polyfed.data.cache import unreadable
 from polyfed.data.samples import Inputs
 from polyfed.data.sounds import waveform
 from polyfed.data.source import Column
-from polyfed.data.spectrograms import log_mel
+from polyfed.data.spectrograms import fitted, log_mel
 from polyfed.data.stored_inputs import StoredInputs
 from polyfed.data.stored_rows import StoredRows
 from polyfed.data.view import DataContext, InputSpec, View
@@ -88,9 +88,8 @@ class Mel(View):
         return InputSpec((1, self.bands, self.frames) if self.layout == "map" else (self.frames, self.bands))
 
     def spectrogram(self, samples: Float[np.ndarray, " n"]) -> Float[Tensor, "frames bands"]:
-        """Not standardised; zeros where the recording has ended."""
-        made = log_mel(torch.from_numpy(samples), self.rate, self.bands)[: self.frames]
-        return torch.nn.functional.pad(made, (0, 0, 0, self.frames - len(made)))
+        """Not standardised."""
+        return fitted(log_mel(torch.from_numpy(samples), self.rate, self.bands), self.frames)
 
 
 class MelComputation:

@@ -1,25 +1,33 @@
-"""What a pretrained network takes: pictures as its processor makes them, token ids of its own tokenizer."""
+"""What a pretrained network takes: pictures or spectrograms as its processor makes them, token ids of its tokenizer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import Field
 
-from polyfed.data.backbone_inputs import ImagePreparation, require_tokenizer
-from polyfed.data.backbones import BackboneTower, locate, most_tokens, sees
+from polyfed.data.backbone_inputs import (
+    ImagePreparation,
+    InputKind,
+    SoundPreparation,
+    input_kind,
+    require_tokenizer,
+)
+from polyfed.data.backbones import BackboneTower, locate, most_tokens
 from polyfed.data.images import Augment, MeanStd
 from polyfed.data.pictures import ImageFit
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.mel import Mel
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 
 
 class Native(View):
-    """Pixels or tokens as the folder of a pretrained network says: size, filter, mean and spread, or tokenizer."""
+    """Pixels, tokens or spectrograms as a pretrained network's folder says: size, filter, mean, spread, tokenizer."""
 
     backbone: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
     tower: BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
@@ -36,14 +44,20 @@ class Native(View):
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         return self.resolved(context).spec(modality, context)
 
-    def resolved(self, context: DataContext) -> Pixels | Tokens:
+    def resolved(self, context: DataContext) -> Pixels | Tokens | Mel:
         """The view with what the network's folder says.
 
         Raises:
             ConfigError: the folder cannot be had, or lacks its preprocessor or tokenizer.
         """
         folder = locate(self.backbone, context.weights, key="view native, backbone")
-        return self._pixels(folder) if sees(folder, self.tower) else self._tokens(folder)
+        of: dict[InputKind, Callable[[Path], Pixels | Tokens | Mel]]
+        of = {"picture": self._pixels, "text": self._tokens, "sound": self._mel}
+        return of[input_kind(folder, self.tower)](folder)
+
+    def _mel(self, folder: Path) -> Mel:
+        own = SoundPreparation.of(folder)
+        return Mel(rate=own.rate, bands=own.bands, frames=own.frames, mean=own.mean, std=own.std, layout="positions")
 
     def _pixels(self, folder: Path) -> Pixels:
         own = ImagePreparation.of(folder, self.size, self.fit)

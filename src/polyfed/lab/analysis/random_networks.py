@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from polyfed.core.randomness import isolated
-from polyfed.data.backbones import NO_CODE, locate, outline, quiet, sees
+from polyfed.data.backbone_inputs import InputKind, input_kind
+from polyfed.data.backbones import NO_CODE, locate, outline, quiet
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,18 @@ class RandomNetworks:
         folder = locate(encoder["weights"], self.weights, key="encoder hf, weights", files=("*.json", "*.txt"))
         config: Any = outline(folder, "tokens", encoder["tower"]).body.config
         view = encoder["view"]
-        if not sees(folder, encoder["tower"]):
-            words = {"name": "hashing", "size": config.vocab_size}
-            shown = {"name": "tokens", "length": view.get("length", length), "tokenizer": words}
-        else:
-            shown = {"name": "pixels", "size": view.get("size") or getattr(config, "image_size", 224)}
-        return {**encoder, "weights": str(self._saved(folder)), "view": shown}
+        words = {"name": "hashing", "size": getattr(config, "vocab_size", None)}
+        shown: dict[InputKind, dict[str, Any]] = {
+            "text": {"name": "tokens", "length": view.get("length", length), "tokenizer": words},
+            "picture": {"name": "pixels", "size": view.get("size") or getattr(config, "image_size", 224)},
+            "sound": {
+                "name": "mel",
+                "layout": "positions",
+                "bands": getattr(config, "num_mel_bins", None),
+                "frames": getattr(config, "max_length", None),
+            },
+        }
+        return {**encoder, "weights": str(self._saved(folder)), "view": shown[input_kind(folder, encoder["tower"])]}
 
     def _saved(self, folder: Path) -> Path:
         from transformers import AutoConfig, AutoModel

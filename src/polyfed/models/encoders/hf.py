@@ -166,7 +166,7 @@ class HF(Encoder):
         return (*own, "adapter") if isinstance(self.adapter, FeatureAdapter) else own
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
-        """Maps what the view gives, pictures [b, c, h, w], token ids [b, l] or features, to [b, dim].
+        """Maps what the view gives (pictures [b, c, h, w], token ids [b, l], spectrograms, features) to [b, dim].
 
         Raises:
             ConfigError: the weights cannot be had or do not fit what the view gives, or lack what is to be trained.
@@ -295,11 +295,13 @@ class HF(Encoder):
             ) from error
 
     def _require_fitting(self, backbone: Backbone, spec: InputSpec, folder: Path) -> None:
-        """Raise ConfigError if the view gives no pictures, or no texts, that the network has room for."""
+        """Raise ConfigError if the view gives no pictures, or no texts, that a network of these has room for."""
         config: Any = backbone.body.config
         if backbone.reads == "pixel_values":
             needed = getattr(config, "num_channels", spec.shape[0])
             check_channels(image_shape(spec, "hf")[0], needed, "hf", self.weights)
+            return
+        if backbone.reads != "input_ids":  # what has no tokens either fits or does not
             return
         prompts = 0 if self.adapter is None else self.adapter.positions
         what = f"tokens a text, {prompts} of them prompts (adapter.length)" if prompts else "tokens a text"
