@@ -248,6 +248,42 @@ def three_kinds(**algorithm: Any) -> Config:
     )
 
 
+FOUR = {"image": "image", "text": "text", "audio": "audio", "table": ["things", "colour", "size", "corners", "x", "y"]}
+"""Columns of scenes in four modalities."""
+
+
+def four_modalities(**algorithm: Any) -> Config:
+    """A client of each of four modalities, one of two, one of all, with exchangeable blocks, and a public set."""
+    block = {"name": "blocks", "size": "pico", "depth": 1, "drop_path": 0.0, "patch": 8}
+    sound = {"name": "mel", "rate": 8000, "bands": 16, "frames": 32}
+    views = {
+        "image": pixels(),
+        "text": words(16, 200),
+        "audio": sound,
+        "table": {"name": "table", "layout": "positions"},
+    }
+    encoders = {name: block | {"view": view} for name, view in views.items()}
+    pairs = [("image", "audio"), ("text", "table")]
+    adam = training("adamw", 0.001, 12)
+
+    def several(*pairs: tuple[str, str]) -> Config:
+        names = [name for pair in pairs for name in pair]
+        task: Any = [RETRIEVAL | {"between": list(pair)} for pair in pairs]
+        model = {"dim": 64, "encoders": {name: encoders[name] for name in names}}
+        return {"source": "scenes", "model": model, "task": task if len(task) > 1 else task[0], "training": adam}
+
+    sets = scenes(24, 8, 8, columns=FOUR, targets={"label": "label"})
+    alone = {name: group(1, "alone", {name: encoder}, adam, dim=64) for name, encoder in encoders.items()}
+    return experiment(
+        "four-modalities",
+        {"scenes": sets, "alone": sets | {"seed": 1}},
+        _trained(algorithm),
+        public={"source": "scenes", "items": 8},
+        server=several(*pairs),
+        clients=alone | {"two": {"count": 1} | several(pairs[0]), "all": {"count": 1} | several(*pairs)},
+    )
+
+
 def aligned(**algorithm: Any) -> Config:
     """Three paired clients whose encoders have align modules, and a server that shows their model."""
     encoders = {"image": resnet(), "text": bag(words(16, 200))}

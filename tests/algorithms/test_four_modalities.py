@@ -1,0 +1,160 @@
+"""Methods with pictures, texts, sounds and tables: what they compute with three modalities, and that they run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import polyfed
+from misbehaving import contents, cut_short
+from polyfed.aggregation.ensemble import Ensembled, Rows
+from polyfed.aggregation.relations import relational_losses
+from polyfed.aggregation.weighting import Evidence
+from polyfed.aggregation.weightings.gca import GCA
+from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.fedcola import FedCola
+from polyfed.losses.relational import relational_kl
+from polyfed.runs.experiment import Experiment
+from sessions import prepared, woken
+from small_federations import ADAPTED, METHODS, NAMED, Config, federation_for, four_modalities
+
+N, WIDTH = 6, 4
+
+
+def unit(seed: int) -> Tensor:
+    return F.normalize(torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+SERVER = {"image": unit(1), "text": unit(2), "audio": unit(3)}
+
+
+# ---- by hand
+
+
+def test_gca_is_the_mean_of_eq_4_over_the_other_modalities() -> None:
+    own = unit(4)
+    found = GCA().log_weights(Evidence(own, "audio", SERVER, 1, 1))
+    for k in range(N):
+        scores = []
+        for other in (SERVER["image"], SERVER["text"]):
+            negatives = sum(math.exp(float(own[k] @ other[j])) for j in range(N) if j != k)
+            scores.append(float(own[k] @ other[k]) - math.log(negatives))
+        assert float(found[k]) == pytest.approx(sum(scores) / 2, abs=1e-5)
+
+
+def test_a_relation_is_learnt_with_each_modality_that_somebody_has() -> None:
+    """One client of pictures and sounds: what it says of texts is nothing, so that these are not learnt."""
+    rows = {name: {"a": Rows(unit(seed), torch.zeros(N))} for name, seed in (("image", 5), ("audio", 6))}
+    targets = {
+        name: Ensembled(torch.zeros(N, WIDTH), torch.ones(N, dtype=torch.bool), rows.get(name, {})) for name in SERVER
+    }
+    index = items = torch.arange(N)
+    found = relational_losses(SERVER, targets, index, items, tau=0.5)
+    strangers = ~torch.eye(N, dtype=torch.bool)
+    within = relational_kl(SERVER["image"], SERVER["image"], _cosines(rows, "image", "image"), strangers, 0.5)
+    across = relational_kl(
+        SERVER["image"], SERVER["audio"], _cosines(rows, "image", "audio"), torch.ones_like(strangers), 0.5
+    )
+    assert float(found["image"]) == pytest.approx(float(within + across) / 3, abs=1e-6)
+    assert float(found["text"]) == 0
+
+
+def _cosines(rows: dict[str, dict[str, Rows]], one: str, other: str) -> Tensor:
+    return rows[one]["a"].values @ rows[other]["a"].values.T
+
+
+def test_a_client_of_one_modality_is_contrasted_with_all_others(tmp_path: Path) -> None:
+    """Eq. 1 once for each modality that the server has and the client has not, Eq. 2 for its own."""
+    session = prepared(four_modalities(name="creamfl"), tmp_path)
+    method, client = session.experiment.algorithm, woken(session, "audio")
+    assert isinstance(method, CreamFL)
+    assert method.contrast is not None
+    server = session.server.represent_public()
+    batch = client.public_set.batch(torch.arange(4))
+    previous = F.normalize(torch.randn(4, 64), dim=1)
+    client.model.eval()
+    with torch.no_grad():
+        goals = method.contrast.goals(client, method.public, server)
+        found = method.contrast.loss(client, batch, goals, lambda *_: previous)
+        own = client.model.represent("audio", batch.inputs["audio"])
+    expected = F.softplus((own * (previous - server["audio"][:4])).sum(1)).mean()
+    for other in ("image", "text", "table"):
+        expected = expected + F.cross_entropy(own @ server[other].T, torch.arange(4))
+    assert float(found) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_fedcola_complements_a_modality_with_the_mean_of_all_others(tmp_path: Path) -> None:
+    session = prepared(four_modalities(name="fedcola"), tmp_path)
+    method, server = session.experiment.algorithm, session.server
+    assert isinstance(method, FedCola)
+    assert method.complement is not None
+    kinds = {server.types[kind].modalities: kind for kind in server.types}
+    own = kinds["audio",]
+    assert {*method.complement.sources(server, own)} == {kinds[name,] for name in ("image", "text", "table")}
+    out = method.complement.out_weights(server, own)
+    name = "blocks.0.attention.qkv.weight"
+    others = [server.weights[kinds[one,]][f"encoders.{one}.{name}"] for one in ("image", "text", "table")]
+    sizes = [server.weight(*server.types[kinds[one,]].clients) for one in ("image", "text", "table")]
+    expected = sum(size * value for size, value in zip(sizes, others, strict=True)) / sum(sizes)
+    torch.testing.assert_close(out[name], expected)
+
+
+# ---- runs
+
+OTHERS = {*ADAPTED, *NAMED, "fedaid", "feddra"}
+"""Methods of adapters, of class names, and of an align module of two modalities, which this federation has not."""
+RUN = [method for method in METHODS if method not in OTHERS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", RUN)
+def test_it_runs_and_ends_in_the_same_bits_after_an_interruption(method: str, tmp_path: Path) -> None:
+    config = suited(method)
+    whole = polyfed.run(Experiment.parse(config), tmp_path / "whole", quiet=True)
+    assert not whole.records.events
+    measured = [value for one in whole.records.measurements for value in one.metrics.values()]
+    assert all(math.isfinite(value) for value in measured)
+    if type(whole.experiment.algorithm).asks_clients:
+        config["run"]["engine"] = {"name": "local", "serialize": True}
+        assert contents(polyfed.resume(cut_short(config, tmp_path / "run"), quiet=True)) == contents(whole)
+
+
+def suited(method: str) -> Config:
+    """The federation for a method; those that exchange class scores or prototypes have clients that classify."""
+    own = federation_for(method)
+    config = four_modalities(**own["algorithm"])
+    if method in ("fedproto", "fedtgp", "centralised"):
+        config["clients"] = {name: config["clients"][name] for name in ("image", "audio", "table")}
+    if "server" not in own or own["server"] is None:
+        config.pop("server")
+    config["run"] |= {"rounds": 2, "eval_every": 2}
+    config["aggregation"] = {"clip": None}
+    return config
+
+
+@pytest.mark.slow
+def test_ray_ends_in_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    runs = []
+    for engine in ("local", "ray"):
+        config = suited("creamfl")
+        config["run"]["engine"] = {"name": engine}
+        runs.append(contents(polyfed.run(Experiment.parse(config), tmp_path / engine, quiet=True)))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "creamfl"])
+def test_modalities_may_be_missing(method: str, tmp_path: Path) -> None:
+    config = suited(method)
+    config["clients"]["all"]["missing"] = {"rates": {"audio": 0.4, "table": 0.4}, "test": True}
+    config["clients"]["two"]["task"] = {"name": "classification", "target": "label", "imputation": "placeholder"}
+    config["clients"]["two"]["missing"] = {"rates": {"audio": 0.5}, "test": True}
+    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert not run.records.events
+    assert all(math.isfinite(value) for one in run.records.measurements for value in one.metrics.values())
