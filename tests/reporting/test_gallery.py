@@ -54,7 +54,7 @@ def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
     viewer, after = Viewer.of(opened, "server"), participant_model(opened)
     retrieval = Retrieval(viewer, shelves, 4)
     for when, model in (("before", viewer.before), ("after", after)):
-        found = retrieval.retrieved(when, "text", 5)
+        found = retrieval.retrieved(when, "text", "image", 5)
         expected = model.search(captions[5], pictures, k=4)
         assert [entry.picture for entry in found] == [thumbnail(pictures[hit.position]) for hit in expected]
         assert [entry.right for entry in found] == [items[5] == hit.position for hit in expected]
@@ -81,7 +81,7 @@ def test_texts_of_the_data_are_no_markup(tiny: Config, tmp_path: Path, monkeypat
     monkeypatch.setattr(
         Shelf,
         "entry",
-        lambda shelf, *place: (
+        lambda shelf, *place, **more: (
             entry(shelf, *place)._replace(text="<script>x</script>") if shelf.kind == "text" else entry(shelf, *place)
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,43 +19,42 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import list_lengths
 from polyfed.data.pictures import opened_picture, picture_bytes
+from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column, Split
 from polyfed.federation.client import SERVER
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.page import rendered_page
 from polyfed.reporting.tables import TextTable, figure
-from polyfed.runs.loaded import IMAGES, TEXTS, LoadedModel, loaded_model
+from polyfed.runs.loaded import IMAGES, LoadedModel, loaded_model
 from polyfed.runs.opened import Run
 
 _SIDE = 112  # pixels of a thumbnail
-_KINDS = (IMAGES, TEXTS)
+_RATE = 8000  # samples a second of what can be heard
 
 
 class GalleryEntry(NamedTuple):
-    """What was retrieved, or asked with: a picture as a data URI, or a text; whether it belongs to the query."""
+    """What was retrieved, or asked with: a picture and a sound as data URIs, or a text; whether it is right."""
 
     picture: str
     text: str
     similarity: float = 1.0
     right: bool = False
+    sound: str = ""
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """Values of one kind that are retrieved: encoded pictures or texts, each of an item."""
+    """Values of one modality that are retrieved, each of an item: texts, encoded pictures, recordings, or rows."""
 
     kind: str
-    values: Sequence[bytes] | Sequence[str]
+    values: Sequence[Any]
     items: Int64[np.ndarray, " n"]
 
-    def entry(self, place: int, similarity: float = 1.0, right: bool = False) -> GalleryEntry:
-        """One value as it is shown."""
-        value = self.values[place]
-        return (
-            GalleryEntry("", value, similarity, right)
-            if isinstance(value, str)
-            else GalleryEntry(thumbnail(value), "", similarity, right)
-        )
+    def entry(
+        self, place: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
+    ) -> GalleryEntry:
+        """One value as it is shown; a recording as its envelope, and to be heard if it is ``playable``."""
+        return shown(self.values[place], playable=playable)._replace(similarity=similarity, right=right)
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class Viewer:
 
     @cached_property
     def directions(self) -> tuple[tuple[str, str], ...]:
-        """Kind of the query and of what is retrieved: across, where the model has both; else within its one kind."""
-        kinds = tuple(kind for kind in _KINDS if self.after.takes(kind))
-        return ((TEXTS, IMAGES), (IMAGES, TEXTS)) if len(kinds) == 2 else tuple((kind, kind) for kind in kinds)
+        """Modality of the query and of what is retrieved: of several each by each other, else within the one."""
+        own = tuple(reversed(tuple(self.after.encoders)))
+        return tuple(itertools.permutations(own, 2)) if len(own) > 1 else ((own[0], own[0]),)
 
 
 def write_gallery(
     run: Run, out: Path | None = None, *, queries: int = 6, k: int = 5, most: int = 500, per_group: int = 1
 ) -> Path:
-    """Write the page, with pictures and texts of the test data in it: it must stay where these data may be.
+    """Write the page, with values of the test data in it: it must stay where these data may be.
 
     Before is the model with its initial weights; after is the server's best, and what the clients have last.
 
@@ -108,8 +108,11 @@ def write_gallery(
     """
     split = _test_split(run)
     pixels = run.federation.data.context.pixels
-    shelves = {kind: shelf for kind in _KINDS if (shelf := _shelf(split, kind, most, pixels))}
-    viewers, left_out = _viewers(run, shelves, per_group)
+    viewers, left_out = _viewers(run, per_group)
+    encoded = {modality for viewer in viewers for modality in viewer.after.encoders}
+    shelves = {
+        kind: shelf for kind in split.columns if kind in encoded and (shelf := _shelf(split, kind, most, pixels))
+    }
     shown = [Retrieval(viewer, shelves, k) for viewer in viewers]
     content: dict[str, Any] = {
         "run": run.name,
@@ -147,16 +150,18 @@ class Retrieval:
             if set(direction) <= shelves.keys()
         }
 
-    def retrieved(self, when: str, kind: str, place: int) -> list[GalleryEntry]:
-        """The first k for the value at a place of the shelf of a kind; none if the participant knows no such query."""
-        for (moment, asked, given), scores in self._scores.items():
-            if (moment, asked) == (when, kind):
-                shelf, own = self.shelves[given], self.shelves[asked].items[place]
-                order = np.argsort(-scores[place], kind="stable")[: self.k]
-                return [
-                    shelf.entry(int(hit), float(scores[place, hit]), bool(shelf.items[hit] == own)) for hit in order
-                ]
-        return []
+    def retrieved(self, when: str, asked: str, given: str, place: int) -> list[GalleryEntry]:
+        """The first k of the shelf of a kind for the value at a place of that of another."""
+        scores, shelf, own = self._scores[when, asked, given], self.shelves[given], self.shelves[asked].items[place]
+        order = np.argsort(-scores[place], kind="stable")[: self.k]
+        return [shelf.entry(int(hit), float(scores[place, hit]), bool(shelf.items[hit] == own)) for hit in order]
+
+    def rows(self, asked: str, place: int) -> Iterator[dict[str, object]]:
+        """What is retrieved for a value, of each kind by itself."""
+        kinds = [given for when, kind, given in self._scores if (when, kind) == ("after", asked)]
+        for given in kinds:
+            name = self.viewer.name if len(kinds) == 1 else f"{self.viewer.name}: {given}"
+            yield {"name": name} | {when: self.retrieved(when, asked, given, place) for when in ("before", "after")}
 
     def summary(self) -> Iterator[list[str]]:
         # within a kind only some queries have a right answer: the other captions of a picture
@@ -171,9 +176,7 @@ class Retrieval:
         return hits
 
     def _compared(self, model: LoadedModel, asked: str, given: str) -> Float[np.ndarray, "n m"]:
-        vectors = {
-            kind: model.encode_modality(model.modality_of(kind), self.shelves[kind].values) for kind in {asked, given}
-        }
+        vectors = {kind: model.encode_modality(kind, self.shelves[kind].values) for kind in {asked, given}}
         scores: Float[np.ndarray, "n m"] = vectors[asked] @ vectors[given].T
         if asked == given:
             np.fill_diagonal(scores, -2.0)  # nobody asks for what is at hand
@@ -188,7 +191,44 @@ def thumbnail(data: bytes) -> str:
         small.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     stream = io.BytesIO()
     small.save(stream, "JPEG", quality=82)
-    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    return _uri("image/jpeg", stream.getvalue())
+
+
+def shown(value: Any, *, playable: bool = False) -> GalleryEntry:
+    """A value by what it is: a text, a recording (WAV, or decoded), a picture, or a row of a table."""
+    if isinstance(value, str):
+        return GalleryEntry("", value)
+    if isinstance(value, bytes) and (value[:4], value[8:12]) != (b"RIFF", b"WAVE"):
+        return GalleryEntry(thumbnail(value), "")
+    if isinstance(value, bytes) or (isinstance(value, dict) and "sampling_rate" in value):
+        samples = waveform(value, _RATE)
+        return GalleryEntry(envelope(samples), "", sound=_uri("audio/wav", wav(samples, _RATE)) if playable else "")
+    return GalleryEntry("", _row(value))
+
+
+def _row(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    cells = {name: f"{len(cell)} values" if isinstance(cell, list) else cell for name, cell in value.items()}
+    return ", ".join(
+        f"{name} {cell:.3g}" if isinstance(cell, float) else f"{name} {'-' if cell is None else cell}"
+        for name, cell in cells.items()
+    )
+
+
+def envelope(samples: Float[np.ndarray, " n"]) -> str:
+    """A small picture of a recording's loudness over time as a data URI."""
+    parts = np.array_split(np.abs(samples), _SIDE)
+    heights = np.array([part.max() if part.size else 0.0 for part in parts])
+    rows = np.abs(np.linspace(-1, 1, _SIDE // 2))[:, None]
+    pixels = np.where(rows <= heights / max(float(heights.max()), 1e-6), 60, 255).astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return _uri("image/png", stream.getvalue())
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def picture_shelf(run: Run, most: int) -> tuple[str, Shelf | None]:
@@ -219,8 +259,10 @@ def _shelf(split: Split, kind: str, most: int, pixels: int) -> Shelf | None:
     items = np.repeat(np.arange(len(split)), lengths)
     count = int(lengths[:most].sum())
     values = flat.slice(0, count).to_pylist()
-    if kind == IMAGES:
-        values = [_readable(column, row, value, pixels) for row, value in enumerate(values)]
+    values = [
+        _readable(column, row, value, pixels) if isinstance(value, dict) and "bytes" in value else value
+        for row, value in enumerate(values)
+    ]
     return Shelf(kind, values, items[:count])
 
 
@@ -231,7 +273,7 @@ def _readable(column: Column, row: int, value: object, pixels: int) -> bytes:
         raise RunError(f"{column.place_of(row)}: {error}; restore the data of the run") from error
 
 
-def _viewers(run: Run, shelves: Mapping[str, Shelf], per_group: int) -> tuple[list[Viewer], dict[str, str]]:
+def _viewers(run: Run, per_group: int) -> tuple[list[Viewer], dict[str, str]]:
     """Server and clients with models for what there is, and of others why they are not shown."""
     names: dict[str, list[str]] = {}
     for member in run.federation.members.values():
@@ -255,8 +297,5 @@ def _queries(
     shelf = shelves[kind]
     places = np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)
     for place in map(int, places):
-        rows = [
-            {"name": each.viewer.name, **{when: each.retrieved(when, kind, place) for when in ("before", "after")}}
-            for each in shown
-        ]
-        yield {"asked": shelf.entry(place), "rows": [row for row in rows if row["after"]]}
+        rows = [row for each in shown for row in each.rows(kind, place)]
+        yield {"asked": shelf.entry(place, playable=True), "rows": rows}

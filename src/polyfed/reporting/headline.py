@@ -54,13 +54,16 @@ def headline(records: RunRecords) -> Headline | None:
     recalls = find_recalls(metrics)
     if recalls:
         plain = [recall for recall in recalls if not recall.protocol] or recalls
-        best = max(plain, key=lambda recall: (recall.cutoff, recall.direction.startswith("text")))
+        # of the first task, and in the second direction: of texts and pictures, a picture for a text
+        best = max((recall for recall in reversed(plain) if recall.task == plain[0].task), key=lambda one: one.cutoff)
         source, _, target = best.direction.partition(" to ")
         first = f"the first {best.cutoff} of {count(best.gallery)}"
         meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
         # an entry of the smaller gallery is an item, such as a picture with its captions
         items = (
-            math.nan if best.protocol else min(metrics.get(f"gallery_{side}", math.nan) for side in (source, target))
+            math.nan
+            if best.protocol
+            else min(metrics.get(f"{best.task}gallery_{side}", math.nan) for side in (source, target))
         )
         kept = records.interval(SERVER, best.name)
         return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)

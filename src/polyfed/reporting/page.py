@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _MOST_CELLS = 15_000  # of a table: a hundred classes of a thousand clients would be most of the page
 _FIGURES = {"", *"0123456789+-"}  # what a figure begins with
 # text that slipped through as a script would not run, and nothing can be fetched
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action {}"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action {}"
+)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
+_GALLERY = re.compile(r"(?P<task>|.+_)gallery_.+")
 # counts and gallery sizes come with the metrics of a task and are told apart by name alone
-_CONTEXT = re.compile(r"gallery_.+|folds(_.+)?|.+_positives_per_query(_.+)?|n|items|samples|classes")
+_CONTEXT = re.compile(r"(.+_)?gallery_.+|(.+_)?folds(_.+)?|.+_positives_per_query(_.+)?|n|items|samples|classes")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Recall:
         gallery: entries that a query is compared with (mean over folds).
         positives: positives a query (mean).
         folds: number of folds that the value is a mean of.
+        task: what names of metrics begin with where there are several tasks.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Recall:
     gallery: float
     positives: float
     folds: float
+    task: str = ""
 
     @property
     def label(self) -> str:
@@ -72,8 +75,9 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
     among the classes, for Dice the best mask with one class everywhere.
     """
     recalls = find_recalls(metrics)
-    if metric == "r1_sum":
-        firsts = [recall.chance for recall in recalls if recall.cutoff == 1]
+    if metric.endswith("r1_sum"):
+        task = metric.removesuffix("r1_sum")
+        firsts = [recall.chance for recall in recalls if recall.cutoff == 1 and recall.task == task]
         return sum(firsts) if firsts else math.nan
     if metric in ("accuracy", "balanced_accuracy") and metrics.get("classes", 0) > 0:
         return 100.0 / metrics["classes"]
@@ -85,10 +89,13 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
 def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
     """All recalls among ``metrics``, in their order; gallery and positives are NaN where not given."""
     recalls = []
+    tasks = {found["task"] for found in map(_GALLERY.fullmatch, metrics) if found}
     for name, match in ((name, _NAME.fullmatch(name)) for name in metrics):
         if match is None:
             continue
         source, target, suffix = match["source"], match["target"], match["protocol"]
+        task = max((task for task in tasks if source.startswith(task)), key=len, default="")
+        source = source.removeprefix(task)
         recalls.append(
             Recall(
                 name=name,
@@ -96,9 +103,10 @@ def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
                 cutoff=int(match["cutoff"]),
                 protocol=suffix.removeprefix("_"),
                 value=metrics[name],
-                gallery=metrics.get(f"gallery_{target}{suffix}", math.nan),
-                positives=metrics.get(f"{source}_to_{target}_positives_per_query{suffix}", math.nan),
-                folds=metrics.get(f"folds{suffix}", math.nan),
+                gallery=metrics.get(f"{task}gallery_{target}{suffix}", math.nan),
+                positives=metrics.get(f"{task}{source}_to_{target}_positives_per_query{suffix}", math.nan),
+                folds=metrics.get(f"{task}folds{suffix}", math.nan),
+                task=task,
             )
         )
     return recalls
