@@ -15,6 +15,7 @@ from polyfed.data.assembly import assemble
 from polyfed.data.cells import Cells
 from polyfed.data.registered import register_data
 from polyfed.data.source import Column, Split
+from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.memory import Memory
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.series import Series
@@ -147,3 +148,15 @@ def test_a_row_without_any_cell_is_a_missing_modality(tmp_path: Path) -> None:
 def test_columns_that_cannot_be_shown_are_refused(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         opened(columns)
+
+
+def test_a_table_in_a_csv_file_has_missing_cells(tmp_path: Path) -> None:
+    lines = ["age,sex,label", "20,F,ill", ",M,well", "40.5,,ill", *("30,M,well" for _ in range(7))]
+    (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
+    source = Folder.model_validate(
+        {"path": "people.csv", "columns": {"table": ["age", "sex"]}, "targets": {"label": "label"}, "fractions": {}}
+    )
+    split = source.open("train", name="people", data_dir=tmp_path)
+    known = Table().open(split.modality("table"), "table", context(tmp_path, table=split.modality("table")))
+    assert known(torch.arange(3))[:, [0, 2]].tolist() == [[1, 1], [0, 1], [1, 0]]
+    assert split.classes == {"label": ("ill", "well")}

@@ -13,8 +13,10 @@ import torch
 from scipy.io import wavfile
 
 from polyfed.core.errors import DataError
+from polyfed.data.preparation import prepare_folder
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column
+from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.spectrograms import log_mel, triangles
 from polyfed.data.view import DataContext
@@ -139,3 +141,21 @@ def test_augmentation_hides_one_run_of_each_axis() -> None:
     assert {*frames.sum(1).tolist()} == {*range(6)}
     assert {*bands.sum(1).tolist()} == {*range(4)}
     assert all(run.nonzero()[:, 0].diff().eq(1).all() for run in [*frames, *bands])
+
+
+# ---- folders
+
+
+def test_a_folder_of_recordings_is_read_as_one_of_pictures_and_not_prepared(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for label in ("cat", "dog"):
+            (tmp_path / "sounds" / split / label).mkdir(parents=True)
+            (tmp_path / "sounds" / split / label / "1.wav").write_bytes(wav(TONE, 16000))
+    source = Folder(path="sounds", columns={"audio": "audio"}, targets={"label": "label"})
+    split = source.open("test", name="sounds", data_dir=tmp_path)
+    assert split.ids == ("test/cat/1.wav", "test/dog/1.wav")
+    assert split.classes == {"label": ("cat", "dog")}
+    inputs = Mel(bands=8, frames=8).open(split.modality("audio"), "audio", context(tmp_path))
+    assert inputs(torch.arange(2)).shape == (2, 1, 8, 8)
+    with pytest.raises(DataError, match="holds recordings, which are not prepared"):
+        prepare_folder(Folder(path=str(tmp_path / "sounds")), tmp_path / "out")

@@ -25,9 +25,10 @@ from polyfed.data.annotations import (
 )
 from polyfed.data.arrow import fingerprint_of
 
-IMAGE, LABEL = "image", "label"
-"""Columns of pictures, and of the names of class folders."""
+IMAGE, AUDIO, LABEL = "image", "audio", "label"
+"""Columns of pictures, of recordings in a folder without pictures, and of the names of class folders."""
 
+_SOUNDS = frozenset(("wav",))
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
 
@@ -70,7 +71,7 @@ class FolderTable:
     """One row an item.
 
     Attributes:
-        rows: columns of the annotations, and ``image``, ``file_name``, ``label`` of pictures.
+        rows: columns of the annotations, and ``image`` (or ``audio``), ``file_name``, ``label`` of files.
         splits: split of each row.
         fingerprint: changes with any file of the folder.
         unused: pictures of the folder that no row names.
@@ -129,14 +130,20 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _read(layout: FolderLayout, stamp: str) -> FolderTable:
-    pictures = [name for name in _files_in(layout.folder) if name.rpartition(".")[2].lower() in PICTURES]
+    pictures, column = _with_ending(layout.folder, PICTURES), IMAGE
+    if not pictures and (sounds := _with_ending(layout.folder, _SOUNDS)):
+        pictures, column = sounds, AUDIO
     rows, without_picture = _rows(layout, pictures)
     splits = _splits(rows, layout)
     table = _arrow(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), layout)
     if FILE not in rows:
         return FolderTable(table, splits, stamp)
     unused = sorted(set(pictures).difference(rows[FILE]))
-    return FolderTable(_with_pictures(table), splits, stamp, tuple(unused), without_picture)
+    return FolderTable(_with_pictures(table, column), splits, stamp, tuple(unused), without_picture)
+
+
+def _with_ending(folder: Path, endings: frozenset[str]) -> list[str]:
+    return [name for name in _files_in(folder) if name.rpartition(".")[2].lower() in endings]
 
 
 def _arrow(rows: pd.DataFrame, layout: FolderLayout) -> pa.Table:
@@ -161,7 +168,7 @@ def _rows(layout: FolderLayout, pictures: Sequence[str]) -> tuple[pd.DataFrame, 
         matched, missing = _matched(rows, pictures, layout, files[0])
         return _joined(matched), missing
     if not pictures:
-        wanted = "pictures, captions.csv, metadata.csv, train.csv, texts.txt"
+        wanted = "pictures or WAV files, captions.csv, metadata.csv, train.csv, texts.txt"
         raise DataError(f"there is nothing to read in '{layout.folder}'; it should hold {wanted}, or the like")
     return _class_folders(pictures, layout), ()
 
@@ -283,12 +290,12 @@ def _folders(path: str) -> tuple[str, ...]:
     return PurePosixPath(path).parts[:-1]
 
 
-def _with_pictures(table: pa.Table) -> pa.Table:
+def _with_pictures(table: pa.Table, column: str) -> pa.Table:
     paths = table.column(FILE).combine_chunks().cast(pa.string())
     image = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), paths], fields=list(_IMAGE))
-    if IMAGE in table.column_names:
-        table = table.drop_columns([IMAGE])
-    return table.append_column(IMAGE, image)
+    if column in table.column_names:
+        table = table.drop_columns([column])
+    return table.append_column(column, image)
 
 
 # ---- splits
@@ -333,7 +340,7 @@ def _told(rows: pd.DataFrame, layout: FolderLayout) -> Iterable[list[str | None]
 def _drawn(rows: pd.DataFrame, layout: FolderLayout) -> tuple[str, ...]:
     """By a hash of each picture's path, or of a text's content: the same on every machine, equal texts together."""
     content = rows.drop(columns=[_BASE, _TOLD], errors="ignore")
-    keys = rows[FILE] if FILE in rows else content.astype(str).agg("\x1f".join, axis=1)
+    keys = rows[FILE] if FILE in rows else content.map(str).agg("\x1f".join, axis=1)
     order = sorted(set(keys), key=lambda key: hashlib.sha256(str(key).encode()).digest())
     split_of = dict.fromkeys(order, "train")
     counts = {split: round(share * len(order)) or bool(share) for split, share in layout.fractions}

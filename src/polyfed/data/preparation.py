@@ -19,7 +19,7 @@ from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
 from polyfed.data.annotations import FILE, SPLIT_NAMES
 from polyfed.data.arrow import lacking
-from polyfed.data.folder_table import IMAGE, folder_table
+from polyfed.data.folder_table import AUDIO, IMAGE, folder_table
 from polyfed.data.pictures import decode, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.roles import ColumnRoles
 from polyfed.data.sources.folder import Folder
@@ -74,6 +74,10 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     if destination.exists():
         raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
     content = folder_table(folder.layout("prepare", None))
+    if AUDIO in content.rows.column_names:
+        raise DataError(
+            f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them there"
+        )
     findings = FolderFindings(
         unused=content.unused, without_picture=content.without_picture, roles=ColumnRoles.of(content.rows)
     )

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.annotations import FILE
-from polyfed.data.folder_table import IMAGE, FolderLayout, folder_table
+from polyfed.data.folder_table import AUDIO, IMAGE, FolderLayout, folder_table
 from polyfed.data.source import folder_of
 from polyfed.data.tables import SplitTable, TableSource
 
@@ -25,7 +25,8 @@ class Folder(TableSource):
     ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one picture become one item, with lists of what
     differs among them.
 
-    Columns are those of the file, with ``image`` for the picture, ``file_name`` for its path, ``label`` for its class
+    Without pictures WAV files are read as these are. Columns are those of the file, with ``image`` for the picture or
+    ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class
     folder, ``captions`` for captions of COCO, Karpathy and Flickr, ``text`` for lines. Splits are told by a column, by
     names of files or folders, by Flickr8k's lists; else ``fractions`` are drawn, the same on every machine.
     """
@@ -74,7 +75,7 @@ class Folder(TableSource):
             where=Path(self.path).as_posix(),
             split=split,
             fingerprint=content.fingerprint,
-            ids=FILE if IMAGE in rows.column_names else None,
+            ids=FILE if {IMAGE, AUDIO} & {*rows.column_names} else None,
             everywhere=content.rows.column,
             folder=layout.folder,
         )
