@@ -41,6 +41,7 @@ def ask_of(
         clients=clients,
         sent={client.id: Payload(dict(sent or {})) for client in clients},
         requests={},
+        now=lambda client: Payload(dict(sent or {})),
         channel=Channel(nobody, Transport(), Ledger()),
         origin=lambda client, name: (origins or {}).get(name),
         changes=frozenset(changes),

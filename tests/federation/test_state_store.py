@@ -51,6 +51,15 @@ def test_a_step_that_is_done_again_replaces_what_it_left(tmp_path: Path) -> None
         assert value_of(opened, "a", (1, 0)) == 1
 
 
+def test_a_late_reply_leaves_one_state_more(tmp_path: Path) -> None:
+    """Asked in round 1, accepted in round 5: a resume from round 4 still goes on from what was before."""
+    for late, kept in ((False, [(2, 0), (6, 0)]), (True, [(1, 0), (2, 0), (6, 0)])):
+        store = StateStore(tmp_path / str(late), late=late)
+        for after, number in ((None, 0), ((0, 0), 1), ((1, 0), 2), ((2, 0), 6)):
+            store.save("a", (number, 0), entry(number), after)
+        assert store.versions("a") == kept
+
+
 def test_what_was_lost_is_said_with_what_is_there(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.save("a", (1, 0), entry(1), None)

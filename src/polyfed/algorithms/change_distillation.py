@@ -86,6 +86,7 @@ class ChangeDistillation(Algorithm):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
+    takes_late_replies: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 
@@ -169,7 +170,8 @@ class ChangeDistillation(Algorithm):
             for name, rows in ensembles.received(reply.representations).items():
                 # a change is clipped by itself: what it is added to is the server's own
                 values = own[name] + rows if moved else rows
-                ensembles.add_weighed(name, reply.sender.id, values, ensembles.log_weights(reply, name, values))
+                weights = ensembles.log_weights(reply, name, values)
+                ensembles.add_weighed(name, reply.sender.id, values, weights, reply.mixing)
         return ensembles.targets(self.ahead if moved else None)
 
     def ahead(self, mean: Ensembled, own: Tensor) -> Ensembled:

@@ -146,6 +146,7 @@ class CreamFL(Algorithm):
         "optimizer": Lifetime.RUN,
         "previous": Lifetime.RUN,
     }
+    takes_late_replies: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 

@@ -74,6 +74,7 @@ class CreamFLAveraged(Algorithm):
     As clients keep nothing, the previous representations of Eq. 2 are those of the model that a client receives.
     """
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True

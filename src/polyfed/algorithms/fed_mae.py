@@ -50,6 +50,7 @@ class FedMAE(Algorithm):
     ``mae_clients`` say what was done.
     """
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 1

@@ -27,6 +27,7 @@ class FedAvg(Algorithm):
     Clients of one architecture, task and classes are a type; their weights are averaged by sample count.
     """
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
     learns_by_fit: ClassVar[bool] = True
 

@@ -122,6 +122,7 @@ class FedCola(Algorithm):
     ``fedcola-released`` has them all.
     """
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5

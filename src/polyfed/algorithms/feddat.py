@@ -60,6 +60,7 @@ class FedDAT(Algorithm):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {STATE: Lifetime.RUN}
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 1

@@ -101,6 +101,7 @@ class FedEMA(Algorithm):
         "blending": Lifetime.RUN,
     }
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5

@@ -94,6 +94,7 @@ class FedGEMS(Algorithm):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+    takes_late_replies: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 

@@ -38,6 +38,7 @@ class FedIoT(Algorithm):
     several modalities in the average of a round is recorded for every modality that is shared, ``share.<modality>``.
     """
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5

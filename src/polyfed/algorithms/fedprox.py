@@ -33,6 +33,7 @@ class FedProx(Algorithm):
     FedAvg.
     """
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5

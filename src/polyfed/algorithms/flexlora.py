@@ -16,6 +16,7 @@ class FlexLoRA(FedAvg):
     The server averages the changes B A themselves, and sends each client the nearest factors of its own rank.
     """
 
+    takes_late_replies: ClassVar[bool] = False
     learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = SingularValues()

@@ -18,6 +18,7 @@ class FLoRA(FedAvg):
     not take part in each.
     """
 
+    takes_late_replies: ClassVar[bool] = False
     learns_by_fit: ClassVar[bool] = True
 
     averaging: Annotated[WeightAveraging, only(Stacked)] = Stacked()

@@ -24,6 +24,7 @@ class HetLoRA(FedAvg):
     gamma r; where a round has made that smaller, the client gives its tail up for good (rank self-pruning).
     """
 
+    takes_late_replies: ClassVar[bool] = False
     keeps: ClassVar[Mapping[str, Lifetime]] = {"rank": Lifetime.RUN}
 
     averaging: WeightAveraging = Padded()

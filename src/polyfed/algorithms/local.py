@@ -23,6 +23,7 @@ from polyfed.algorithms.algorithm import (
 class LocalOnly(Algorithm):
     """Every client of the cohort trains on its own data only; the lower bound for what federation brings a client."""
 
+    takes_late_replies: ClassVar[bool] = True
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
     local_epochs: LocalEpochs = 5

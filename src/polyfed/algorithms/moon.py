@@ -45,6 +45,7 @@ class MOON(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"previous": Lifetime.RUN}
 
+    takes_late_replies: ClassVar[bool] = True
     has_global_models: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5

@@ -45,6 +45,7 @@ class RunSpec(Settings):
     secure: SerializeAsAny[SecureSum] | None = Field(
         default=None, description="how clients add up their replies, which then leave them in no other form"
     )
+    late_replies: bool = Field(default=False, description="whether replies may count in later rounds than their own")
     evaluates: bool = Field(default=True, description="whether clients are asked for test metrics")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")

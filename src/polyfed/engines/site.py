@@ -145,7 +145,7 @@ class Site:
             federation=opened,
             spec=spec,
             # on the site's disk: what Flower's own context keeps beyond some 100 MB is lost without a word
-            store=StateStore(folder, settings.run.state_memory),
+            store=StateStore(folder, settings.run.state_memory, late=spec.late_replies),
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
             limits=limits or Limits(),

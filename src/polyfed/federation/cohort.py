@@ -22,17 +22,23 @@ _T = TypeVar("_T")
 
 
 class Reply:
-    """What a client step returns: bundles and scalars by name, read as attributes."""
+    """What a client step returns: bundles and scalars by name, read as attributes.
+
+    Attributes:
+        mixing: how far the server follows it, in (0, 1]; less than 1 for one that is late. Its ``weights`` are as if it
+            were not.
+    """
 
     def __init__(self, **fields: TensorBundle | Scalar) -> None:
         self.payload = Payload(fields)
         self.client: ClientInfo | None = None
+        self.mixing = 1.0
 
     @classmethod
-    def received(cls, payload: Payload, client: ClientInfo) -> Reply:
+    def received(cls, payload: Payload, client: ClientInfo, mixing: float = 1.0) -> Reply:
         """A reply as the server gets it."""
         reply = cls(**payload.fields)
-        reply.client = client
+        reply.client, reply.mixing = client, mixing
         return reply
 
     @property
@@ -172,7 +178,7 @@ class Cohort:
         """
         schema, name = schema_of(step), step.__name__
         phase, self.phase = self.phase, self.phase + 1
-        asked, reasons = len(self.clients), list[str]()
+        reasons = list[str]()
 
         def drop(client: ClientInfo, reason: str, details: str) -> None:
             reasons.append(f"{client.id}: {reason}")
@@ -187,35 +193,56 @@ class Cohort:
         def checked(payload: Payload, client: ClientInfo) -> None:
             check(Reply.received(payload, client))
 
-        sent = {client.id: _payload_for(client, fields) for client in self.clients}
+        ask = Ask(
+            schema=schema,
+            clients=self.clients,
+            sent={},
+            requests={},
+            now=lambda client: _payload_for(client, fields),
+            channel=self.channel,
+            origin=origin,
+            changes=frozenset(changes),
+            check=checked,
+            accept=lambda client: self.accept(client, name, phase if schema.kind == "step" else None),
+            shorten=self.listener.shortened,
+            drop=drop,
+        )
         if self.secure is not None and name in self.secure.weights:
             by_samples = self.secure.weights[name] is not None or Prototypes in schema.returns.values()
             deadline = self.reply_policy(name).deadline
             secure = SecureAsk(self.secure, self, name, phase, drop, deadline, by_samples)
-            replies = self._summed(secure, sent, checked)
+            replies = self._summed(secure, self._all_sent(ask), checked)
         else:
-            ask = Ask(
-                schema=schema,
-                clients=self.clients,
-                sent=sent,
-                requests=self.requests(name, phase, sent),
-                channel=self.channel,
-                origin=origin,
-                changes=frozenset(changes),
-                check=checked,
-                accept=lambda client: self.accept(client, name, phase if schema.kind == "step" else None),
-                shorten=self.listener.shortened,
-                drop=drop,
-            )
-            replies = self._filtered(ask)
+            replies = self.replies(ask, phase)
+            for passing in self.filters:
+                replies = passing(replies, ask)
         for reply in replies:
-            yield Reply.received(reply.payload, reply.client)
+            yield Reply.received(reply.payload, reply.client, reply.mixing)
+        asked = len(ask.sent)
         usable, needed = asked - len(reasons), self.reply_policy(name).quorum(asked)
         if usable < needed:
             raise ExchangeError(
                 f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}', "
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
+
+    def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
+        """Ask all clients, and what they reply, in client order."""
+        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
+        ask.requests.update(self.requests(ask.step, phase, self._all_sent(ask)))
+        self.listener.asking(ask.step, list(ask.sent))
+        return self.exchanged(ask.step, {client: ask.requests[client.id] for client in ask.clients})
+
+    def exchanged(self, step: str, asked: Mapping[ClientInfo, Request]) -> Iterator[Received]:
+        """What clients reply to requests, in the order of these."""
+        clients = {client.id: client for client in asked}
+        answers = self.channel.exchange(list(asked.values()), self.reply_policy(step).deadline)
+        # unlike a generator, map lets go of an answer before it asks for the next
+        return map(lambda answer: _received(clients[answer.client], answer), answers)
+
+    def _all_sent(self, ask: Ask) -> Mapping[str, Payload]:
+        ask.sent.update({client.id: ask.now(client) for client in ask.clients})
+        return ask.sent
 
     def requests(self, step: str, phase: int, sent: Mapping[str, Payload]) -> dict[str, Request]:
         """Client -> its request; ``sent`` is what each is asked before it is encoded."""
@@ -230,8 +257,16 @@ class Cohort:
         """Take a client's reply; of a step, with a phase, it is what the client goes on from."""
         if phase is not None:
             # only now: a step whose reply is refused has never happened
-            self.accepted[client.id] = (self.round, phase)
+            self.accepted[client.id] = self.version(client, phase)
         self.listener.answered(client, step)
+
+    def may_have_changed(self, asked: set[str]) -> set[str]:
+        """Clients whose state may have changed in this round, which began with those that were ``asked``."""
+        return asked
+
+    def version(self, client: ClientInfo, phase: int) -> StateVersion:
+        """What a step leaves of a client's state."""
+        return self.round, phase
 
     def _summed(
         self, ask: SecureAsk, sent: Mapping[str, Payload], check: Callable[[Payload, ClientInfo], None]
@@ -245,17 +280,6 @@ class Cohort:
             except PayloadError as error:
                 raise ExchangeError(f"round {self.round}: the sum of '{ask.step}': {error}") from error
             yield reply
-
-    def _filtered(self, ask: Ask) -> Iterator[Received]:
-        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
-        self.listener.asking(ask.step, list(ask.sent))
-        answers = self.channel.exchange(list(ask.requests.values()), self.reply_policy(ask.step).deadline)
-        asked = {client.id: client for client in ask.clients}
-        # unlike a generator, map lets go of an answer before it asks for the next
-        replies: Iterator[Received] = map(lambda answer: _received(asked[answer.client], answer), answers)
-        for passing in self.filters:
-            replies = passing(replies, ask)
-        return replies
 
 
 def _received(client: ClientInfo, answer: Answer) -> Received:

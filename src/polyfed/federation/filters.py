@@ -41,12 +41,16 @@ class Received:
         payload: what it says; before it is decoded, as it crossed.
         details: what else its site tells, for whoever looks for a fault.
         error: why there is none, or None.
+        staleness: server steps between the model that its client started from and that of now.
+        mixing: how far the server follows it, in (0, 1].
     """
 
     client: ClientInfo
     payload: Payload
     details: str = ""
     error: str | None = None
+    staleness: int = 0
+    mixing: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,10 @@ class Ask:
 
     Attributes:
         schema: of the step.
-        clients: who is asked, in client order.
-        sent: client -> what it is asked, before it is encoded.
+        clients: who is in the round, in client order.
+        sent: client -> what it was asked, before it was encoded; who has no reply yet may be missing.
         requests: client -> the same as it crosses.
+        now: what a client is asked in this round, before it is encoded.
         channel: carries both.
         origin: client and field of a reply -> the weights that it starts from where these are not those sent.
         changes: fields of replies that hold changes of weights in place of new ones.
@@ -69,8 +74,9 @@ class Ask:
 
     schema: StepSchema
     clients: Sequence[ClientInfo]
-    sent: Mapping[str, Payload]
-    requests: Mapping[str, Request]
+    sent: dict[str, Payload]
+    requests: dict[str, Request]
+    now: Callable[[ClientInfo], Payload]
     channel: Channel
     origin: Callable[[ClientInfo, str], Mapping[str, Tensor] | None]
     changes: frozenset[str]

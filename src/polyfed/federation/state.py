@@ -69,11 +69,11 @@ class StateStore:
     Args:
         folder: where the files live; one folder a client.
         memory: bytes of state held in memory at most (one state is always held).
+        late: whether a step's reply may be accepted in a later round than it was asked for.
     """
 
-    def __init__(self, folder: Path, memory: int = 1 << 30) -> None:
-        self.folder = folder
-        self.memory = memory
+    def __init__(self, folder: Path, memory: int = 1 << 30, *, late: bool = False) -> None:
+        self.folder, self.memory, self.late = folder, memory, late
         self._held: OrderedDict[str, tuple[StateVersion, Entry]] = OrderedDict()
         self.held_bytes = 0
 
@@ -126,11 +126,15 @@ class StateStore:
         return None
 
     def _history(self, client: str, newest: int, after: StateVersion | None) -> Iterator[StateVersion]:
-        # a run resumes from one of its last two complete rounds; asked for round t, these are t-1 and t-2
+        # a run resumes from one of its last two complete rounds; asked for round t, these are t-1 and t-2; with late
+        # replies, what one of an older round left may be accepted since, and what was before it is asked for
+        more = self.late
         while after is not None:
             yield after
             if after[0] <= newest - 2:
-                return
+                if not more:
+                    return
+                more = False
             after = self._before(client, after)
 
     def _before(self, client: str, version: StateVersion) -> StateVersion | None:

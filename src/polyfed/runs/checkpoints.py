@@ -49,13 +49,17 @@ class Checkpoints:
         # a kill may come after any line: resuming cuts the logs back to the sizes in the newest manifest
         self.folder.append("metrics", self.recorder.take())
         self.folder.append("ledger", ledger.records)
+        if self.cohorts.keeps_time:
+            self.folder.append("pace", self.cohorts.timeline.taken())
         if seconds is not None:
             self.folder.append("timing", [{"round": number, "seconds": round(seconds, 3)}])
         for name, (values, clients) in self.server.arrays.items():
             path = f"arrays/{name}/round-{number:04d}.safetensors"
             self.folder.save_tensors(path, {"values": values}, {"clients": json.dumps(clients)})
         self.save_last()
-        self.folder.save_checkpoint(Checkpoint(number, flatten(self.server.snapshot()), self._facts()))
+        self.folder.save_checkpoint(
+            Checkpoint(number, flatten(self.server.snapshot()) | self.cohorts.tensors(), self._facts())
+        )
 
     def _facts(self) -> dict[str, Any]:
         return {"logs": self.folder.log_sizes(), **self.evaluations.facts(), **self.cohorts.facts()}
@@ -76,7 +80,7 @@ class Checkpoints:
         # logs last: if anything above cannot be restored, nothing on disk has changed
         self.server.restore(checkpoint.round, unflatten(checkpoint.tensors))
         self.evaluations.restore(checkpoint.facts)
-        self.cohorts.restore(checkpoint.facts)
+        self.cohorts.restore(checkpoint.facts, checkpoint.tensors)
         self.folder.rewind_logs(checkpoint.facts["logs"])
         return checkpoint.round
 

@@ -6,27 +6,36 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
+
+from torch import Tensor
 
 from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
 from polyfed.federation.filters import Filter, Medians, NormClip, checks
+from polyfed.federation.late_replies import LateReplies
+from polyfed.federation.paced_cohort import PacedCohort
+from polyfed.federation.paces import LatePace
 from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
+from polyfed.federation.state import flatten, unflatten
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, Timeline
+from polyfed.federation.times import Drawn
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places
 from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
 from polyfed.runs.expenses import Expenses
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.records import PRIVACY, SERVER
+from polyfed.runs.records import PACE, PRIVACY, SERVER
 from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import StateVersion
+from polyfed.wire.messages import Request, StateVersion
+from polyfed.wire.payload import Payload
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +77,10 @@ class Cohorts:
     def drawn(self, number: int, ledger: Ledger) -> Cohort:
         run = self.experiment.run
         clients = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
-        return self._of(number, clients, ledger, run.reply_policy)
+        make: Callable[..., Cohort] = Cohort
+        if isinstance(pace := run.pace, LatePace):
+            make = partial(PacedCohort, pace=pace, timeline=self.timeline, everybody=self.server.clients, seed=run.seed)
+        return self._of(number, clients, ledger, run.reply_policy, make=make)
 
     def evaluating(self, number: int, clients: tuple[ClientInfo, ...], ledger: Ledger) -> Cohort:
         """Clients that are measured after a round; none of them must answer."""
@@ -103,9 +115,10 @@ class Cohorts:
         *,
         purpose: str = "",
         first_phase: int = 0,
+        make: Callable[..., Cohort] = Cohort,
     ) -> Cohort:
         run = self.experiment.run
-        return Cohort(
+        return make(
             clients=clients,
             round=number,
             # of the engine nothing else
@@ -114,17 +127,32 @@ class Cohorts:
             filters=self._filters,
             secure=self._secure,
             accepted=self.accepted,
-            listener=_Told(self, number),
+            listener=_Told(self, number, is_timed=not purpose and self.keeps_time and make is Cohort),
             phase=first_phase,
         )
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The clients in virtual time."""
+        times = self.experiment.run.pace.clients or Drawn()
+        return Timeline(times.of(self.server.clients, self.experiment.run.seed))
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether the run has a virtual time."""
+        pace = self.experiment.run.pace
+        return isinstance(pace, LatePace) or pace.clients is not None
 
     @property
     def _filters(self) -> tuple[Filter, ...]:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
+        pace = self.experiment.run.pace
         return (
             checks(self.server.counted),
             *(() if clip is None else (NormClip(clip, self.medians),)),
             *(() if rule is None else (RobustReplies(rule),)),
+            # last: bounds are on what a client has changed, not on what that counts for
+            *((LateReplies(pace),) if isinstance(pace, LatePace) else ()),
         )
 
     @property
@@ -148,14 +176,31 @@ class Cohorts:
     def tell_expenses(self, number: int) -> None:
         self.expenses.tell(lambda who, metrics: self.events.handle(Measured(number, who, PRIVACY, metrics)), SERVER)
 
+    def tell_pace(self, number: int) -> None:
+        """When the round ended in virtual time, and how late its replies were."""
+        if not self.keeps_time:
+            return
+        late = [line["round"] - line["asked"] for line in self.timeline.events if line["event"] == REPLIED]
+        told = {"virtual_seconds": self.timeline.now, "replies": float(len(late))}
+        told |= {"staleness": sum(late) / len(late)} if late else {}
+        for event in (DROPPED, LOST):
+            told[event] = float(sum(line["event"] == event for line in self.timeline.events))
+        self.events.handle(Measured(number, SERVER, PACE, told))
+
     # ---- what a checkpoint keeps
 
     def facts(self) -> dict[str, Any]:
-        return {"away": sorted(self.away), "accepted": self.accepted, "medians": self.medians} | (
-            {PRIVACY: self.expenses.asked} if self.expenses.asked else {}
-        )
+        facts: dict[str, Any] = {"away": sorted(self.away), "accepted": self.accepted, "medians": self.medians}
+        facts |= {PRIVACY: self.expenses.asked} if self.expenses.asked else {}
+        return facts | ({PACE: self.timeline.facts()} if self.keeps_time else {})
 
-    def restore(self, facts: Mapping[str, Any]) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        """What clients at work were sent."""
+        return flatten({PACE: self.timeline.tensors()}) if self.keeps_time else {}
+
+    def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        if self.keeps_time:
+            self.timeline.restore(facts[PACE], unflatten(tensors).get(PACE, {}))
         self.away = set(facts["away"])
         self.accepted = accepted_in(facts)
         self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
@@ -168,8 +213,13 @@ class _Told(CohortListener):
 
     cohorts: Cohorts
     round: int
+    is_timed: bool
 
     def asking(self, step: str, clients: Sequence[str]) -> None:
+        if self.is_timed:
+            self.cohorts.timeline.wait_for(
+                Request(client, step, self.round, 0, None, Payload({})) for client in clients
+            )
         self.cohorts.expenses.note(step, clients)
         self.cohorts.events.handle(StepStarted(step, clients))
         self.cohorts.waiting_since = time.monotonic()

@@ -22,6 +22,7 @@ from polyfed.engines.local import InProcess
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.attack import Attack
 from polyfed.federation.cohort import ReplyPolicy
+from polyfed.federation.paces import LatePace, Pace, Sync
 from polyfed.federation.participant import Precision
 from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (
@@ -71,6 +72,9 @@ class RunSettings(Settings):
     rounds: int = Field(default=30, ge=1, description="T, communication rounds")
     seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    pace: SerializeAsAny[Pace] = Field(
+        default=Sync(), description="when the server takes a step: sync, buffered, async, deadline"
+    )
     engine: SerializeAsAny[EngineSettings] = Field(default_factory=InProcess, description="where client steps execute")
     min_clients: Quorum = Field(
         default=1,
@@ -244,6 +248,7 @@ class Experiment(Settings):
             attackers=self.run.attackers,
             privacy=self.policy.privacy,
             secure=self.aggregation.secure,
+            late_replies=isinstance(self.run.pace, LatePace),
             evaluates=self.run.evaluate_clients is not False,
         )
 

@@ -6,6 +6,7 @@ environment.json  versions, device, code state
 metrics.jsonl     metrics and events, one JSON object a line
 ledger.jsonl      bytes that crossed the wire
 timing.jsonl      seconds a round
+pace.jsonl        of runs in virtual time: who was started and has replied when
 partition.json    who holds which items
 history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
 progress.jsonl    events of the run, for polyfed watch
@@ -39,7 +40,7 @@ from polyfed.core.untrusted import file_json, lines, plain, typed
 if TYPE_CHECKING:  # what reads only logs and descriptions, such as a command's help, does not wait for torch
     from torch import Tensor
 
-LOGS = ("metrics", "ledger", "timing")
+LOGS = ("metrics", "ledger", "timing", "pace")
 
 _PROBING = 1.0  # seconds; whoever only asks whether a run is worked on holds its lock for far less
 
@@ -66,7 +67,7 @@ class _Manifest:
 class _Facts:
     """Types of the facts that a run goes on from."""
 
-    logs: Mapping[Literal["metrics", "ledger", "timing"], int]
+    logs: Mapping[Literal["metrics", "ledger", "timing", "pace"], int]
     stale: Sequence[str]
     best: Mapping[str, int | float]
     away: Sequence[str]
@@ -195,8 +196,9 @@ class RunFolder:
         if lost := self.lost_records(sizes):
             raise RunError(lost)
         for log, size in _of_logs(sizes):
-            with (self.path / f"{log}.jsonl").open("ab") as stream:
-                stream.truncate(size)
+            if size or (self.path / f"{log}.jsonl").exists():  # not every run has every log
+                with (self.path / f"{log}.jsonl").open("ab") as stream:
+                    stream.truncate(size)
 
     def lost_records(self, sizes: Mapping[str, int]) -> str:
         """What is missing of the logs as they were at these sizes, one sentence, or nothing.

@@ -87,11 +87,12 @@ class Loop:
         with isolated(cfg.run.seed, number, SERVER):
             cfg.algorithm.round(self.server, cohort)
         # a personal model changes only where its client took part; a shared one changes everywhere
-        self.evaluations.changed(asked if cfg.algorithm.is_personal else None)
+        self.evaluations.changed(cohort.may_have_changed(asked) if cfg.algorithm.is_personal else None)
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
             self.evaluations.measure_server()
             self.evaluations.measure_clients(number, ledger)
         self.cohorts.tell_expenses(number)
+        self.cohorts.tell_pace(number)
         at_work(SERVER, "saving the round")
         self._complete(number, ledger, time.monotonic() - started)
 

@@ -8,6 +8,7 @@ from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.pacing import require_pace, require_paced_clients
 from polyfed.runs.protection import (
     require_affordable,
     require_attackers,
@@ -30,6 +31,7 @@ def preflight(experiment: Experiment, federation: Population) -> None:
     run.engine.require()
     method.require(has_public=experiment.public is not None, has_server=experiment.server is not None)
     _require_phases(experiment)
+    require_pace(experiment)
     require_robust(experiment)
     require_private(experiment)
     require_summable(experiment)
@@ -46,6 +48,7 @@ def preflight_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -
         ConfigError: they cannot, or are not.
     """
     experiment.run.sampling.draw(clients, generator(0))
+    require_paced_clients(experiment, clients)
     require_cohorts(experiment, clients)
 
 

@@ -30,6 +30,8 @@ ATTACKER = "attacker"
 """Event before the first round of a client that ``run.attackers`` makes attack."""
 PRIVACY = "privacy"
 """Kind of the measurements of what clients gave away: epsilon, and number of protected replies."""
+PACE = "pace"
+"""Kind of the measurements of virtual time: seconds since the run began, and how late replies were."""
 _COLUMNS = {
     "metrics": ("round", "participant", "group", "kind", "metric", "value"),
     "events": ("round", "participant", "event", "reason"),

@@ -142,7 +142,8 @@ class Ensembles:
         """Fold in one client's outputs; no row outweighs others by its norm."""
         for output, values in self.received(payload).items():
             # weights come of the rows that count
-            self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
+            weights = self.log_weights(reply, output, values)
+            self.add_weighed(output, reply.sender.id, values, weights, reply.mixing)
 
     def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
         return self.comparable(self._public.from_wire(self._server, payload))
@@ -190,8 +191,16 @@ class Ensembles:
         )
 
     def add_weighed(
-        self, output: str, sender: str, values: Float[Tensor, "n w"], log_weights: Float[Tensor, " n"] | float
+        self,
+        output: str,
+        sender: str,
+        values: Float[Tensor, "n w"],
+        log_weights: Float[Tensor, " n"] | float,
+        mixing: float = 1.0,
     ) -> None:
+        """Fold in a client's rows; of one that the server follows in part, its own rows are the rest."""
+        if mixing < 1:
+            values = torch.lerp(self._server_outputs[output].to(values), values, mixing)
         if output not in self._ensembles:
             count, width = self._server_outputs[output].shape
             # weights of all samples of all clients would outgrow the ensemble

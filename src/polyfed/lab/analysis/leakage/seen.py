@@ -193,7 +193,7 @@ def _restore_before(session: Session, number: int, folder: Path) -> None:
     if before is None or before.round != number - 1:
         raise RunError(f"run '{folder}' has lost its state before round {number} ({'; '.join(problems)}); run it again")
     session.server.restore(before.round, unflatten(before.tensors))
-    session.cohorts.restore(before.facts)
+    session.cohorts.restore(before.facts, before.tensors)
 
 
 def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

@@ -1,0 +1,130 @@
+"""Cohorts of rounds that end before all have replied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from polyfed.core.randomness import generator
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.filters import Ask, Received
+from polyfed.federation.paces import LatePace
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Timeline
+from polyfed.wire.messages import Request, StateVersion
+
+
+@dataclass(kw_only=True)
+class PacedCohort(Cohort):
+    """The clients that may be started in a round, and those at work since earlier ones.
+
+    ``ask`` starts who is idle with what the server has now, and yields the replies that come next, late ones as
+    ``LateReplies`` makes them. What clients do depends on their requests alone, so that in virtual time a step is
+    performed when its reply is due.
+
+    Attributes:
+        pace: when the round ends.
+        timeline: of the run.
+        everybody: all clients, in client order.
+        seed: of the run, for the order in which clients are started if not all may be at work.
+        replied: whose replies were accepted in this round, in that order.
+    """
+
+    pace: LatePace
+    timeline: Timeline
+    everybody: tuple[ClientInfo, ...]
+    seed: int
+    replied: list[ClientInfo] = field(default_factory=list)
+    _versions: dict[str, StateVersion] = field(default_factory=dict)
+
+    def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
+        """Start who is idle; what comes until the round is full, or has lasted long enough, or nobody is at work."""
+        opened = self.timeline.now
+        self._start(ask, phase)
+        # as long as replies are refused, more are waited for
+        while due := self._due(ask, phase, opened):
+            yield from self._replied(ask, due)
+        if self.timeline.at_work and math.isfinite(limit := self.pace.limit(opened)):
+            self.timeline.now = max(self.timeline.now, limit)
+
+    def accept(self, client: ClientInfo, step: str, phase: int | None) -> None:
+        self.replied.append(client)
+        super().accept(client, step, phase)
+
+    def may_have_changed(self, asked: set[str]) -> set[str]:
+        return {client.id for client in self.replied}
+
+    def version(self, client: ClientInfo, phase: int) -> StateVersion:
+        return self._versions[client.id]
+
+    # ---- who is started
+
+    def _start(self, ask: Ask, phase: int) -> None:
+        """Start idle clients, each once a round, as many as may be at work."""
+        room = len(self.everybody) if self.pace.concurrency is None else self.pace.concurrency
+        at_work, taken = self.timeline.at_work, self._versions
+        idle = [name for name in self._order if name not in at_work and name not in taken]
+        started = set(idle[: max(0, room - len(at_work))])
+        sent = {client.id: ask.now(client) for client in self.clients if client.id in started}
+        if not sent:
+            return
+        self.listener.asking(ask.step, list(sent))
+        for name, request in self.requests(ask.step, phase, sent).items():
+            self.timeline.start(replace(request, payload=sent[name]))
+
+    @cached_property
+    def _order(self) -> list[str]:
+        """Who may be started in this round, in the order in which they are while not all may be at work."""
+        clients = [client.id for client in self.clients]
+        drawn = torch.randperm(len(clients), generator=generator(self.seed, self.round, "started")).tolist()
+        return [clients[place] for place in drawn] if self.pace.concurrency else clients
+
+    # ---- whose replies come
+
+    def _due(self, ask: Ask, phase: int, opened: float) -> list[AtWork]:
+        """Whose replies fill the round, in the order in which these come, and are not too old."""
+        due: list[AtWork] = []
+        while not self.pace.is_full([*self.replied, *map(self._sender, due)], self.everybody):
+            # nobody is started between two replies that come at one time
+            if (coming := self.timeline.next) is None or coming.ends > self.timeline.now:
+                self._start(ask, phase)
+                coming = self.timeline.next
+            if coming is None or (coming.ends > self.pace.limit(opened) and (due or self.replied)):
+                break
+            self.timeline.take(coming)
+            if self._is_old(coming.request):
+                self.timeline.note(DROPPED, coming.request, self.round, coming.ends)
+                continue
+            self._versions[coming.request.client] = coming.request.round, coming.request.phase
+            due.append(coming)
+        return due
+
+    def _is_old(self, request: Request) -> bool:
+        most = self.pace.max_staleness
+        return most is not None and self.round - request.round > most
+
+    def _sender(self, work: AtWork) -> ClientInfo:
+        return self._by_id[work.request.client]
+
+    @cached_property
+    def _by_id(self) -> dict[str, ClientInfo]:
+        return {client.id: client for client in self.everybody}
+
+    def _replied(self, ask: Ask, due: Sequence[AtWork]) -> Iterator[Received]:
+        encode = self.channel.transport.encoder()
+        work = {self._sender(one): one for one in due}
+        for client, one in work.items():
+            # bytes of a reply belong to the round in which it comes
+            encoded = replace(one.request, payload=encode(one.request.payload))
+            ask.sent[client.id], ask.requests[client.id] = one.request.payload, encoded
+        asked = {client: ask.requests[client.id] for client in work}
+        ask.requests.update({client.id: replace(request, round=self.round) for client, request in asked.items()})
+        for reply in self.exchanged(ask.step, asked):
+            one, before = work[reply.client], len(self.replied)
+            yield replace(reply, staleness=self.round - one.request.round)
+            event = REPLIED if len(self.replied) > before else LOST
+            self.timeline.note(event, one.request, self.round, one.ends)

@@ -1,0 +1,124 @@
+"""Virtual time: who is at work on what, whose reply comes next, and how late it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.federation.times import ClientTimes
+from polyfed.wire.frames import Frame
+from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Envelope, Request, envelope_requests, request_of
+
+STARTED, REPLIED, DROPPED, LOST = "started", "replied", "dropped", "lost"
+"""Events of a timeline: asked; its reply counts; its reply is too old; it did not reply, or what it did was refused."""
+
+_OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
+"""On what is read of a checkpoint: what the server sent itself."""
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A client at work.
+
+    Attributes:
+        request: what it was asked, with what it was sent before that was encoded.
+        asked, ends: when it was asked, and when its reply comes.
+    """
+
+    request: Request
+    asked: float
+    ends: float
+
+
+@dataclass
+class Timeline:
+    """The clients of a run in time.
+
+    Attributes:
+        times: client -> how long it takes, in client order.
+        now: seconds since the run began.
+        at_work: client -> what it is doing; lasts from round to round.
+        events: lines of ``pace.jsonl`` that are not written yet.
+    """
+
+    times: Mapping[str, ClientTimes]
+    now: float = 0.0
+    at_work: dict[str, AtWork] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def ends(self, client: str) -> float:
+        """When a client that is asked now replies."""
+        return self.times[client].begins(self.now) + self.times[client].seconds
+
+    def wait_for(self, requests: Iterable[Request]) -> None:
+        """All of them are at work, and time goes on until the last has replied."""
+        for request in requests:
+            self.start(request)
+        while (coming := self.next) is not None:
+            self.take(coming)
+            self.note(REPLIED, coming.request, coming.request.round, coming.ends)
+
+    def start(self, request: Request) -> None:
+        """A client begins, or will as soon as it is awake."""
+        self.at_work[request.client] = AtWork(request, self.now, self.ends(request.client))
+        self.note(STARTED, request, request.round, self.now)
+
+    @property
+    def next(self) -> AtWork | None:
+        """Who replies next; of several at one time the first in client order."""
+        places = {client: place for place, client in enumerate(self.times)}
+        return min(self.at_work.values(), key=lambda one: (one.ends, places[one.request.client]), default=None)
+
+    def take(self, work: AtWork) -> None:
+        """Go on to a reply."""
+        del self.at_work[work.request.client]
+        self.now = max(self.now, work.ends)
+
+    def note(self, event: str, request: Request, round_number: int, seconds: float) -> None:
+        """Write down what became of a request in a round."""
+        about = {"round": round_number, "client": request.client, "event": event, "step": request.step}
+        self.events.append(about | {"asked": request.round, "seconds": round(seconds, 6)})
+
+    def taken(self) -> list[dict[str, Any]]:
+        """The events, which are forgotten."""
+        events, self.events = self.events, []
+        return events
+
+    # ---- what a checkpoint keeps
+
+    def facts(self) -> dict[str, Any]:
+        """All but tensors, as JSON values."""
+        envelopes, frames = self._packed()
+        lines = zip(envelopes, self.at_work.values(), strict=True)
+        return {
+            "now": self.now,
+            "frames": [[frame.header, len(frame.buffers)] for frame in frames],
+            "at_work": [[envelope.text, envelope.places, one.asked, one.ends] for envelope, one in lines],
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The bytes of what clients at work were sent, each tensor once."""
+        return {
+            f"{k}/{i}": torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw.nbytes else torch.empty(0)
+            for k, frame in enumerate(self._packed()[1])
+            for i, raw in enumerate(frame.buffers)
+        }
+
+    def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Be as when these facts and tensors were taken."""
+        raws = {name: value.view(torch.uint8).numpy().data for name, value in tensors.items()}
+        frames = [
+            Frame(header, [raws[f"{k}/{i}"] for i in range(count)]) for k, (header, count) in enumerate(facts["frames"])
+        ]
+        self.now, self.at_work, self.events = facts["now"], {}, []
+        for text, places, asked, ends in facts["at_work"]:
+            request = request_of(text, [frames[place] for place in places], _OWN)
+            self.at_work[request.client] = AtWork(request, asked, ends)
+
+    def _packed(self) -> tuple[list[Envelope], list[Frame]]:
+        return envelope_requests([one.request for one in self.at_work.values()])

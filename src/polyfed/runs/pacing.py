@@ -1,0 +1,66 @@
+"""What can be known before a run of whether its server may take steps before all have replied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from polyfed.core.errors import ConfigError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.paces import LatePace
+from polyfed.runs.experiment import Experiment
+from polyfed.wire.schema import steps_of
+
+
+def require_pace(experiment: Experiment) -> None:
+    """Check that nothing needs all replies of a round to be to that round's requests, where some are late.
+
+    Raises:
+        ConfigError: something does, or there is no virtual time to set.
+    """
+    pace, run = experiment.run.pace, experiment.run
+    if pace.clients is not None and run.engine.is_deployed:
+        raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
+    if isinstance(pace, LatePace):
+        for reason in (*_of_method(experiment), *_of_run(experiment)):
+            raise ConfigError(f"run.pace '{pace.component_name()}' gives the server late replies, and {reason}")
+
+
+def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
+    """Check that a run's pace suits its clients.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    pace = experiment.run.pace
+    pace.require(clients)
+    if pace.clients is not None:
+        pace.clients.of(clients, experiment.run.seed)
+
+
+def _of_method(experiment: Experiment) -> Iterator[str]:
+    method = experiment.algorithm
+    name, steps = method.component_name(), [key for key, own in steps_of(method).items() if own.kind == "step"]
+    if not method.asks_clients:
+        yield f"'{name}' asks nobody; set it to sync"
+    elif not method.takes_late_replies:
+        several = len(steps) > 1
+        why = f"asks the same clients for {' and '.join(steps)}" if several else "needs all of them from one model"
+        yield f"a round of '{name}' {why}; set it to sync, or choose fedavg or creamfl"
+    if getattr(getattr(method, "public", None), "samples", None) is not None:
+        yield "with algorithm.public.samples each round's are of other public samples; leave that out"
+    if getattr(getattr(method, "averaging", None), "mean", "exact") != "exact":
+        yield "algorithm.averaging.mean 'sequential' needs to know whose come; set that to exact"
+
+
+def _of_run(experiment: Experiment) -> Iterator[str]:
+    secure, robust = experiment.aggregation.secure, experiment.aggregation.robust
+    if secure is not None:
+        yield (
+            f"aggregation.secure '{secure.component_name()}' sums the replies of clients that agree on masks before "
+            "they train, to one request: who is late would have masks of another sum; leave one of the two out"
+        )
+    if robust is not None:
+        yield (
+            f"aggregation.robust '{robust.component_name()}' compares replies of all clients of a type that start from "
+            "one model; leave one of the two out"
+        )

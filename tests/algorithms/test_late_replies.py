@@ -1,0 +1,166 @@
+"""Methods whose server takes steps before all have replied: by hand, against rounds that wait, and after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyfed
+from by_hand import copies, play
+from misbehaving import contents, cut_short
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.creamfl import CreamFL
+from polyfed.core.errors import ConfigError
+from polyfed.federation.times import ClientTimes
+from polyfed.runs.experiment import Experiment, merged
+from polyfed.runs.session import Session
+from polyfed.wire.messages import Answer, Request
+from sessions import of_samples, prepared, taught
+from small_federations import METHODS, Config, federation_for
+
+SLOW: Config = {"name": "drawn", "skew": 10}
+LATE = [name for name in METHODS if Algorithm.named(name).takes_late_replies]
+FAST = {"fedavg", "creamfl"}
+"""Others exchange what these do."""
+RESUMED = {("creamfl", "buffered"), ("fedavg", "async")}
+
+
+def paced(method: str, pace: Config | str, rounds: int = 4, **run: Any) -> Config:
+    config = federation_for(method)
+    config["aggregation"] = config.get("aggregation", {}) | {"clip": None}
+    config["run"] |= {"rounds": rounds, "eval_every": rounds, "pace": pace} | run
+    return config
+
+
+def of(methods: Sequence[str]) -> list[Any]:
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in methods]
+
+
+def watched(session: Session, patch: pytest.MonkeyPatch) -> list[tuple[Request, Answer]]:
+    """All that the session's clients are asked from now on, and what they answer."""
+    seen: list[tuple[Request, Answer]] = []
+    carry = session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for request, answer in zip(requests, carry(requests, deadline), strict=True):
+            seen.append((request, answer))
+            yield answer
+
+    patch.setattr(session.engine, "exchange", exchange)
+    return seen
+
+
+def fields_of(message: Request | Answer, name: str) -> Any:
+    assert message.payload is not None
+    return message.payload.fields[name]
+
+
+@pytest.mark.parametrize("pace", [{"name": "buffered", "replies": 2}, {"name": "async", "alpha": 0.5}])
+def test_weights_by_hand(pace: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedBuff: W + sum n_c s_c (W_c - W_v) / sum n_c; FedAsync: W + alpha s (W_c - W); a type at a time."""
+    session, tau = prepared(paced("fedavg", pace | {"clients": SLOW}, 8), tmp_path), list[int]()
+    seen, server, infos = watched(session, monkeypatch), session.server, {c.id: c for c in session.server.clients}
+    for number in range(1, 9):
+        seen.clear()
+        before = copies(server.weights)
+        play(session, number, number)
+        assert len(seen) == (2 if pace["name"] == "buffered" else 1)
+        for kind, old in before.items():
+            own = [pair for pair in seen if server.type_of(infos[pair[0].client]) == kind]
+            total = sum(fields_of(answer, "num_examples") for _, answer in own)
+            for name, value in old.items():
+                expected = value.double().clone()
+                for request, answer in own:
+                    s, n = (1 + number - request.round) ** -0.5, fields_of(answer, "num_examples")
+                    then, trained = (fields_of(message, "weights")[name].double() for message in (request, answer))
+                    start, share = (then, n / total) if pace["name"] == "buffered" else (value.double(), 0.5)
+                    expected += share * s * (trained - start)
+                if value.is_floating_point():
+                    assert torch.allclose(server.weights[kind][name].double(), expected, atol=1e-6), name
+        tau += [number - request.round for request, _ in seen]
+    assert max(tau) > 1
+
+
+def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a late set the server goes s of the way from its own; the teacher is the mean of these."""
+    config = paced("creamfl", {"name": "buffered", "replies": {"text": 2}, "clients": SLOW})
+    config["algorithm"]["teacher"] = {"weights": "mean"}
+    session = prepared(config, tmp_path)
+    session.cohorts.timeline.times = dict(
+        zip(session.cohorts.timeline.times, [ClientTimes(seconds=t) for t in (1, 2, 5, 9)], strict=True)
+    )
+    seen, method = watched(session, monkeypatch), session.experiment.algorithm
+    assert isinstance(method, CreamFL)
+    taught(session, 1)
+    session.server.begin(2)
+    seen.clear()
+    own = of_samples(session, method.public.to_wire(session.server, *_own(session)))["text"]
+    target = taught(session, 2)["text"].values
+    assert [(request.client, request.round) for request, _ in seen] == [("image", 2), ("text", 2), ("paired-1", 1)]
+    fresh, late = (of_samples(session, fields_of(answer, "representations"))["text"] for _, answer in seen[1:])
+    assert torch.allclose(target, (fresh + own + 2**-0.5 * (late - own)) / 2, atol=1e-5)
+
+
+def _own(session: Session) -> tuple[Any, str]:
+    method: Any = session.experiment.algorithm
+    outputs = method.public.server_outputs(session.server)
+    return outputs, outputs.order
+
+
+@pytest.mark.parametrize("method", of(LATE))
+def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path: Path) -> None:
+    """K = all: the same bits, in figures, bytes and models."""
+    equal = {"clients": "drawn"}
+    runs = [
+        polyfed.run(Experiment.parse(paced(method, pace | equal, 2)), tmp_path / str(pace["name"]), quiet=True)
+        for pace in ({"name": "sync"}, {"name": "buffered", "replies": 1.0, "staleness": "hinge"})
+    ]
+    assert contents(runs[0]) == contents(runs[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "pace"),
+    [
+        pytest.param(method, pace, marks=[] if (method, pace) in RESUMED else pytest.mark.slow)
+        for method in LATE
+        for pace in ("buffered", "async")
+    ],
+)
+def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, pace: str, tmp_path: Path) -> None:
+    """What was at work before the kill replies after it, to the model that it was sent before."""
+    own: Config = {"replies": 2} if pace == "buffered" else {}
+    config = paced(method, {"name": pace, "clients": SLOW} | own, 6)
+    finished = polyfed.run(Experiment.parse(config), tmp_path / "finished", quiet=True)
+    asked = [json.loads(line) for line in (finished.folder / "pace.jsonl").read_text().splitlines()]
+    assert any(line["asked"] < 4 <= line["round"] for line in asked if line["event"] == "replied")
+    config["run"] |= {"engine": {"name": "local", "serialize": True}}
+    resumed = polyfed.resume(cut_short(config, tmp_path / "run", at=4), quiet=True)
+    assert contents(resumed) == contents(finished)
+    assert (resumed.folder / "pace.jsonl").read_bytes() == (finished.folder / "pace.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("fedaid", {}, "'fedaid' asks the same clients for guide and judge and teach; set it"),
+        ("fedmd", {}, "'fedmd' asks the same clients for learn and tell"),
+        ("scaffold", {}, "'scaffold' needs all of them from one model"),
+        ("flora", {}, "'flora' needs all of them from one model"),
+        ("server_only", {}, "'server_only' asks nobody"),
+        ("creamfl", {"algorithm": {"public": {"samples": 10}}}, "algorithm.public.samples"),
+        ("fedavg", {"algorithm": {"averaging": {"mean": "sequential"}}}, "averaging.mean 'sequential'"),
+        ("fedavg", {"aggregation": {"robust": "median"}}, "aggregation.robust 'median' compares"),
+        ("fedavg", {"aggregation": {"secure": "unmasked", "clip": None}}, "sums the replies of clients that agree"),
+        ("fedavg", {"run": {"pace": {"name": "buffered", "replies": 9}}}, "there are 5 clients"),
+    ],
+)
+def test_refused(method: str, changes: Config, message: str, tmp_path: Path) -> None:
+    config = merged(paced(method, "buffered"), changes)
+    with pytest.raises(ConfigError, match=message):
+        polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,159 @@
+"""Paces: when rounds are full, what late replies count for, and how long clients take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings, parse_settings
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.late_replies import moved
+from polyfed.federation.paces import LatePace, Pace
+from polyfed.federation.staleness import Constant, Hinge, Polynomial, Staleness
+from polyfed.federation.times import ClientTimes, Drawn, Times, Trace
+
+
+def info(name: str, *modalities: str) -> ClientInfo:
+    return ClientInfo(name, name[0], modalities or ("image",), "classification", 10, "arch")
+
+
+CLIENTS = (info("a0"), info("a1"), info("b0", "text"), info("c0", "image", "text"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "weights"),
+    [
+        (Constant(), [1.0, 1.0, 1.0]),
+        (Polynomial(), [1.0, 2**-0.5, 3**-0.5]),
+        (Polynomial(a=2), [1.0, 1 / 4, 1 / 9]),
+        (Hinge(a=10, b=1), [1.0, 1.0, 1 / 11]),
+        (Hinge(a=2, b=0), [1.0, 1 / 3, 1 / 5]),
+    ],
+)
+def test_weights_by_staleness(rule: Staleness, weights: list[float]) -> None:
+    assert [rule.weight(tau) for tau in range(3)] == pytest.approx(weights, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("pace", "replied", "full"),
+    [
+        ({"name": "buffered", "replies": 2}, "a0", False),
+        ({"name": "buffered", "replies": 2}, "a0 b0", True),
+        ({"name": "buffered", "replies": 0.5}, "a0", False),
+        ({"name": "buffered", "replies": 0.3}, "a0 a1", True),
+        ({"name": "buffered", "replies": 1.0}, "a0 a1 b0", False),
+        ({"name": "buffered", "replies": {"image": 1, "text": 2}}, "a0 a1 b0", False),
+        ({"name": "buffered", "replies": {"image": 1, "text": 2}}, "b0 c0", True),
+        ({"name": "async"}, "", False),
+        ({"name": "async"}, "a0", True),
+        ({"name": "deadline", "seconds": 3}, "a0 a1 b0 c0", False),
+    ],
+)
+def test_when_a_round_is_full(pace: dict[str, Any], replied: str, full: bool) -> None:
+    made: Any = Pace.named(pace["name"])(**{key: value for key, value in pace.items() if key != "name"})
+    assert isinstance(made, LatePace)
+    assert made.is_full([client for client in CLIENTS if client.id in replied.split()], CLIENTS) is full
+
+
+def test_mixing_of_asynchronous_replies() -> None:
+    pace: Any = Pace.named("async")(alpha=0.6, staleness=Polynomial())
+    assert [pace.mixing(tau) for tau in (0, 3)] == [0.6, 0.3]
+
+
+def test_what_was_learnt_is_put_upon_the_model_of_now() -> None:
+    now, then, trained = (torch.randn(3, 2, generator=torch.Generator().manual_seed(k)) for k in range(3))
+    found = moved(now, then, trained, 0.25)
+    for i in range(3):
+        for j in range(2):
+            assert float(found[i, j]) == pytest.approx(float(now[i, j] + 0.25 * (trained[i, j] - then[i, j])), abs=1e-6)
+    large = 2**60
+    assert int(moved(torch.tensor(large + 8), torch.tensor(3), torch.tensor(11), 0.5)) == large + 12
+
+
+# ---- how long clients take
+
+
+@pytest.mark.parametrize(
+    ("times", "asked", "begins"),
+    [
+        ({"seconds": 2}, 7.5, 7.5),
+        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 0, 2),
+        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 3, 3),
+        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 4, 6),
+        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 17, 22),
+    ],
+)
+def test_when_a_client_begins(times: dict[str, Any], asked: float, begins: float) -> None:
+    assert ClientTimes(**times).begins(asked) == begins
+
+
+def test_drawn_times_are_a_clients_own() -> None:
+    many = [info(f"a{k}") for k in range(300)]
+    drawn = Drawn(seconds=2, skew=20).of(many, seed=1)
+    logs = torch.tensor([times.seconds / 2 for times in drawn.values()]).log() / torch.tensor(20.0).log()
+    assert 0 <= float(logs.min()) < 0.05
+    assert 0.95 < float(logs.max()) <= 1
+    assert abs(float(logs.mean()) - 0.5) < 0.05
+    assert Drawn(seconds=2, skew=20).of(many[5:7], seed=1) == {one.id: drawn[one.id] for one in many[5:7]}
+    slower = Drawn(seconds=2, skew=20, groups={"a": 3}).of(many[:1], seed=1)
+    assert slower["a0"].seconds == pytest.approx(3 * drawn["a0"].seconds)
+
+
+def test_drawn_hours_are_a_share_of_the_period() -> None:
+    for times in Drawn(awake=0.4, period=10).of([info(f"a{k}") for k in range(30)], seed=1).values():
+        assert times.awake is not None
+        assert sum(last - first for first, last in times.awake) == pytest.approx(4)
+
+
+def test_times_of_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"a0": {"seconds": 3}, "b0": {"seconds": 1, "period": 5, "awake": [[0, 1]]}, "z": 0}))
+    times = Trace(path=path).of([CLIENTS[0], CLIENTS[2]], seed=0)
+    assert times == {"a0": ClientTimes(seconds=3), "b0": ClientTimes(seconds=1, period=5, awake=((0, 1),))}
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        (Pace, {"name": "buffered", "replies": 0}, "K is a number of clients"),
+        (Pace, {"name": "buffered", "replies": 1.5}, "K is a number of clients"),
+        (Pace, {"name": "buffered", "replies": {}}, "K is a number of clients"),
+        (Pace, {"name": "buffered", "replies": 5}, "run.pace.replies is 5, but there are 4 clients"),
+        (Pace, {"name": "buffered", "replies": {"text": 3}}, r"replies.text is 3; .* image: 3, text: 2"),
+        (Pace, {"name": "buffered", "replies": {"sound": 1}}, r"replies.sound is 1; .* image: 3, text: 2"),
+        (Pace, {"name": "async", "concurrency": 5}, "run.pace.concurrency is 5, but there are 4 clients"),
+        (Pace, {"name": "async", "alpha": 1.2}, "alpha"),
+        (Pace, {"name": "deadline"}, "seconds: is required"),
+        (Pace, {"name": "late"}, "unknown pace 'late'"),
+        (Times, {"name": "drawn", "groups": {"x": 2}}, "no clients are called 'x'"),
+        (Times, {"name": "drawn", "period": 3}, "period has no effect with awake: 1"),
+        (Times, {"name": "trace", "path": "nowhere.json"}, "cannot be read"),
+        (Times, {"name": "trace", "path": "TRACE"}, "has no times of client 'c0'"),
+        (Times, {"name": "trace", "path": "WRONG"}, "seconds"),
+    ],
+)
+def test_refused(family: type[Settings], settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    lines: dict[str, Any] = {name: {"seconds": 1} for name in ("a0", "a1", "b0")}
+    (tmp_path / "TRACE").write_text(json.dumps(lines))
+    (tmp_path / "WRONG").write_text(json.dumps(lines | {"c0": {"seconds": 0}}))
+    if settings.get("path") in ("TRACE", "WRONG"):
+        settings = settings | {"path": str(tmp_path / settings["path"])}
+    with pytest.raises(ConfigError, match=message):
+        used(family, settings)
+
+
+def used(family: type[Settings], settings: dict[str, Any]) -> None:
+    """Read settings of a family, and lay them out for some clients."""
+    made: Any = parse_settings(family, settings)
+    if family is Pace:
+        made.require(CLIENTS)
+    else:
+        made.of(CLIENTS, 0)
