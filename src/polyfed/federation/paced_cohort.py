@@ -49,7 +49,7 @@ class PacedCohort(Cohort):
         while due := self._due(ask, phase, opened):
             yield from self._replied(ask, due)
         if self.timeline.at_work and math.isfinite(limit := self.pace.limit(opened)):
-            self.timeline.now = max(self.timeline.now, limit)
+            self.timeline.pass_to(limit)
 
     def accept(self, client: ClientInfo, step: str, phase: int | None) -> None:
         self.replied.append(client)
@@ -89,11 +89,10 @@ class PacedCohort(Cohort):
         """Whose replies fill the round, in the order in which these come, and are not too old."""
         due: list[AtWork] = []
         while not self.pace.is_full([*self.replied, *map(self._sender, due)], self.everybody):
-            # nobody is started between two replies that come at one time
-            if (coming := self.timeline.next) is None or coming.ends > self.timeline.now:
+            if not self.timeline.is_due:  # nobody is started between two replies that come at one time
                 self._start(ask, phase)
-                coming = self.timeline.next
-            if coming is None or (coming.ends > self.pace.limit(opened) and (due or self.replied)):
+            coming = self.timeline.next(self.pace.limit(opened) if due or self.replied else math.inf)
+            if coming is None:
                 break
             self.timeline.take(coming)
             if self._is_old(coming.request):
@@ -127,4 +126,4 @@ class PacedCohort(Cohort):
             one, before = work[reply.client], len(self.replied)
             yield replace(reply, staleness=self.round - one.request.round)
             event = REPLIED if len(self.replied) > before else LOST
-            self.timeline.note(event, one.request, self.round, one.ends)
+            self.timeline.note(event, one.request, self.round, one.ends, reply.error)

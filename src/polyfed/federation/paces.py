@@ -6,10 +6,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import ClientInfo
@@ -66,9 +67,14 @@ class LatePace(Pace):
         default=None, ge=1, description="clients at work at a time, at most; null: all that may be started"
     )
     replay: Path | None = Field(
-        default=None,
-        description="pace.jsonl of a run: its replies come when, and in the order in which, they came there",
+        default=None, description="pace.jsonl of a run, such as a deployment's: replies come when they came there"
     )
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if self.replay is not None:
+            require_default(self, "with replay", "clients")
+        return self
 
     @abstractmethod
     def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:

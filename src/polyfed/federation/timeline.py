@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyfed.core.untrusted import plain
 from polyfed.federation.times import ClientTimes
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Envelope, Request, envelope_requests, request_of
+from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
 
 STARTED, REPLIED, DROPPED, LOST = "started", "replied", "dropped", "lost"
 """Events of a timeline: asked; its reply counts; its reply is too old; it did not reply, or what it did was refused."""
 
+Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]
 _OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
 """On what is read of a checkpoint: what the server sent itself."""
 
@@ -51,38 +54,53 @@ class Timeline:
     at_work: dict[str, AtWork] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
 
-    def ends(self, client: str) -> float:
+    def ends_of(self, request: Request) -> float:
         """When a client that is asked now replies."""
-        return self.times[client].begins(self.now) + self.times[client].seconds
+        times = self.times[request.client]
+        return times.begins(self.now) + times.seconds
 
     def wait_for(self, requests: Iterable[Request]) -> None:
         """All of them are at work, and time goes on until the last has replied."""
         for request in requests:
             self.start(request)
-        while (coming := self.next) is not None:
+        while (coming := self.next()) is not None:
             self.take(coming)
             self.note(REPLIED, coming.request, coming.request.round, coming.ends)
 
     def start(self, request: Request) -> None:
         """A client begins, or will as soon as it is awake."""
-        self.at_work[request.client] = AtWork(request, self.now, self.ends(request.client))
+        self.at_work[request.client] = AtWork(request, self.now, self.ends_of(request))
         self.note(STARTED, request, request.round, self.now)
 
     @property
-    def next(self) -> AtWork | None:
-        """Who replies next; of several at one time the first in client order."""
+    def is_due(self) -> bool:
+        """Whether somebody replies at this very time."""
+        return self.next(self.now) is not None
+
+    def next(self, limit: float = math.inf) -> AtWork | None:
+        """Who replies next, up to a time; of several at one time the first in client order."""
         places = {client: place for place, client in enumerate(self.times)}
-        return min(self.at_work.values(), key=lambda one: (one.ends, places[one.request.client]), default=None)
+        coming = [one for one in self.at_work.values() if one.ends <= limit]
+        return min(coming, key=lambda one: (one.ends, places[one.request.client]), default=None)
 
     def take(self, work: AtWork) -> None:
         """Go on to a reply."""
         del self.at_work[work.request.client]
         self.now = max(self.now, work.ends)
 
-    def note(self, event: str, request: Request, round_number: int, seconds: float) -> None:
+    def pass_to(self, limit: float) -> None:
+        """Go on to a time at which nobody replies."""
+        self.now = max(self.now, limit)
+
+    def carried(self, exchange: Exchange) -> Exchange:
+        """How requests whose replies are due are carried; see ``Channel.exchange``."""
+        return exchange
+
+    def note(self, event: str, request: Request, round_number: int, seconds: float, error: str | None = None) -> None:
         """Write down what became of a request in a round."""
-        about = {"round": round_number, "client": request.client, "event": event, "step": request.step}
-        self.events.append(about | {"asked": request.round, "seconds": round(seconds, 6)})
+        about: dict[str, Any] = {"round": round_number, "client": request.client, "event": event, "step": request.step}
+        about |= {"asked": request.round, "seconds": seconds} | ({} if error is None else {"error": plain(error)})
+        self.events.append(about)
 
     def taken(self) -> list[dict[str, Any]]:
         """The events, which are forgotten."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,6 +19,8 @@ from polyfed.federation.filters import Filter, Medians, NormClip, checks
 from polyfed.federation.late_replies import LateReplies
 from polyfed.federation.paced_cohort import PacedCohort
 from polyfed.federation.paces import LatePace
+from polyfed.federation.real_time import RealTime
+from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
@@ -34,7 +36,7 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import PACE, PRIVACY, SERVER
 from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Request, StateVersion
+from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
 
 log = logging.getLogger(__name__)
@@ -118,11 +120,20 @@ class Cohorts:
         make: Callable[..., Cohort] = Cohort,
     ) -> Cohort:
         run = self.experiment.run
+
+        def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+            return self.engine.exchange(requests, deadline)  # of the engine nothing else
+
         return make(
             clients=clients,
             round=number,
-            # of the engine nothing else
-            channel=Channel(lambda *asked: self.engine.exchange(*asked), run.transport, ledger, run.limits, purpose),
+            channel=Channel(
+                exchange if make is Cohort else self.timeline.carried(exchange),
+                run.transport,
+                ledger,
+                run.limits,
+                purpose,
+            ),
             reply_policy=reply_policy,
             filters=self._filters,
             secure=self._secure,
@@ -133,9 +144,18 @@ class Cohorts:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The clients in virtual time."""
-        times = self.experiment.run.pace.clients or Drawn()
-        return Timeline(times.of(self.server.clients, self.experiment.run.seed))
+        """The clients in time: virtual, as it was in another run, or in a deployment the real one."""
+        run, clients = self.experiment.run, self.server.clients
+        if isinstance(run.pace, LatePace) and run.pace.replay is not None:
+            return ReplayedTime.read(run.pace.replay, clients)
+        times = (run.pace.clients or Drawn()).of(clients, run.seed)
+        return RealTime(times, send=self._sent) if run.engine.is_deployed else Timeline(times)
+
+    def _sent(self, request: Request) -> Answer:
+        """The answer to a request that is not encoded yet."""
+        run = self.experiment.run
+        encoded = replace(request, payload=run.transport.encode(request.payload))
+        return next(self.engine.exchange([encoded], run.reply_policy(request.step).deadline))
 
     @property
     def keeps_time(self) -> bool:

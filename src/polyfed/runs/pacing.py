@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paces import LatePace
+from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.schema import steps_of
 
@@ -21,6 +22,8 @@ def require_pace(experiment: Experiment) -> None:
     if pace.clients is not None and run.engine.is_deployed:
         raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
     if isinstance(pace, LatePace):
+        if pace.replay is not None and run.engine.is_deployed:
+            raise ConfigError("run.pace.replay: a deployment has a real clock; replay it in a simulation")
         for reason in (*_of_method(experiment), *_of_run(experiment)):
             raise ConfigError(f"run.pace '{pace.component_name()}' gives the server late replies, and {reason}")
 
@@ -35,6 +38,8 @@ def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...
     pace.require(clients)
     if pace.clients is not None:
         pace.clients.of(clients, experiment.run.seed)
+    if isinstance(pace, LatePace) and pace.replay is not None:
+        ReplayedTime.read(pace.replay, clients)
 
 
 def _of_method(experiment: Experiment) -> Iterator[str]:

@@ -56,6 +56,7 @@ class NodeDirectory:
     _described: dict[str, list[ClientInfo]] = field(default_factory=dict)
     _asked: set[int] = field(default_factory=set)
     _missed: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def gather(self, sites: Sequence[str], seconds: float) -> tuple[ClientInfo, ...]:
         """Wait for all sites; their clients in the order of ``sites``.
@@ -103,9 +104,10 @@ class NodeDirectory:
     def _wait(self, met: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not met():
-            self._asked.intersection_update(self.sites.online())  # who was away may have been mended
-            if unknown := [node for node in self.sites.online() if node not in self._asked]:
-                self._describe(unknown, min(max(end - time.monotonic(), 1.0), _DESCRIBING))
+            with self._lock:  # exchanges with several clients may go on at one time
+                self._asked.intersection_update(self.sites.online())  # who was away may have been mended
+                if unknown := [node for node in self.sites.online() if node not in self._asked]:
+                    self._describe(unknown, min(max(end - time.monotonic(), 1.0), _DESCRIBING))
             if met() or time.monotonic() > end:  # a node that never says who it is must not be asked for ever
                 return
             time.sleep(self.poll)

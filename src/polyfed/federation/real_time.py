@@ -1,0 +1,96 @@
+"""The clock of a deployment: replies come when they come, and it is written down when that was."""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from queue import Empty, Queue
+
+from polyfed.federation.timeline import AtWork, Exchange, Timeline
+from polyfed.wire.messages import Answer, Request
+
+_LOOK = 0.5  # seconds between looks whether the run is to end
+_TICK = 1e-6  # seconds; no two replies come at one time, so that a replay has their order
+
+
+@dataclass(kw_only=True)
+class RealTime(Timeline):
+    """Clients at work elsewhere, each asked in a thread of its own.
+
+    ``now`` is when the last reply was taken, so that all times are those of replies. What was at work when a run was
+    killed is asked again, with what it was sent before.
+
+    Attributes:
+        send: carries a request, before it is encoded, and waits for its answer.
+    """
+
+    send: Callable[[Request], Answer]
+    _asked: set[str] = field(default_factory=set)
+    _arrived: Queue[AtWork] = field(default_factory=Queue)
+    _answers: dict[str, Answer] = field(default_factory=dict)
+    _coming: AtWork | None = None
+    _last: float = 0.0
+    _origin: float | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ends_of(self, request: Request) -> float:
+        return math.inf
+
+    @property
+    def is_due(self) -> bool:
+        return False
+
+    def next(self, limit: float = math.inf) -> AtWork | None:
+        """Whose reply came next, once it is there; None at a time at which none is."""
+        for client in self.at_work.keys() - self._asked:
+            self._ask(client)
+        while self._coming is None and self.at_work:
+            try:
+                self._coming = self._arrived.get(timeout=max(0.0, min(_LOOK, limit - self._clock())))
+            except Empty:
+                if self._clock() >= limit:
+                    break
+        return self._coming if self._coming is not None and self._coming.ends <= limit else None
+
+    def take(self, work: AtWork) -> None:
+        super().take(work)
+        self._coming = None
+        self._asked.discard(work.request.client)
+
+    def pass_to(self, limit: float) -> None:
+        super().pass_to(limit)
+        with self._lock:  # what comes from now on came later
+            self._last = max(self._last, limit)
+
+    def carried(self, exchange: Exchange) -> Exchange:
+        def held(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+            return (self._answers.pop(request.client) for request in requests)
+
+        return held
+
+    def _ask(self, client: str) -> None:
+        self._asked.add(client)
+        self._clock()
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._wait, self.at_work[client]), daemon=True).start()
+
+    def _wait(self, work: AtWork) -> None:
+        try:
+            answer = self.send(work.request)
+        except Exception as error:  # what is raised in a thread is nobody's answer
+            answer = Answer(work.request.client, error=f"{type(error).__name__}: {error}")
+        with self._lock:  # in the order of their times
+            self._last = max(self._last + _TICK, self._clock())
+            self._answers[work.request.client] = answer
+            self._arrived.put(replace(work, ends=self._last))
+
+    def _clock(self) -> float:
+        """Seconds since the run began, while it was at work."""
+        if self._origin is None:
+            self._origin = time.monotonic() - self.now
+            self._last = self.now
+        return time.monotonic() - self._origin

@@ -1,0 +1,83 @@
+"""Time as it was in another run: the replies of a deployment in the order in which they came, in a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.core.untrusted import file_json, typed
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.timeline import STARTED, AtWork, Exchange, Timeline
+from polyfed.federation.times import ClientTimes
+from polyfed.wire.messages import Answer, Request
+
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A line of ``pace.jsonl``: what became in a round of what a client was asked in another, and when."""
+
+    round: int
+    client: str
+    event: str
+    step: str
+    asked: int
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(kw_only=True)
+class ReplayedTime(Timeline):
+    """Virtual time in which clients reply when they did.
+
+    Attributes:
+        told: client and round in which it was asked -> what came of it.
+    """
+
+    told: Mapping[_Key, Told]
+
+    @classmethod
+    def read(cls, path: Path, clients: Sequence[ClientInfo]) -> Self:
+        """The times in the ``pace.jsonl`` of a run of these clients.
+
+        Raises:
+            ConfigError: it cannot be read, or is of other clients.
+        """
+        try:
+            content = path.read_text(encoding="utf-8").splitlines()
+            lines = [typed(Told, file_json(line)) for line in content]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"run.pace.replay: '{path}' cannot be read: {error}") from error
+        others = sorted({line.client for line in lines} - {client.id for client in clients})
+        if others or not lines:
+            whose = f"is of a run with client '{others[0]}', who is not here" if others else "has no replies"
+            raise ConfigError(f"run.pace.replay: '{path}' {whose}; give that of a run of these clients")
+        times = {client.id: ClientTimes(seconds=1) for client in clients}
+        return cls(times, told={(line.client, line.asked): line for line in lines if line.event != STARTED})
+
+    def ends_of(self, request: Request) -> float:
+        told = self.told.get((request.client, request.round))
+        return math.inf if told is None else told.seconds
+
+    def next(self, limit: float = math.inf) -> AtWork | None:
+        coming = super().next(limit)
+        if coming is not None and coming.ends == math.inf:
+            raise ExchangeError("run.pace.replay has no further replies: the run that it is of went no further")
+        return coming
+
+    def carried(self, exchange: Exchange) -> Exchange:
+        """Who did not answer does not, for the same reason; the others are asked."""
+
+        def answered(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+            lost = {one.client: self.told[one.client, one.round].error for one in requests}
+            answers = exchange([one for one in requests if lost[one.client] is None], deadline)
+            for one in requests:
+                error = lost[one.client]
+                yield next(answers) if error is None else Answer(one.client, error=error)
+
+        return answered
