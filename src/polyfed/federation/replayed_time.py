@@ -11,24 +11,12 @@ from typing import Self
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.untrusted import file_json, typed
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.timeline import STARTED, AtWork, Exchange, Timeline
+from polyfed.federation.timeline import AtWork, Exchange, Timeline
+from polyfed.federation.timeline_events import STARTED, TimelineEvent
 from polyfed.federation.times import ClientTimes
 from polyfed.wire.messages import Answer, Request
 
 _Key = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Told:
-    """A line of ``pace.jsonl``: what became in a round of what a client was asked in another, and when."""
-
-    round: int
-    client: str
-    event: str
-    step: str
-    asked: int
-    seconds: float
-    error: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -39,7 +27,7 @@ class ReplayedTime(Timeline):
         told: client and round in which it was asked -> what came of it.
     """
 
-    told: Mapping[_Key, Told]
+    told: Mapping[_Key, TimelineEvent]
 
     @classmethod
     def read(cls, path: Path, clients: Sequence[ClientInfo]) -> Self:
@@ -50,7 +38,7 @@ class ReplayedTime(Timeline):
         """
         try:
             content = path.read_text(encoding="utf-8").splitlines()
-            lines = [typed(Told, file_json(line)) for line in content]
+            lines = [typed(TimelineEvent, file_json(line)) for line in content]
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.pace.replay: '{path}' cannot be read: {error}") from error
         others = sorted({line.client for line in lines} - {client.id for client in clients})

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
+from polyfed.federation.timeline_events import REPLIED, STARTED, TimelineEvent
 from polyfed.federation.times import ClientTimes
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
-
-STARTED, REPLIED, DROPPED, LOST = "started", "replied", "dropped", "lost"
-"""Events of a timeline: asked; its reply counts; its reply is too old; it did not reply, or what it did was refused."""
 
 Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]
 _OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
@@ -52,7 +50,7 @@ class Timeline:
     times: Mapping[str, ClientTimes]
     now: float = 0.0
     at_work: dict[str, AtWork] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[TimelineEvent] = field(default_factory=list)
 
     def ends_of(self, request: Request) -> float:
         """When a client that is asked now replies."""
@@ -98,14 +96,14 @@ class Timeline:
 
     def note(self, event: str, request: Request, round_number: int, seconds: float, error: str | None = None) -> None:
         """Write down what became of a request in a round."""
-        about: dict[str, Any] = {"round": round_number, "client": request.client, "event": event, "step": request.step}
-        about |= {"asked": request.round, "seconds": seconds} | ({} if error is None else {"error": plain(error)})
-        self.events.append(about)
+        words = None if error is None else plain(error)
+        about = round_number, request.client, event, request.step, request.round, seconds, words
+        self.events.append(TimelineEvent(*about))
 
     def taken(self) -> list[dict[str, Any]]:
-        """The events, which are forgotten."""
+        """Lines of the events, which are forgotten."""
         events, self.events = self.events, []
-        return events
+        return [{name: value for name, value in asdict(event).items() if value is not None} for event in events]
 
     # ---- what a checkpoint keeps
 

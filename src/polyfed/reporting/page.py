@@ -140,6 +140,7 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet]) -> list[P
             folded={"Tables: sizes, columns, classes": _filled(*partition_tables(records.holdings))},
         ),
         PageSection("traffic", "Bytes and time", drawn("traffic", "bytes")),
+        PageSection("pace", "Clients in time", drawn("pace")),
         PageSection(
             "leakage",
             "What this run gave away",

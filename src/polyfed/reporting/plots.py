@@ -6,13 +6,14 @@ from pathlib import Path
 
 from polyfed.reporting.charts import FigureSheet, sheet_of
 from polyfed.reporting.curves import client_charts, recorded_charts, server_charts
+from polyfed.reporting.gantt import gantt_charts
 from polyfed.reporting.happenings import events_chart
 from polyfed.reporting.partition_charts import partition_sheet
 from polyfed.reporting.traffic import bytes_bars, running_chart, seconds_chart, sent_chart
 from polyfed.reporting.weights import weight_sheets
 from polyfed.runs.records import RunRecords
 
-RUN_FIGURES = ("server", "recorded", "clients", "partition", "traffic", "bytes", "events")
+RUN_FIGURES = ("server", "recorded", "clients", "partition", "traffic", "bytes", "pace", "events")
 """Those that every run may have; others are of arrays that its method kept."""
 
 
@@ -30,6 +31,7 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
         "partition": partition_sheet(records),
         "traffic": sheet_of(f"{records.name}: communication and time", traffic),
         "bytes": sheet_of(f"{records.name}: where the bytes went", bytes_bars(records), columns=4),
+        "pace": sheet_of(f"{records.name}: clients in time", gantt_charts(records)),
         "events": sheet_of(f"{records.name}: events", events_chart(records)),
         **weight_sheets(records),
     }

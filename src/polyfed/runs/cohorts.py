@@ -25,7 +25,8 @@ from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import DROPPED, LOST, REPLIED, Timeline
+from polyfed.federation.timeline import Timeline
+from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
 from polyfed.federation.times import Drawn
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places
@@ -200,11 +201,12 @@ class Cohorts:
         """When the round ended in virtual time, and how late its replies were."""
         if not self.keeps_time:
             return
-        late = [line["round"] - line["asked"] for line in self.timeline.events if line["event"] == REPLIED]
+        events = self.timeline.events
+        late = [event.round - event.asked for event in events if event.event == REPLIED]
         told = {"virtual_seconds": self.timeline.now, "replies": float(len(late))}
         told |= {"staleness": sum(late) / len(late)} if late else {}
-        for event in (DROPPED, LOST):
-            told[event] = float(sum(line["event"] == event for line in self.timeline.events))
+        for kind in (DROPPED, LOST):
+            told[kind] = float(sum(event.event == kind for event in events))
         self.events.handle(Measured(number, SERVER, PACE, told))
 
     # ---- what a checkpoint keeps

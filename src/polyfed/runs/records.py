@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json, typed, yaml_content
+from polyfed.federation.timeline_events import TimelineEvent
 from polyfed.privacy.accounting import between_sets
 from polyfed.runs.events import Incident, Measured
 from polyfed.runs.model_folders import untrained_best
@@ -100,6 +101,7 @@ class RunRecords:
     events: tuple[Incident, ...] = ()  # what befell the run, such as that it was resumed, then all else
     transfers: tuple[Transfer, ...] = ()  # the ledger
     seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
+    paced: tuple[TimelineEvent, ...] = ()  # who was started and replied when, of runs in virtual time
     holdings: Mapping[str, PartitionEntry] = field(default_factory=dict)  # client id -> in the order of the partition
     config: Mapping[str, Any] = field(default_factory=dict)  # resolved; empty if it was not written
     warnings: tuple[str, ...] = ()  # what could not be read, or must be known of the run, one sentence each
@@ -120,6 +122,7 @@ class RunRecords:
         measurements = _typed(Measured, measured, "measurement")
         transfers = _typed(Transfer, _lines(folder / "ledger.jsonl", warnings), "transfer")
         times = _typed(Timing, _lines(folder / "timing.jsonl", warnings), "timing")
+        paced = _typed(TimelineEvent, _lines(folder / "pace.jsonl", warnings), "event of a timeline")
         config = _parsed(folder / "config.yaml", yaml_content)
         privacy = _with_privacy(measurements, config)
         told = ((at, {**line, "incident": line["event"]}) for at, line in happened + lines if "event" in line)
@@ -131,6 +134,7 @@ class RunRecords:
             events=events,
             transfers=transfers,
             seconds={time.round: time.seconds for time in times},
+            paced=paced,
             holdings=_holdings(folder / "partition.json"),
             config=config,
             warnings=(*warnings, *filter(None, [untrained_best(folder), _with_attackers(events), privacy])),

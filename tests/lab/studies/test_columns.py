@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +16,9 @@ from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
 from polyfed.lab.studies.columns.holdings import Holdings
 from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.columns.time_to import TimeTo
 from polyfed.lab.studies.study import Study
+from polyfed.runs.events import Measured
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import PartitionEntry, RunRecords
 
@@ -130,3 +133,17 @@ def test_cost_is_that_of_the_first_round(finished: Run) -> None:
     assert RoundCost(figure="memory", of="paired").measure(finished) > 0
     with pytest.raises(ConfigError, match="of: nobody in 'pared' took part; did you mean 'paired'"):
         RoundCost(figure="flops", of="pared").measure(finished)
+
+
+def test_virtual_seconds_until_a_metric_is_reached(finished: Run) -> None:
+    run, pace = Run(finished.folder), {1: 2.5, 2: 4.0}
+    measured = [Measured(number, "server", "test", {"r1_sum": 10.0 * number}) for number in (0, 1, 2)]
+    measured += [Measured(number, "server", "pace", {"virtual_seconds": at}) for number, at in pace.items()]
+    run.__dict__["records"] = RunRecords(finished.folder, measurements=tuple(measured))
+    times = [TimeTo(metric="r1_sum", target=target).measure(run) for target in (0, 5, 10, 11, 21)]
+    assert times[:4] == [0.0, 2.5, 2.5, 4.0]
+    assert math.isnan(times[4])
+    with pytest.raises(ConfigError, match=r"metric: no 'rsum' of the server .* r1_sum"):
+        TimeTo(metric="rsum", target=1).measure(run)
+    with pytest.raises(ConfigError, match=r"run.pace.clients is null, so that the run has no virtual time"):
+        TimeTo(metric="r1_sum", target=1).require(run.experiment)
