@@ -241,7 +241,7 @@ def test_a_client_that_has_spent_its_budget_changes_nothing_and_drops_out(tmp_pa
 
 def test_the_run_goes_on_without_those_who_have_spent_theirs(tmp_path: Path) -> None:
     config = federation(budget={"epsilon": 3.0})
-    config["run"] |= {"sampling": {"cohort": 1}, "rounds": 6, "min_clients": 0}
+    config["run"] |= {"sampling": {"cohort": 1}, "rounds": 8, "min_clients": 0}
     run = finished(config, tmp_path / "run")
     assert max(spent(run.folder)) == 2
     dropped = {event.participant for event in run.records.events if "has spent its privacy budget" in event.reason}
@@ -385,3 +385,21 @@ def test_a_norm_for_what_does_not_cross_does_not_pass_for_one_of_what_does(
     with pytest.raises(ConfigError, match=named):
         finished(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_every_request_is_charged_whether_its_reply_is_used_or_not(tmp_path: Path, secret: Path) -> None:
+    config = federation(secret)
+    config["run"] |= {
+        "rounds": 8,
+        "pace": {"name": "async", "max_staleness": 0, "clients": {"name": "drawn", "skew": 9}},
+    }
+    result = run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    lines = [json.loads(line) for line in (result.folder / "pace.jsonl").read_text().splitlines()]
+    assert {line["event"] for line in lines} == {"started", "replied", "dropped"}
+    for client in ("text-0", "text-1"):
+        asked = sum((line["client"], line["event"]) == (client, "started") for line in lines)
+        replied = sum((line["client"], line["event"]) == (client, "replied") for line in lines)
+        assert result.records.last(client, "privacy")["replies"] == asked
+        ledger = result.folder / PRIVATE / f"{client}.jsonl"  # none where all that it did was dropped, so not computed
+        spent = ledger.read_text().splitlines() if ledger.exists() else []
+        assert sum(json.loads(line)["cost"] is not None for line in spent) == replied

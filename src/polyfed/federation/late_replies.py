@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyfed.federation.filters import Ask, Received
 from polyfed.federation.paces import LatePace
+from polyfed.privacy.clipping import is_statistic
 from polyfed.wire.payload import Payload, Weights
 
 
@@ -18,7 +19,8 @@ class LateReplies:
     """Makes of each reply what its sender would have sent had it started from the model of now; see ``LatePace``.
 
     So every mean that a method makes of them is the pace's: with shares p_c, the mean of W + s_c (W_c - W_v) is
-    W + sum p_c s_c (W_c - W_v). What a method makes of representations is its own, by ``Reply.mixing``.
+    W + sum p_c s_c (W_c - W_v); running statistics are mixed with those of now. What a method makes of representations
+    is its own, by ``Reply.mixing``.
     """
 
     pace: LatePace
@@ -42,7 +44,9 @@ class LateReplies:
             return Weights({key: value * reply.mixing for key, value in trained.items()})
         now = ask.now(reply.client).bundles[name]
         then: Mapping[str, Tensor] = now if self.pace.onto_now else ask.start(reply.client, name)
-        return Weights({key: moved(now[key], then[key], value, reply.mixing) for key, value in trained.items()})
+        # differences of running statistics do not add up: a variance would become negative
+        starts = {key: now[key] if is_statistic(key) else then[key] for key in trained}
+        return Weights({key: moved(now[key], starts[key], value, reply.mixing) for key, value in trained.items()})
 
 
 @torch.no_grad()

@@ -115,7 +115,7 @@ def _floor(name: str, entry: float, entries: Mapping[str, int]) -> float:
 
 def _an_entry(norms: Mapping[str, float], entries: Mapping[str, int]) -> float:
     """Root mean square of an entry of tensors of these norms; of weights, as statistics are of another size."""
-    weights = [name for name in entries if not _is_statistic(name)] or list(entries)
+    weights = [name for name in entries if not is_statistic(name)] or list(entries)
     size = sum(entries[name] for name in weights)
     return math.sqrt(sum(norms.get(name, 0.0) ** 2 for name in weights) / max(size, 1))
 
@@ -144,16 +144,17 @@ def reach_of(sent: Mapping[str, Tensor], bundle: Weights, samples: int) -> Usual
 
 
 def _reach(name: str, value: Tensor, own: Usual, entry: float) -> float:
-    least = (1.0 if _is_statistic(name) else entry) * math.sqrt(value.numel())
+    least = (1.0 if is_statistic(name) else entry) * math.sqrt(value.numel())
     return max(own.get(name, 0.0), least) * (_ROOM if value.ndim <= 1 else 1.0)
 
 
 def room(name: str) -> float:
     """Times the median that a tensor may move beside the bound of all."""
-    return _ROOM if _is_statistic(name) else 1.0
+    return _ROOM if is_statistic(name) else 1.0
 
 
-def _is_statistic(name: str) -> bool:
+def is_statistic(name: str) -> bool:
+    """Whether a tensor of that name holds running statistics of a normalisation, which no gradient moves."""
     return name.endswith(_STATISTICS)
 
 
