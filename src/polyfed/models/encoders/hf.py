@@ -272,12 +272,18 @@ class HF(Encoder):
         return f"network {held} {spec.shape} {spec.pad if spec.vocabulary else None}"
 
     def _widths(self, spec: InputSpec, context: DataContext) -> tuple[int, int]:
-        """Widths of the network's vectors and positions.
+        """Widths of the network's vectors and positions, found once for all models of this process.
 
         Raises:
             ConfigError: it does not take what the view gives.
         """
-        folder = self._folder(context)
+        prompts = 0 if self.adapter is None else self.adapter.positions
+        key = f"widths of {self._key(spec, context)} {self.view.component_name()} {len(spec.vocabulary)} {prompts}"
+        if key not in context.fitted:
+            context.fitted[key] = self._outlined(spec, self._folder(context))
+        return cast("tuple[int, int]", context.fitted[key])
+
+    def _outlined(self, spec: InputSpec, folder: Path) -> tuple[int, int]:
         backbone = outline(folder, self._pool, self.tower)
         if isinstance(self.view, States):
             start_at_last(backbone.body, self.view.before_last)
