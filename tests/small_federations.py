@@ -148,7 +148,7 @@ def pretrained_folder() -> Path:
 
     folder = Path(tempfile.mkdtemp(prefix="polyfed-weights-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     with isolated("pretrained"), quiet():
         vit = transformers.ViTModel(
             transformers.ViTConfig(**size, image_size=16, patch_size=8), add_pooling_layer=False
@@ -170,7 +170,7 @@ def pretrained_folder() -> Path:
 
 def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
     """One client of pictures, one of texts, two paired ones, with adapters of pretrained transformers."""
-    lora = {"name": "lora", "targets": "attention", "offset": algorithm.get("name") in ("flora", "fedex_lora")}
+    lora = {"name": "lora", "offset": algorithm.get("name") in ("flora", "fedex_lora")}
 
     def encoders(rank: int) -> Config:
         common = {"name": "hf", "adapter": lora | {"rank": rank}}
