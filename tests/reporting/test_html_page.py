@@ -18,6 +18,7 @@ from html_pages import ALL_PARTS, Page, complete, page_of
 from safetensors.torch import save_file
 
 from polyfed.core.errors import RunError
+from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.facts import client_kinds
 from polyfed.reporting.page import html_report, write_html_report
 from polyfed.runs.records import RunRecords
@@ -44,8 +45,9 @@ def page(text: str) -> Page:
 
 
 @pytest.fixture
-def folder(run_folder: Path) -> Path:
-    """The same run, to be changed."""
+def folder(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same run, to be changed; its page has frames without figures, which take longer than all the rest."""
+    monkeypatch.setattr(FigureSheet, "svg", "<svg></svg>")
     return complete(run_folder)
 
 
@@ -76,12 +78,10 @@ def test_a_full_run_has_every_part(page):
 
 
 def test_the_file_is_written_where_asked_and_is_the_same_each_time(records, text, tmp_path):
-    path = write_html_report(records)
-    assert path == records.folder / "report.html"
-    other = write_html_report(records, tmp_path / "new" / "page.html")
-    assert other == tmp_path / "new" / "page.html"
-    assert other.read_text() == path.read_text() == text
-    assert [file.name for file in other.parent.iterdir()] == ["page.html"]
+    path = write_html_report(records, tmp_path / "new" / "page.html")
+    assert path == tmp_path / "new" / "page.html"
+    assert path.read_text() == text
+    assert [file.name for file in path.parent.iterdir()] == ["page.html"]
 
 
 def test_nothing_is_loaded_from_anywhere(records, text, page):
@@ -230,11 +230,11 @@ def test_a_thousand_clients_fit(tmp_path):
     holdings = {c: base | {"group": g, "labels": None if g == "paired" else labels} for c, g in clients.items()}
     (tmp_path / "partition.json").write_text(json.dumps(holdings))
     metrics, ledger = [], []
-    for number in range(1, 9):
+    for number in range(1, 4):
         for client in clients:
             entry = {"round": number, "participant": client}
             metrics.append(entry | {"kind": "test", "metrics": {"accuracy": draw.random(), "loss": 1.0}})
-            if draw.random() < 0.3:
+            if draw.random() < 0.8:
                 metrics.append(entry | {"kind": "event", "event": "client_excluded", "reason": "late"})
             line = {"round": number, "client": client, "direction": "up", "step": "fit", "bundle": "w"}
             ledger.append(line | {"kind": "weights", "dtype": "float32", "bytes": 1000})
@@ -242,7 +242,7 @@ def test_a_thousand_clients_fit(tmp_path):
     write_lines(tmp_path / "ledger.jsonl", ledger)
     for name in ("weights.image", "weights.text"):
         (tmp_path / "arrays" / name).mkdir(parents=True)
-        for number in range(1, 6):
+        for number in range(1, 3):
             path = tmp_path / "arrays" / name / f"round-{number:04d}.safetensors"
             save_file({"values": torch.rand(1000, 200)}, path, {"clients": json.dumps(list(clients))})
     text = html_report(RunRecords.load(tmp_path))
