@@ -15,7 +15,7 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from sessions import prepared, round_records, woken
-from small_federations import METHODS, Config, federation_for, participants
+from small_federations import ADAPTED, METHODS, NAMED, Config, federation_for, participants
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "change_distillation:gradient": {"digest": {"by": "gradient"}, "linear": True},
@@ -32,16 +32,19 @@ OPTIMIZERS: dict[str, Config] = {
     "adamp": {"kind": "adamp", "weight_decay": 0.01},
     "adamp-nesterov": {"kind": "adamp", "nesterov": True},
 }
-THROUGHOUT = {"fedavg", "fedmd:digest", "fedafd:alternate"}
-"""Fast with every optimiser: one loop; two loops in turn; two optimisers over parts of a model."""
-COSTLY = {"fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot"}
-"""Slow: they step once a batch over all that trains, as ``fedavg`` does, or take seconds."""
+THROUGHOUT = {"fedavg"}
+"""Fast with every optimiser."""
+IN_TURN = {"fedmd:digest", "fedafd:alternate"}
+"""Fast with these three: two loops in turn; two optimisers over parts of a model."""
+COSTLY = {"fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED} - {"fedit"}
+"""Slow: they step once a batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""
 
 
 def cases() -> Iterator[Any]:
-    """With momentum every method; in pairs with other optimisers three."""
+    """With momentum every method that steps in its own way; with other optimisers three."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
         is_fast = form in THROUGHOUT or (optimizer == "sgd" and form not in COSTLY)
+        is_fast |= form in IN_TURN and optimizer in ("adam", "adamp-nesterov")
         yield pytest.param(form, optimizer, marks=() if is_fast else pytest.mark.slow, id=f"{form}-{optimizer}")
 
 

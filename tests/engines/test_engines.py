@@ -98,8 +98,10 @@ def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, atta
     assert_same_bits(config, tmp_path, [engine], transport={"dtype": "float16", "topk": 0.5})
 
 
-@pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("engine", ["serialized", "ray", pytest.param("flower", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("where_it_runs")
+@pytest.mark.parametrize(
+    "engine", ["serialized", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "flower"))]
+)
 def test_secure_sums_are_the_same_everywhere(tmp_path: Path, engine: str) -> None:
     """Keys and shares cross as messages of their own, and each round's secrets wait at the clients' place."""
     config = topics(name="fedavg") | {"aggregation": {"secure": "pairwise_masks"}}

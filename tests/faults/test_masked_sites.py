@@ -78,7 +78,8 @@ def test_masked_sites_end_in_the_bits_of_sums_in_the_clear(
 
 
 @pytest.mark.parametrize("fault", [dies_before, dies_after], ids=["before", "after"])
-@pytest.mark.parametrize("client", ["north", "south-0"])  # the other one of south is in the same message
+# the other one of south is in the same message
+@pytest.mark.parametrize("client", [pytest.param("north", marks=pytest.mark.slow), "south-0"])
 @pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
 def test_a_site_that_dies_in_a_phase_changes_nothing(
     masked: InProcess, in_the_clear: Mapping[str, bytes], tmp_path: Path, step: str, client: str, fault: Fault
@@ -151,8 +152,15 @@ def noisy(folder: Path, **sections: Any) -> InProcess:
     return federation
 
 
-@pytest.mark.parametrize("fault", [dies_before, dies_after], ids=["before", "after"])
-@pytest.mark.parametrize("sections", [{}, MASKED], ids=["noise", "masks"])
+@pytest.mark.parametrize(
+    ("sections", "fault"),
+    [
+        pytest.param({}, dies_before, id="noise-before", marks=pytest.mark.slow),
+        pytest.param({}, dies_after, id="noise-after"),  # spent, and not heard of
+        pytest.param(MASKED, dies_before, id="masks-before", marks=pytest.mark.slow),
+        pytest.param(MASKED, dies_after, id="masks-after"),
+    ],
+)
 def test_a_site_that_dies_over_a_noisy_reply_spends_nothing_twice(
     tmp_path: Path, grid_messages: None, sections: dict[str, Any], fault: Fault
 ) -> None:

@@ -77,7 +77,7 @@ def finished(config: Config, folder: Path, **run_settings: Any) -> Run:
     [
         ("serialized", "fedavg"),
         ("serialized", "creamfl"),
-        ("ray", "fedavg"),
+        pytest.param("ray", "fedavg", marks=pytest.mark.slow),  # which starts Ray, as a test of engines does
         pytest.param("ray", "creamfl", marks=pytest.mark.slow),
         pytest.param("flower", "fedavg", marks=pytest.mark.slow),
         pytest.param("flower", "creamfl", marks=pytest.mark.slow),
@@ -136,6 +136,7 @@ run(Experiment.load(sys.argv[1]), out, quiet=True)
 """
 
 
+@pytest.mark.slow  # a process that starts; sites that die over a spent reply are tested in one process
 def test_a_kill_between_ledger_and_reply_neither_spends_twice_nor_changes_bits(tmp_path: Path, secret: Path) -> None:
     config = federation(secret)
     config["run"]["evaluate_clients"] = False

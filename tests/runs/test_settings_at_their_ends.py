@@ -98,7 +98,7 @@ NAMED_OTHERWISE: dict[str, list[str]] = {
 
 
 def marked(method: str, path: Path_, end: float) -> Any:
-    is_fast = method == "fedavg" and "clients" in path and set(FAST) & set(path)
+    is_fast = method == "fedavg" and path[:2] == ("clients", "paired") and set(FAST) & set(path)  # groups are alike
     return pytest.param(
         method, path, end, marks=() if is_fast else pytest.mark.slow, id=f"{method}-{'.'.join(path)}-{end:g}"
     )
