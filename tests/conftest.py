@@ -15,6 +15,7 @@ import torch
 import yaml
 from hypothesis import settings
 
+import checked_shapes  # noqa: F401  before what it checks
 from polyfed import Experiment, run
 from polyfed.cli.main import main
 from run_folders import write_run
