@@ -31,6 +31,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return stream
 
 
+@pytest.mark.slow  # a process that starts; the test below follows a log to its end in this one
 def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown: io.StringIO) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "plots": False}}))
     command = [sys.executable, "-m", "polyfed.cli", "run", "tiny.yaml", "--out", "run"]

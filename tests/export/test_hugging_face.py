@@ -51,6 +51,7 @@ def pictures(folder: Path) -> list[str]:
     return paths
 
 
+@pytest.mark.slow  # a process that starts; the code, its values and the names of its tensors are tested below
 def test_it_loads_without_polyfed_and_gives_the_same_vectors(folder: Path, tiny_run: Path, tmp_path: Path) -> None:
     paths, out = pictures(tmp_path), tmp_path / "vectors.pt"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}

@@ -249,6 +249,7 @@ def test_what_cannot_be_served_says_why(tiny_run: Path, classifier_run: Path, tm
         search_server(model, pictures_in(folder, model), server.server_address[1])
 
 
+@pytest.mark.slow  # a process that starts; the tests above ask a server in this one
 def test_the_command_serves_until_it_is_interrupted(tiny_run: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "polyfed.cli", "serve", str(tiny_run), "--pictures", str(folder), "--port", "0"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}

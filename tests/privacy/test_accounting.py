@@ -103,7 +103,12 @@ def least_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
 
 @pytest.mark.parametrize(
     ("noise", "replaced", "added"),
-    [(0.548, 23.12, 19.93), (0.834, 10.54, 7.99), (1.423, 4.91, 3.0), (3.159, 1.95, 1.0)],
+    [
+        pytest.param(0.548, 23.12, 19.93, marks=pytest.mark.slow),
+        pytest.param(0.834, 10.54, 7.99, marks=pytest.mark.slow),
+        (1.423, 4.91, 3.0),
+        (3.159, 1.95, 1.0),
+    ],
 )
 def test_epsilon_of_a_replaced_sample_is_no_less_than_a_lower_bound(
     noise: float, replaced: float, added: float

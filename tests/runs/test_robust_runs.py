@@ -59,7 +59,12 @@ def test_two_attackers_of_seven_destroy_a_mean(tmp_path: Path, honest: float) ->
     assert accuracy(federation(attackers=FAR), tmp_path / "run") < honest / 2
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name != "clip"])
+def quick(*names: str) -> list[Any]:
+    """All rules; the others, whose values are tested by tensors, are slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in RULES]
+
+
+@pytest.mark.parametrize("name", quick("geometric_median", "krum")[1:])  # without clipping, which is below
 def test_a_rule_keeps_what_attackers_would_destroy(tmp_path: Path, honest: float, name: str) -> None:
     robust = {"name": name, "tolerated": 2}
     assert accuracy(federation(robust, FAR), tmp_path / "run") > 0.6 * honest
@@ -70,7 +75,7 @@ def test_clipping_bounds_what_they_do(tmp_path: Path, honest: float) -> None:
     assert clipped > 0.5 * honest
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", quick("clip", "krum"))
 def test_a_rule_costs_honest_clients_little(tmp_path: Path, honest: float, name: str) -> None:
     least = 0.6 if name == "krum" else 0.8  # what one client of seven has learnt
     robust = name if name == "clip" else {"name": name, "tolerated": 1}

@@ -57,7 +57,9 @@ def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path, method: An
     assert masked == clear
 
 
-@pytest.mark.parametrize("method", ["fedit", "ffa_lora", "fedsa_lora"])
+@pytest.mark.parametrize(
+    "method", ["fedit", *(pytest.param(one, marks=pytest.mark.slow) for one in ("ffa_lora", "fedsa_lora"))]
+)
 def test_adapters_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path, method: str) -> None:
     config = adapted(name=method)
     config["clients"] = {"paired": config["clients"]["paired"] | {"count": 4}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,35 @@ def overfitted(clients: int = 2, *, server: bool = False, **sections: Any) -> Co
     return config | {"aggregation": {"clip": None}} | sections
 
 
+FORMS: dict[str, Callable[[], Config]] = {
+    "plain": overfitted,
+    "noise": lambda: overfitted(privacy={"reply": {"weights": 1.0, "noise_multiplier": 4.0}}),
+    "masked": lambda: overfitted(3, aggregation={"secure": "pairwise_masks"}),
+    "logits": lambda: overfitted(server=True),
+}
+
+
 @pytest.fixture(scope="module")
-def overfitted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return polyfed.run(Experiment.parse(overfitted()), tmp_path_factory.mktemp("overfitted") / "run", quiet=True).folder
+def overfitted_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a finished run by its form, run when first asked for."""
+
+    @cache
+    def finished(form: str) -> Path:
+        folder = tmp_path_factory.mktemp(form) / "run"
+        return polyfed.run(Experiment.parse(FORMS[form]()), folder, quiet=True).folder
+
+    return finished
+
+
+@pytest.fixture(scope="module")
+def overfitted_run(overfitted_runs: Callable[[str], Path]) -> Path:
+    return overfitted_runs("plain")
+
+
+@pytest.fixture(scope="module")
+def leakage(overfitted_run: Path) -> Leakage:
+    """What is found in that run."""
+    return run_leakage(Simulated(open_run(overfitted_run)), SMALL)
 
 
 def simulated(config: Config, folder: Path) -> Simulated:
@@ -79,27 +106,29 @@ def test_the_last_round_asked_again_is_that_of_the_run(
         assert [reply.clients[0] for reply in seen.replies] == list(opened.federation.members)
 
 
-def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(tmp_path: Path) -> None:
+def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(
+    overfitted_runs: Callable[[str], Path],
+) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    noise = {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 4.0}}}
-    with cpu_threads(1), seen_round(simulated(overfitted(**noise), tmp_path / "noise")) as seen:
+    noisy, masked = (Simulated(open_run(overfitted_runs(form))) for form in ("noise", "masked"))
+    with cpu_threads(1), seen_round(noisy) as seen:
         assert seen.is_exact  # with other noise the server would end elsewhere
-    masked = overfitted(3, aggregation={"secure": "pairwise_masks"})
-    with cpu_threads(1), seen_round(simulated(masked, tmp_path / "masked")) as seen:
+    with cpu_threads(1), seen_round(masked) as seen:
         (reply,) = seen.replies
         assert seen.is_exact
         assert reply.is_sum
         assert reply.who == "sum of 3 clients"
 
 
-def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(overfitted_run: Path) -> None:
-    opened = Simulated(open_run(overfitted_run))
-    found = by_name(run_leakage(opened, SMALL), "membership")
+def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
+    overfitted_run: Path, leakage: Leakage
+) -> None:
+    opened, results = Simulated(open_run(overfitted_run)), by_name(leakage, "membership")
     for attack in ("loss threshold", "LiRA online"):
-        one = found["weights of text-0", attack]
+        one = results["weights of text-0", attack]
         assert auc(one)["low"] > 0.8
         assert one.says == "much"
-    assert auc(found["final model of text", "loss threshold"])["value"] > 0.7
+    assert auc(results["final model of text", "loss threshold"])["value"] > 0.7
     with cpu_threads(1), seen_round(opened) as seen:
         situation = Situation(opened, seen, SMALL)
         candidates, member = situation.candidates(("text-0",)), situation.member("text-0")
@@ -119,8 +148,7 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(ove
         assert rows.sum(0).tolist() == [3] * len(candidates)
 
 
-def test_words_and_classes_of_updates_are_read(overfitted_run: Path) -> None:
-    leakage = run_leakage(Simulated(open_run(overfitted_run)), AttackPlan(attacks=("words", "classes"), clients=1))
+def test_words_and_classes_of_updates_are_read(leakage: Leakage) -> None:
     (words,) = leakage.findings["words"]
     assert (words.figures["precision"], words.figures["recall"]) == (1.0, 1.0)
     (classes,) = leakage.findings["classes"]
@@ -145,30 +173,28 @@ def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> N
     assert len(canaries.places) == 10
 
 
-def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(tmp_path: Path) -> None:
+def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(overfitted_runs: Callable[[str], Path]) -> None:
     plan = AttackPlan(attacks=("canaries",), clients=1)
-    leakage = run_leakage(simulated(overfitted(server=True), tmp_path / "run"), plan)
+    leakage = run_leakage(Simulated(open_run(overfitted_runs("logits"))), plan)
     assert "before the round's training" in leakage.unattacked[0].reason
     assert not leakage.findings["canaries"]
 
 
-def test_results_depend_on_the_seed_alone(overfitted_run: Path) -> None:
-    first, second = (run_leakage(Simulated(open_run(overfitted_run)), SMALL).to_json() for _ in range(2))
-    assert first == second
+def test_results_depend_on_the_seed_alone(overfitted_run: Path, leakage: Leakage) -> None:
+    assert run_leakage(Simulated(open_run(overfitted_run)), SMALL).to_json() == leakage.to_json()
 
 
-def test_logits_give_samples_away_by_a_surrogate(tmp_path: Path) -> None:
-    found = by_name(run_leakage(simulated(overfitted(server=True), tmp_path / "run"), SMALL), "membership")
-    assert auc(found["logits of text-0", "surrogate, loss"])["low"] > 0.6
-    kept = found["model of text-0 (stays there)", "loss threshold"]
+def test_logits_give_samples_away_by_a_surrogate(overfitted_runs: Callable[[str], Path]) -> None:
+    results = by_name(run_leakage(Simulated(open_run(overfitted_runs("logits"))), SMALL), "membership")
+    assert auc(results["logits of text-0", "surrogate, loss"])["low"] > 0.6
+    kept = results["model of text-0 (stays there)", "loss threshold"]
     assert not kept.crosses
     assert auc(kept)["low"] > 0.8
 
 
-def test_noise_hides_samples_and_words(tmp_path: Path) -> None:
+def test_noise_hides_samples_and_words(overfitted_runs: Callable[[str], Path]) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    noise = {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 4.0}}}
-    leakage = run_leakage(simulated(overfitted(**noise), tmp_path / "run"), SMALL)
+    leakage = run_leakage(Simulated(open_run(overfitted_runs("noise"))), SMALL)
     one = by_name(leakage, "membership")["weights of text-0", "loss threshold"]
     assert auc(one)["low"] < 0.5
     assert one.says == "nothing found"
@@ -177,9 +203,8 @@ def test_noise_hides_samples_and_words(tmp_path: Path) -> None:
     assert "noise on replies" in leakage.protection
 
 
-def test_a_sum_is_attacked_as_a_sum(tmp_path: Path) -> None:
-    config = overfitted(3, aggregation={"secure": "pairwise_masks"})
-    leakage = run_leakage(simulated(config, tmp_path / "run"), SMALL)
+def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> None:
+    leakage = run_leakage(Simulated(open_run(overfitted_runs("masked"))), SMALL)
     assert ("weights of sum of 3 clients", "loss threshold") in by_name(leakage, "membership")
     assert [(one.attack, one.reason) for one in leakage.unattacked if one.attack == "classes"] == [
         ("classes", "a sum says nothing of one client")
