@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar, get_type_hints
@@ -37,9 +38,19 @@ def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
     def decorated(target: Any) -> Any:
         if "<locals>" in target.__qualname__:
             return target
-        return checks_shapes(target) if _may_have_shapes(target) else checked(target)
+        return checks_shapes(target) if _may_have_shapes(target) else _unless_disabled(target)
 
     return decorated
+
+
+def _unless_disabled(function: _F) -> _F:
+    checks = checked(function)
+
+    @functools.wraps(function)
+    def call(*arguments: object, **named: object) -> object:
+        return (function if jaxtyping.config.jaxtyping_disable else checks)(*arguments, **named)
+
+    return call  # type: ignore[return-value]
 
 
 def _may_have_shapes(target: Any) -> bool:
