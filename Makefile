@@ -67,6 +67,7 @@ test-studies: install
 test-others: install
 	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(BROWSER) $(HOUSE) tests/deploy)
 
+test-all: export HYPOTHESIS_PROFILE := many
 test-all: test-docs test-methods test-engines test-deploy test-browser test-others
 
 bench: install

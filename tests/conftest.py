@@ -23,7 +23,7 @@ from small_federations import tiny_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 settings.register_profile("few", max_examples=20, deadline=None)
-settings.register_profile("many", max_examples=500, deadline=None)
+settings.register_profile("many", max_examples=100, deadline=None)  # of make test-all
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.aggregation.ensemble import Ensemble
@@ -22,7 +22,6 @@ def by_loops(values, logs):
     return out
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.lists(st.one_of(st.floats(-500, 500), st.just(-math.inf)), min_size=3, max_size=3),

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.aggregation.mean import WeightedMean
@@ -16,7 +16,6 @@ def fold(*clients):
     return mean.result()
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.booleans()), min_size=1, max_size=6), st.randoms())
 def test_equals_the_formula_name_by_name_in_any_order(spec, shuffler):
     clients = []

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from weight_vectors import PROJECTIONS, close, normal, numbers, radii, weights
 
@@ -20,7 +20,6 @@ from polyfed.aggregation.robust import (
 DIVERGENCES = ["chi_square", "kl", "none", "released"]
 
 
-@settings(max_examples=40, deadline=None)
 @given(weights, st.data(), st.floats(0, 5), radii)
 def test_step_without_a_ball_equals_the_formula(counts, data, gamma, rho):
     losses = data.draw(st.lists(st.floats(-4, 4), min_size=len(counts), max_size=len(counts)))

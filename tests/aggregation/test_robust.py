@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from weight_vectors import PROJECTIONS, close, normal, numbers, radii, vectors, weights
 
@@ -60,7 +60,6 @@ def dykstra(v, rho, rounds=50_000):
     raise AssertionError(f"no convergence for {v}, {rho}")
 
 
-@settings(max_examples=60, deadline=None)
 @given(vectors)
 def test_divergences_equal_their_sums_term_by_term(values):
     w = simplex_projection(numbers(values))
@@ -77,7 +76,6 @@ def test_divergences_run_from_equal_weights_to_one_client(n):
     close(kl_divergence(single), numbers(math.log(n)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(vectors, st.floats(0.1, 7))
 def test_simplex_projection_equals_the_threshold_found_by_bisection(values, total):
     ours = simplex_projection(numbers(values), total)
@@ -101,7 +99,6 @@ def test_chi_square_projection_equals_a_generic_solver(n, rho):
         close(chi_square_projection(v, rho), dykstra(v, rho), 1e-9)
 
 
-@settings(max_examples=80, deadline=None)
 @given(vectors, radii, st.sampled_from(BALLS))
 def test_projections_are_feasible_idempotent_and_keep_the_order(values, rho, ball):
     project, divergence = ball
@@ -115,7 +112,6 @@ def test_projections_are_feasible_idempotent_and_keep_the_order(values, rho, bal
     assert (ordered.diff() >= 0).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(vectors, radii, st.randoms(), st.sampled_from(PROJECTIONS))
 def test_projections_follow_a_permutation_of_the_clients(values, rho, shuffler, project):
     order = list(range(len(values)))
@@ -154,7 +150,6 @@ def test_the_bisection_has_full_precision_at_any_spread(scale):
     assert (logs[0] - logs[1]).item() == pytest.approx((logs[1] - logs[2]).item(), rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(vectors, radii, st.integers(0, 2**31))
 def test_kl_projection_is_optimal(values, rho, seed):
     # least KL(p || v): log(w / v) = a - b log w with b >= 0, and b = 0 unless the ball binds
@@ -173,7 +168,6 @@ def test_kl_projection_is_optimal(values, rho, seed):
         close(slope - slope.mean(), spread * float((slope * spread).sum()) / steep, 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
 @given(weights, st.floats(0, 3), st.floats(1e-3, 1e3))
 def test_kl_projection_does_not_see_the_scale(counts, rho, scale):
     v = numbers(counts)
@@ -204,7 +198,6 @@ def released_bound(v, rho):
     return (len(v) * float(v.max()) / math.sqrt(2 * rho + 1) - 1) / len(v)
 
 
-@settings(max_examples=20, deadline=None)
 @given(vectors, radii)
 def test_released_routine_equals_a_bisection_of_the_multiplier_in_its_bracket(values, rho):
     v = numbers(values)

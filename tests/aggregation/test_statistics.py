@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -71,7 +71,6 @@ def test_equal_the_loop_whether_or_not_tiles_divide_the_public_set(size):
     close(ours, naive(rows, anchors))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(2, 24),
     st.integers(1, 9),

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from item_tables import column_of, unread
@@ -212,7 +212,6 @@ def test_all_are_found_by_name() -> None:
     assert set(Tokenizer.available()) == {"glove", "hashing", "pretrained", "wordpiece", "words"}
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.text(st.sampled_from("aZéß9_' .\n☃")), st.integers(1, 20))
 def test_no_text_breaks_a_word_tokenizer(text: str, length: int) -> None:
     found = Hashing(size=16).load("anything", DataContext(cache=Path()))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from item_tables import column_of, unread
@@ -144,7 +144,6 @@ def test_drop_has_the_stated_chance() -> None:
     assert 0.085 < float((found == 1).double().mean()) < 0.115
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.sampled_from([0.1, 0.25, 0.5, 0.99]))
 def test_delete_takes_a_share_and_keeps_the_order(lengths: list[int], share: float) -> None:
     texts = [[2, *range(5, 5 + n), 3] for n in lengths]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -45,7 +45,6 @@ def name_of(number: int) -> str:
     return ["1.png", "001.png", "000000000001.png", "é.png", "b.JPG"][number % 5] if number < 5 else f"{number:05d}.png"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     ITEMS,
     WRITER,
@@ -68,7 +67,6 @@ def test_tables(
     assert list(rows["caption"]) == [text for _, text in items]
 
 
-@settings(max_examples=40, deadline=None)
 @given(ITEMS, WRITER)
 def test_lines_of_objects_and_of_texts(tmp_path_factory: pytest.TempPathFactory, items: Any, writer: Any) -> None:
     folder = tmp_path_factory.mktemp("lines")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from item_tables import opened, written
@@ -28,7 +28,6 @@ def by_hand(shares: list[int], total: int) -> list[int]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(shares=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), total=st.integers(0, 90))
 def test_largest_remainder_is_exact(shares: list[int], total: int) -> None:
     assert largest_remainder(np.array(shares), total).tolist() == by_hand(shares, total)
@@ -47,7 +46,6 @@ def test_classes_go_where_they_are_held_and_unknown_ones_by_size() -> None:
     assert sorted(np.concatenate(parts)) == list(range(24))
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), clients=st.integers(1, 6), most=st.integers(1, 4))
 def test_dealt_parts_are_disjoint_complete_and_large_enough(seed: int, clients: int, most: int) -> None:
     rng = np.random.default_rng(seed)
@@ -99,7 +97,6 @@ def from_the_richest_alone(sizes: list[int], parts: list[list[int]], least: int)
     return parts
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=30),
     clients=st.integers(1, 5),

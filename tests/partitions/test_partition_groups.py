@@ -63,7 +63,6 @@ def test_groups_of_one_are_dealt_like_items(name: str) -> None:
     assert all(torch.equal(a.sort().values, b.sort().values) for a, b in zip(alone, grouped_, strict=True))
 
 
-@settings(max_examples=30, deadline=None)
 @given(pairs=st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 3)), min_size=1, max_size=40))
 def test_a_group_has_the_class_of_most_of_its_items(pairs: list[tuple[int, int]]) -> None:
     groups, labels = (np.array(values) for values in zip(*pairs, strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from html_pages import rendered, titles_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -177,7 +177,6 @@ def test_of_many_rounds_some_are_shown_the_last_among_them(tmp_path):
 # ---- text, sizes, colours
 
 
-@settings(max_examples=50)
 @given(st.text())
 def test_what_is_escaped_is_read_back(text):
     page = rendered('<p title="{{ text }}">{{ text }}</p>', text=text)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,7 +15,6 @@ from polyfed.tasks.classification import Classification
 from polyfed.tasks.retrieval import PairRetrieval
 
 
-@settings(max_examples=40)
 @given(gallery=st.integers(1, 60), data=st.data())
 def test_chance_is_the_hypergeometric_share(gallery, data):
     positives = data.draw(st.integers(1, gallery))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from crossings import drawn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,7 +39,6 @@ def test_codes_and_scales_are_those_of_the_formula(shape: tuple[int, ...]) -> No
         assert back[i].tolist() == pytest.approx([code * expected_scales[i] for code in row], rel=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
 @given(rows=st.integers(1, 5), width=st.integers(1, 40), power=st.integers(-110, 120), seed=st.integers(0, 10**6))
 def test_no_entry_is_off_by_more_than_the_bound(rows: int, width: int, power: int, seed: int) -> None:
     values = drawn(rows, width, seed=seed).clamp(-8, 8) * 2.0**power
@@ -105,7 +104,6 @@ def naive_largest(values: list[float], count: int) -> list[int]:
     return sorted(order[:count])
 
 
-@settings(max_examples=60, deadline=None)
 @given(values=st.lists(st.integers(-4, 4), min_size=1, max_size=30), share=st.floats(0.01, 1))
 def test_the_largest_are_found_and_of_equal_ones_the_first(values: list[int], share: float) -> None:
     tensor = torch.tensor(values, dtype=torch.float32)

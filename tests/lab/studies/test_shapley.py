@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError
@@ -48,7 +48,6 @@ def test_the_four_coalitions_of_the_paper() -> None:
     assert math.fsum(found.values()) == pytest.approx(10.88) == pytest.approx(91.96 - 81.08)
 
 
-@settings(max_examples=20)
 @given(games(), UTILITIES)
 def test_values_are_means_over_orders_of_joining_linear_and_share_out_the_gain(utility: Utility, more: float) -> None:
     values = shapley_values(utility)
@@ -59,7 +58,6 @@ def test_values_are_means_over_orders_of_joining_linear_and_share_out_the_gain(u
     assert shapley_values(moved) == pytest.approx({player: 2 * value for player, value in values.items()}, abs=1e-8)
 
 
-@settings(max_examples=20)
 @given(games(least=2))
 def test_players_who_add_the_same_get_the_same_and_who_adds_nothing_gets_nothing(utility: Utility) -> None:
     alike = {s: utility[frozenset(map({"a": "b", "b": "a"}.get, s, s))] + value for s, value in utility.items()}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError, PayloadError
@@ -45,7 +45,6 @@ def ready(n: int) -> dict[str, Party]:
     return group
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(3, 8), st.sampled_from([32, 64]))
 def test_masked_sums_are_the_plain_ones_whoever_drops_out_when(data: st.DataObject, n: int, bits: int) -> None:
     group = parties(n)
