@@ -130,7 +130,7 @@ def transformers(**algorithm: Any) -> Config:
     paired = {"source": "scenes", "model": both, "task": RETRIEVAL | {"mask_siblings": True}, "training": adam}
     return experiment(
         "transformers",
-        three_sources(scenes(24, 6, 6), {}),
+        three_sources(scenes(12, 6, 6), {}),
         _trained({"name": "fedavg"} | algorithm),
         server=dict(paired),
         clients={
@@ -184,7 +184,7 @@ def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
     paired = {"source": "scenes", "task": RETRIEVAL | {"mask_siblings": True}, "training": adam}
     made = experiment(
         "adapted",
-        three_sources(scenes(24, 6, 6), {}),
+        three_sources(scenes(12, 6, 6), {}),
         _trained({"name": "fedit"} | algorithm),
         server=paired | {"model": {"dim": 8, "encoders": first}},
         clients={
@@ -470,7 +470,7 @@ def _kind(method: str) -> Any:
 
 def _shrink(config: Config, optimizer: Config) -> None:
     for source in config["data"]["sources"].values():
-        source |= {"train": 14, "validation": 4, "test": 4}
+        source |= {"train": 14 if "public" in config else 10, "validation": 4, "test": 4}
     for participant in participants(config):
         participant["training"] = {"optimizer": optimizer, "batch_size": 8}
         for encoder in participant["model"]["encoders"].values():

@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "method", [pytest.param(name, marks=() if name == "creamfl" else pytest.mark.slow) for name in METHODS]
 )
 def test_adapters_learn_and_networks_stay(method: str, tmp_path: Path) -> None:
-    config = adapted(name=method, **METHODS[method]) | {"public": {"source": "scenes", "items": 12}}
+    config = adapted(name=method, **METHODS[method]) | {"public": {"source": "scenes", "items": 6}}
     run(Experiment.load(config), tmp_path / "run", quiet=True)
     after = open_run(tmp_path / "run").server_model("last").model.exchanged()
     learnt = [value for name, value in after.items() if ".lora_B." in name]  # zero at first

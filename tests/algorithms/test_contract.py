@@ -46,6 +46,7 @@ FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "scaffold:full"}
 ALIKE |= {
+    "feddat",
     "feddpa:last",
     "pfedprompt",
     "rcsr:personal",
@@ -60,7 +61,7 @@ ALIKE |= {
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
 optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
 sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` and ``fedsa_lora`` run what others with adapters
-do."""
+do, ``feddpa`` what ``feddat`` does with adapters that stay."""
 
 
 def method_of(form: str) -> type[Algorithm]:

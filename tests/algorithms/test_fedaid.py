@@ -61,7 +61,12 @@ def test_guidance_alone_moves_nothing_while_aligner_and_teacher_are_equal(tmp_pa
     assert furthest(without_statistics(global_model(session)), start) == 0.0
 
 
-@pytest.mark.parametrize("name", GUIDES)
+def quick(table: dict[str, Any], *names: str) -> list[Any]:
+    """Rows of a table; the others differ from these in a factor or a reduction, of which losses have tests."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in table]
+
+
+@pytest.mark.parametrize("name", quick(GUIDES, "sum", "contrastive", "task"))
 def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = GUIDES[name]
     session = session_of(tmp_path, **settings)
@@ -130,7 +135,7 @@ ROBUST: dict[str, tuple[Config, Config]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("name", quick(ROBUST, "default", "contrast", "mean"))
 def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = ROBUST[name]
     session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from by_hand import assert_mean, copies, descend, model_of, play, weights_of
+from fedaid_by_hand import Known
 from polyfed.aggregation.robust import chi_square, mirror_step
 from polyfed.algorithms.shared.robust_alignment import server_parts
 from polyfed.core.randomness import isolated
@@ -64,16 +65,6 @@ def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, 
 
 
 # ---- written out
-
-
-class Known:
-    """What a task sees of representations that are there already."""
-
-    def __init__(self, values: Values) -> None:
-        self.values = values
-
-    def represent(self, modality: str, x: Tensor) -> Tensor:
-        return self.values[modality]
 
 
 def units(model: Model, trunks: Model, batch: Batch) -> Values:

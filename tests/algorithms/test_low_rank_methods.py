@@ -185,7 +185,14 @@ def test_only_adapters_and_what_is_new_cross(method: str, tmp_path: Path) -> Non
         assert all(any(part in name for part in ("lora_", "project", "heads", "offset")) for name in tensors)
 
 
-@pytest.mark.parametrize("method", [name for name in ADAPTED if name != "rcsr"])  # which needs two modalities
+@pytest.mark.parametrize(
+    "method",
+    [
+        name if name in ("fedit", "flora", "feddat") else pytest.param(name, marks=pytest.mark.slow)  # as one of these
+        for name in ADAPTED
+        if name != "rcsr"  # which needs two modalities
+    ],
+)
 def test_pictures_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:
     lora = {"name": "lora", "rank": 2, "offset": method in ("flora", "fedex_lora")}
     config = named(adapters={"image": lora, "text": lora}, name=method)

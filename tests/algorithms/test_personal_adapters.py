@@ -147,8 +147,7 @@ def test_models_without_plain_low_rank_adapters_are_refused(
         prepared(config, tmp_path)
 
 
-@pytest.mark.parametrize("method", ["feddpa", "feddat"])
-@pytest.mark.parametrize("length", [{}, {"local_steps": 3}])
+@pytest.mark.parametrize(("method", "length"), [("feddpa", {}), ("feddat", {"local_steps": 3})])
 def test_a_batch_that_lacks_what_has_adapters_is_left_out(method: str, length: Config, tmp_path: Path) -> None:
     config = by_names(name=method, **length)
     reader = config["clients"]["few"]["model"]["encoders"]["text"] | {"adapter": None, "trainable": "none"}

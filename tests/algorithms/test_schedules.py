@@ -45,6 +45,8 @@ def _in_epochs(section: Settings, epochs: int) -> Config:
         value = getattr(section, name)
         if name == "epochs" and getattr(section, "order", "") != "joint":
             content[name] = epochs
+        elif name == "steps":
+            content[name] = epochs  # of so many batches
         elif isinstance(value, TrainingSettings):
             content[name] |= {"schedule": SCHEDULE}
     return content | ({"schedule": SCHEDULE} if isinstance(section, TrainingSettings) else {})
