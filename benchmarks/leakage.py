@@ -19,8 +19,7 @@ from typing import Any
 import polyfed
 from polyfed import open_run
 from polyfed.core.device import cpu_threads
-from polyfed.lab.analysis.leakage.figures import AttackResult
-from polyfed.lab.analysis.leakage.report import Leakage, run_leakage
+from polyfed.lab.analysis.leakage.report import run_leakage
 from polyfed.lab.analysis.leakage.situation import AttackPlan
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.runs.experiment import Experiment
@@ -108,11 +107,11 @@ def protected(method: str) -> Mapping[str, Settings]:
     return cells
 
 
-def measured(settings: Settings, folder: Path, plan: AttackPlan) -> Leakage:
+def measured(settings: Settings, folder: Path, plan: AttackPlan) -> dict[str, Any]:
     """A run, attacked."""
     with cpu_threads(1):
         polyfed.run(Experiment.parse(settings), folder, quiet=True)
-    return run_leakage(Simulated(open_run(folder)), plan)
+    return run_leakage(Simulated(open_run(folder)), plan).figures
 
 
 COLUMNS = (
@@ -128,15 +127,15 @@ COLUMNS = (
 )
 
 
-def row(leakage: Leakage) -> dict[str, float]:
+def row(leakage: dict[str, Any]) -> dict[str, float]:
     """Figures of what crossed, and of models; means over clients."""
-    members = leakage.findings["membership"]
-    sent = [one for one in members if one.crosses and not one.on.startswith("final")]
-    simple = [one for one in sent if "LiRA" not in one.attack]
-    online = [one for one in sent if one.attack == "LiRA online"]
-    final = [one for one in members if one.on.startswith("final") and one.attack == "loss threshold"]
-    kept = [one for one in members if not one.crosses and one.attack == "loss threshold"]
-    words, classes = leakage.findings["words"], leakage.findings["classes"]
+    members = leakage["findings"]["membership"]
+    sent = [one for one in members if one["crosses"] and not one["on"].startswith("final")]
+    simple = [one for one in sent if "LiRA" not in one["attack"]]
+    online = [one for one in sent if one["attack"] == "LiRA online"]
+    final = [one for one in members if one["on"].startswith("final") and one["attack"] == "loss threshold"]
+    kept = [one for one in members if not one["crosses"] and one["attack"] == "loss threshold"]
+    words, classes = leakage["findings"]["words"], leakage["findings"]["classes"]
     values = (
         _mean(simple, "auc"),
         _mean(simple, "tpr_at_1_percent"),
@@ -151,8 +150,8 @@ def row(leakage: Leakage) -> dict[str, float]:
     return {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
 
 
-def _mean(findings: Sequence[AttackResult], name: str) -> float | None:
-    figures: list[Any] = [one.figures[name] for one in findings]
+def _mean(findings: Sequence[dict[str, Any]], name: str) -> float | None:
+    figures: list[Any] = [one[name] for one in findings]
     values = [figure["value"] if isinstance(figure, dict) else figure for figure in figures]
     return fmean(values) if values else None
 

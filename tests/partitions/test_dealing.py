@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from item_tables import opened, written
 from polyfed.core.errors import ConfigError
 from polyfed.federation.membership import Assignment
-from polyfed.lab.analysis.partitions import HeldItems
+from polyfed.lab.analysis.partitions import planned_holdings
 from polyfed.partitions.partition import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.partitions.rules import Iid
 from polyfed.runs.experiment import Experiment
@@ -127,7 +127,7 @@ def test_too_few_test_items_are_refused(test: int, count: int, sizes: str) -> No
         rf"clients\.hospital\.test is dealt, .* {sizes} items, and each needs 2; lower count, set test: all, or use"
     )
     with pytest.raises(ConfigError, match=message):
-        HeldItems.planned(experiment)
+        planned_holdings(experiment)
 
 
 def test_a_refusal_names_the_largest_group_that_stays_together(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from polyfed.data.answers import OTHER
 from polyfed.data.assembly import assemble
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
-from polyfed.lab.analysis.partitions import HeldItems
+from polyfed.lab.analysis.partitions import planned_holdings
 from polyfed.runs.config_files import merged, read_config
 from small_federations import bag, resnet, words
 
@@ -64,7 +64,7 @@ def test_items_are_dealt_out(preset: str, paired: str, pairs: int, folders: Path
         content["clients"]["paired"]["items"] = pairs
     if preset.startswith("fedafd"):
         content["clients"]["paired"]["partition"] = {"name": "shards", "per_client": 2, "total": 8}
-    holdings = HeldItems.planned(Experiment.parse(content)).records.holdings
+    holdings = planned_holdings(Experiment.parse(content)).holdings
     held = {
         group: [h.items for client, h in holdings.items() if client.startswith(group)] for group in content["clients"]
     }

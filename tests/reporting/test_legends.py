@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from polyfed.lab.analysis.centres import Centres, CentresOfRuns, GroupMap
-from polyfed.lab.analysis.drift import Drift, ModalityDrift
-from polyfed.lab.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFeatures, KindOfFeatures
-from polyfed.lab.analysis.round_weights import ChannelWeights, RunWeights
-from polyfed.lab.analysis.separation import Separation
-from polyfed.lab.analysis.traffic import Traffic, TrafficOfRuns
-from polyfed.lab.downstream.results import Findings, Outcome, ProbeRow
+from polyfed.lab.analysis.centres import Centres, GroupMap, centres_of_runs
+from polyfed.lab.analysis.drift import ModalityDrift, drift_result
+from polyfed.lab.analysis.fused_features import FEATURE_KINDS, TOGETHER, ClassMaps, draw_features
+from polyfed.lab.analysis.results import AnalysisResult
+from polyfed.lab.analysis.round_weights import ChannelWeights, weights_result
+from polyfed.lab.analysis.traffic import Traffic, traffic_of_runs
+from polyfed.lab.downstream.results import Outcome, ProbeRow, suite_result
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting.compare import compare, draw_comparison
 from polyfed.reporting.figures import settle
@@ -68,31 +68,32 @@ def overlap(one: Bbox, other: Bbox) -> bool:
     return width > SLACK and height > SLACK
 
 
+def drawn(result: AnalysisResult) -> Figure:
+    assert result.picture is not None
+    return result.picture()
+
+
 def drift() -> Figure:
     names = (*(f"paired-{k:02d}" for k in range(23)), "server")
     found = ModalityDrift(
         "image", names, ("paired",) * 23 + (None,), (1,) * 24, torch.rand(24, 24), torch.rand(24, 24),
         tuple(range(24)), torch.rand(24, 5, 2),
     )  # fmt: skip
-    return Drift("run", 5, "pca", (found, replace(found, modality="text"))).draw()
+    return drawn(drift_result("run", 5, "pca", [found, replace(found, modality="text")]))
 
 
 def channel_weights() -> Figure:
     clients = tuple(f"paired-{k}" for k in range(8))
     kinds = ("uni-modal",) * 4 + ("multi-modal",) * 4
     each = ChannelWeights("image", 3, clients, kinds, np.full((8, 30), 1 / 8), tuple(range(30)))
-    return RunWeights("run", (each, each)).draw()
+    return drawn(weights_result("run", [each, each]))
 
 
 def features() -> Figure:
     labels = torch.arange(60) % 20
-    separation = Separation(0.1, 0.2, 30.0)
-    found = {kind: KindOfFeatures(torch.rand(60, 4), separation, {}) for kind in FEATURE_KINDS}
     maps = {kind: torch.rand(60, 2) for kind in FEATURE_KINDS} | {TOGETHER: torch.rand(180, 2)}
     classes = {k: f"class number {k}" for k in range(20)}
-    return ComparedFeatures(
-        "run", "image-0", 1, "accuracy", labels, classes, found, "pca", torch.arange(60), maps
-    ).draw()
+    return draw_features("run", {kind: kind for kind in FEATURE_KINDS}, ClassMaps(labels, classes, maps))
 
 
 def runs_traffic() -> Figure:
@@ -103,21 +104,21 @@ def runs_traffic() -> Figure:
     runs = [
         Traffic(f"run-{k}-of-a-long-name", "creamfl", by_round, by_kind, {"a": sides}, {"a": 8}, 0) for k in range(9)
     ]
-    return TrafficOfRuns(tuple(runs)).draw()
+    return drawn(traffic_of_runs(runs))
 
 
 def centres() -> Figure:
     names = tuple(f"image: a data set number {k}" for k in range(7))
     picture = GroupMap(tuple(range(7)), torch.rand(70, 2), torch.arange(70) % 7, torch.rand(7, 2), torch.rand(2))
     found = Centres("run", 1, "test", names, ("image",) * 7, torch.ones(7).long(), torch.rand(7, 3), {"image": picture})
-    return CentresOfRuns("data", (found, found)).draw()
+    return drawn(centres_of_runs("data", [found, found]))
 
 
 def findings() -> Figure:
     metrics = {f"metric_number_{k}": (10.0, 12.0) for k in range(6)}
     outcome = Outcome("data", [ProbeRow(f"{LONG} {k}", metrics) for k in range(5)])
     tasks = {f"task {k}": outcome for k in range(4)}
-    return Findings("subject", "suite", 0, dict.fromkeys(tasks, "linear"), tasks, {}).draw()
+    return drawn(suite_result({"subject": "subject"}, dict.fromkeys(tasks, "linear"), tasks, {}))
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {

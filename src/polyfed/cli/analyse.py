@@ -39,7 +39,7 @@ def show_result(result: AnalysisResult, folder: Path, name: str) -> None:
     """
     from polyfed.reporting.terminal import Terminal
 
-    Terminal().print_tables(result.tables())
+    Terminal().print_tables(result.tables)
     for path in result.save(folder, name):
         typer.echo(f"written: {path}")
 
@@ -167,13 +167,13 @@ def analyse_cost(
     if without_data:
         from polyfed.lab.analysis.planned_traffic import planned_traffic
 
-        show_result(planned_traffic(experiment, _counts(classes), words), folder, "traffic")
+        show_result(planned_traffic(experiment, _counts(classes), words).result(), folder, "traffic")
     elif classes is not None:
         raise ConfigError(f"--classes {classes}: the data say it themselves; give it with --without-data")
     else:
         from polyfed.lab.analysis.cost import round_costs
 
-        show_result(round_costs(experiment, number), folder, "cost")
+        show_result(round_costs(experiment, number).result(), folder, "cost")
 
 
 def _counts(classes: str | None) -> dict[str, int]:
@@ -191,18 +191,18 @@ def analyse_partition(
     out: OutOfExperiment = None,
 ) -> None:
     """Count what every client holds, by class and column, and draw it; nothing is trained."""
-    from polyfed.lab.analysis.partitions import HeldItems
+    from polyfed.lab.analysis.partitions import held_items, planned_holdings
     from polyfed.lab.analysis.results import ready_folder
 
     if Path(source).is_dir():
         if settings.overrides:
             wrong = settings.overrides[0]
             raise ConfigError(f"--set {wrong}: '{source}' is a run that is over; give its config.yaml instead")
-        held, folder = HeldItems.recorded(open_run(source)), out or Path(source) / "analysis"
+        records, folder = open_run(source).records, out or Path(source) / "analysis"
     else:
         experiment = settings.load(source)
-        held, folder = HeldItems.planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
-    show_result(held, ready_folder(folder), "partition")
+        records, folder = planned_holdings(experiment), out or Path("runs") / f"{experiment.name}-partition"
+    show_result(held_items(records), ready_folder(folder), "partition")
 
 
 analyse_app = command_group(

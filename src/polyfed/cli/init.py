@@ -51,7 +51,7 @@ def init_command(
     """
     from polyfed.core.files import write_atomically
     from polyfed.federation.settings import DataSettings
-    from polyfed.lab.analysis.partitions import HeldItems
+    from polyfed.lab.analysis.partitions import held_items, planned_holdings
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.experiment import Experiment, read_config
     from polyfed.runs.starter import modalities_of, starter_sources, starter_text
@@ -68,7 +68,7 @@ def init_command(
     text = starter_text(file.stem, str(file), sources, method=method, clients=clients, rounds=rounds, encoders=encoders)
     write_atomically(file, text.encode())
     try:
-        tables = HeldItems.planned(Experiment.parse(read_config(file))).tables()
+        tables = held_items(planned_holdings(Experiment.parse(read_config(file)))).tables
     except BaseException:
         file.unlink()
         raise

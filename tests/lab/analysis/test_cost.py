@@ -134,19 +134,19 @@ def test_a_client_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_tables_have_a_line_for_each(fedavg: RoundCosts) -> None:
-    work, sizes = fedavg.tables()
+    work, sizes = fedavg.result().tables
     assert [row[0] for row in work.rows] == [cost.participant for cost in fedavg.costs]
     assert [row[0] for row in sizes.rows] == [
         cost.participant for cost in fedavg.costs[:-1]
     ]  # there is no server model
     assert all(len(row) == len(table.columns) for table in (work, sizes) for row in table.rows)
-    assert fedavg.to_json()["costs"][1]["flops"] == fedavg.costs[1].flops
+    assert fedavg.result().figures["costs"][1]["flops"] == fedavg.costs[1].flops
 
 
 def test_a_round_that_asks_nobody_says_so(fedavg: RoundCosts) -> None:
     silent = replace(fedavg, costs=tuple(replace(cost, bytes={"down": {}, "up": {}}) for cost in fedavg.costs))
-    assert "measure a later one with --round" in silent.tables()[0].notes[-1]
-    assert "--round" not in fedavg.tables()[0].notes[-1]
+    assert "measure a later one with --round" in silent.result().tables[0].notes[-1]
+    assert "--round" not in fedavg.result().tables[0].notes[-1]
 
 
 # ---- without data
@@ -172,7 +172,7 @@ def test_planned_bytes_are_those_of_a_round_with_the_data(algorithm: Config) -> 
             for kind, moved in cost.bytes[way].items():
                 assert planned.bytes(cost.kind, way, kind) == pytest.approx(moved, abs=16), (cost.kind, way, kind)
     assert planned.counts == {"image": 1, "text": 1, "paired": 2}
-    totals, kinds = planned.tables()
+    totals, kinds = planned.result().tables
     assert len(totals.rows) == 3
     assert len(kinds.rows) == len(planned.lines)
 

@@ -11,11 +11,7 @@ from torch.nn import functional as F
 from changed_runs import with_settings
 from polyfed.algorithms.server_only import ServerOnly
 from polyfed.core.errors import ConfigError
-from polyfed.lab.analysis.distortion import (
-    Distortion,
-    run_distortion,
-    similarity,
-)
+from polyfed.lab.analysis.distortion import distortion_result, run_distortion, similarity
 from polyfed.lab.analysis.retraining import Retrained
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.runs.opened import open_run
@@ -49,30 +45,30 @@ def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:
 
 
 def test_without_training_there_is_no_distortion(fedavg_run: Path) -> None:
-    found = run_distortion(Simulated(open_run(fedavg_run)), steps=0)
-    assert found.to_json()["steps"] == {"paired-0": 0, "paired-1": 0}
-    assert all(row.after == row.before for row in found.rows)
-    assert all(found.decrease(a, b) == 0 for a in found.clients for b in found.clients)
+    found = run_distortion(Simulated(open_run(fedavg_run)), steps=0).figures
+    assert found["steps"] == {"paired-0": 0, "paired-1": 0}
+    assert all(after == found["before"] for after in found["after"].values())
+    assert {fall for by_client in found["decrease"].values() for fall in by_client.values()} == {0}
 
 
 def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     found = run_distortion(opened)
-    assert found.clients == ("paired-0", "paired-1")
+    content = found.figures
+    assert list(content["steps"]) == ["paired-0", "paired-1"]
     members = opened.require_judges(opened.trained("server"))
     passes = [divmod(len(opened.federation.train(member)), 16) for member in members.values()]
-    assert [row.steps for row in found.rows] == [batches + (left > 1) for batches, left in passes]
-    row, content = found.rows[1], found.to_json()
-    fall = row.before["paired-0"]["similarity"] - row.after["paired-0"]["similarity"]
-    assert content["decrease"]["paired-1"]["paired-0"] == found.decrease("paired-1", "paired-0") == fall != 0
-    assert content["overall_decrease"] == pytest.approx(sum(content["mean_decrease"].values()) / len(found.clients))
-    assert content["after"]["paired-1"]["similarity"]["paired-0"] == row.after["paired-0"]["similarity"]
+    assert list(content["steps"].values()) == [batches + (left > 1) for batches, left in passes]
+    before, after = content["before"]["similarity"], content["after"]["paired-1"]["similarity"]
+    assert content["decrease"]["paired-1"]["paired-0"] == before["paired-0"] - after["paired-0"] != 0
+    assert content["overall_decrease"] == pytest.approx(sum(content["mean_decrease"].values()) / 2)
     assert "similarity" not in content["before"]["figures"]["paired-0"]
-    assert content == run_distortion(Simulated(open_run(fedavg_run))).to_json()
-    table, first, _ = found.tables()
+    assert content == run_distortion(Simulated(open_run(fedavg_run))).figures
+    table, first, _ = found.tables
     assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
-    assert len(found.draw().axes) == 4
+    assert found.picture is not None
+    assert len(found.picture().axes) == 4
 
 
 def test_means_over_who_trained() -> None:
@@ -81,10 +77,10 @@ def test_means_over_who_trained() -> None:
         name: {"a": {"similarity": low, "R@1": 10 * low}, "b": {"similarity": high, "R@1": 10 * high}}
         for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))
     }
-    found = Distortion("run", tuple(Retrained("server", 3, name, 2, before, after[name]) for name in "ab"))
-    assert found.mean_decrease("a") == pytest.approx((0.5 + 0.1) / 2)
-    assert found.mean_decrease("b") == pytest.approx((0.0 + 0.1) / 2)
-    assert found.mean_figure("a", "R@1") == pytest.approx(3.0)
+    found = distortion_result("run", [Retrained("server", 3, name, 2, before, after[name]) for name in "ab"])
+    assert found.figures["mean_decrease"]["a"] == pytest.approx((0.5 + 0.1) / 2)
+    assert found.figures["mean_decrease"]["b"] == pytest.approx((0.0 + 0.1) / 2)
+    assert found.tables[1].rows[-1][:2] == ("average of re-trained", "3.00")
 
 
 def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
@@ -94,4 +90,4 @@ def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
     bare = with_settings(opened.run, algorithm=ServerOnly())
     with pytest.raises(ConfigError, match="'server_only' does not say how long clients train; say it with --steps"):
         run_distortion(Simulated(bare))
-    assert [row.steps for row in run_distortion(Simulated(open_run(fedafd_run)), steps=1).rows] == [1, 1]
+    assert list(run_distortion(Simulated(open_run(fedafd_run)), steps=1).figures["steps"].values()) == [1, 1]

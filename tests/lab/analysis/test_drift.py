@@ -14,6 +14,7 @@ from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.lab.analysis.drift import (
     Represented,
+    drifts_of,
     mean_distances,
     modality_drift,
     one_of_each_item,
@@ -93,16 +94,15 @@ def test_widths_may_differ() -> None:
 
 def test_drift_of_a_run(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
-    found = run_drift(opened, samples=10, method="pca")
-    assert (found.run, found.samples) == ("run", 10)
-    image, text = found.modalities
+    number, (image, text) = drifts_of(opened, "last", 10, "pca")
+    assert number == 10
     assert image.names == ("paired-0", "paired-1", "image", "server")
     assert text.names == ("paired-0", "paired-1", "server")
     assert image.groups == ("paired", "paired", "image", None)
     assert image.rounds == (1, 1, 1, 1)
     # another way to the same figure: both models on the whole public set, one picture an item
     server = open_run(fedafd_run).server_model("last")
-    every = run_drift(opened, method="pca").modalities[0]
+    every = drifts_of(opened, "last", 250, "pca")[1][0]
     views = {name: each.view for name, each in server.settings.encoders.items()}
     public = opened.federation.public_samples(views)
     assert public is not None
@@ -115,12 +115,13 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
 def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
     found, again = (run_drift(opened, samples=6, method="pca") for _ in range(2))
-    assert torch.equal(found.modalities[0].points, again.modalities[0].points)
-    assert str(found.to_json()) == str(again.to_json())
-    (left, right, *_) = found.draw().axes
+    assert torch.equal(found.tensors["image"], again.tensors["image"])
+    assert str(found.figures) == str(again.figures)
+    assert found.picture is not None
+    (left, right, *_) = found.picture().axes
     assert [len(dots.get_offsets()) for dots in left.collections] == [6] * 4
     assert right.images[0].get_array().shape == (4, 4)
-    table, _ = found.tables()
+    table, _ = found.tables
     assert [row[0] for row in table.rows][:3] == ["paired-0", "paired-1", "image"]
     assert table.rows[3][0] == "mean, all pairs (3)"
 
@@ -131,7 +132,7 @@ def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any]
     opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder)
     assert len(opened.clients) == 2
     alone = with_settings(opened, server=None)
-    found, beside = (run_drift(each, method="pca").modalities[0] for each in (alone, opened))
+    found, beside = (drifts_of(each, "last", 250, "pca")[1][0] for each in (alone, opened))
     assert (found.names, found.server) == (tuple(opened.clients), None)
     assert beside.names == (*found.names, "server")
     assert found.between("all") == beside.between("all")

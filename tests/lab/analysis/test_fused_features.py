@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch.nn import functional as F
 
 from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis import fused_features
-from polyfed.lab.analysis.fused_features import ComparedFeatures, run_features
-from polyfed.lab.analysis.separation import Separation
+from polyfed.lab.analysis.fused_features import ClassMaps, draw_features, features_of, run_features
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords
 
@@ -25,11 +23,11 @@ def algorithm(opened: Run, **changes: object) -> Run:
 
 
 def test_the_head_on_fused_features_is_what_the_run_measured(fedafd_run: Path) -> None:
-    found = run_features(open_run(fedafd_run), samples=None, method="pca")
-    assert (found.run, found.client, found.round) == ("run", "image", 1)
+    found = run_features(open_run(fedafd_run), samples=None, method="pca").figures
+    assert (found["run"], found["client"], found["round"]) == ("run", "image", 1)
     measured = RunRecords.load(fedafd_run).last("image")
-    assert dict(found.kinds["fused"].metrics) == pytest.approx(dict(measured))
-    assert found.kinds["local"].metrics["loss"] != pytest.approx(measured["loss"], rel=1e-3)
+    assert found["features"]["fused"]["head"] == pytest.approx(dict(measured))
+    assert found["features"]["local"]["head"]["loss"] != pytest.approx(measured["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("changes", [{"level": "maps"}, {"inputs": "embeddings", "broadcast_every": 2}])
@@ -37,50 +35,43 @@ def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]
     content = yaml.safe_load((fedafd_run / "config.yaml").read_text())
     content["algorithm"]["fusion"] |= changes
     folder = run(Experiment.load(content), tmp_path / "run").folder
-    found = run_features(open_run(folder), samples=None, method="pca")
-    assert dict(found.kinds["fused"].metrics) == pytest.approx(dict(RunRecords.load(folder).last("image")))
-    norms = found.kinds["local"].values.norm(dim=1)
+    found = features_of(open_run(folder), None, None)
+    assert found.metrics["fused"] == pytest.approx(dict(RunRecords.load(folder).last("image")))
+    norms = found.values["local"].norm(dim=1)
     assert bool(torch.allclose(norms, torch.ones(8))) == ("inputs" not in changes)
 
 
 def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
-    found = run_features(opened, "image", samples=None, method="pca")
+    found = features_of(opened, "image", None)
     member = opened.federation.members["image"]
     test = opened.federation.test(member)
     assert test is not None
     assert torch.equal(found.labels, test.targets["label"])
     batch = test.batch(torch.arange(8)).inputs["image"]
-    torch.testing.assert_close(found.kinds["local"].values, opened.client_model("image").represent("image", batch))
+    torch.testing.assert_close(found.values["local"], opened.client_model("image").represent("image", batch))
     server = opened.federation.shared_model(member.model)  # the encoders of both have one architecture here
     kept = opened.client_state("image")["encoders"]
     server.load_state_dict({name: kept[name] for name in server.state_dict()})
-    torch.testing.assert_close(found.kinds["global"].values, server.represent("image", batch))
-    for each in found.kinds.values():
-        assert each.separation == Separation.of(F.normalize(each.values, dim=1), found.labels)
+    torch.testing.assert_close(found.values["global"], server.represent("image", batch))
 
 
 def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_features, "MOST_POINTS", 4)
     found, again = (run_features(open_run(fedafd_run), samples=6, method="pca") for _ in range(2))
-    assert found.to_json() == again.to_json()
-    assert found.to_json()["samples"] == 6
-    assert {name: tuple(places.shape) for name, places in found.maps.items()} == {
-        "local": (4, 2),
-        "global": (4, 2),
-        "fused": (4, 2),
-        "together": (12, 2),
-    }
-    axes = found.draw().axes
+    assert found.figures == again.figures
+    assert found.figures["samples"] == 6
+    assert found.picture is not None
+    axes = found.picture().axes
     assert [sum(len(dots.get_offsets()) for dots in each.collections) for each in axes] == [4, 4, 4, 12]
-    assert [row[0] for row in found.tables()[0].rows] == ["local", "global", "fused"]
+    assert [row[0] for row in found.tables[0].rows] == ["local", "global", "fused"]
 
 
-def test_many_classes_have_no_colours_of_their_own(fedafd_run: Path) -> None:
-    few = run_features(open_run(fedafd_run), method="pca")
-    maps = {name: torch.zeros(20 if name != "together" else 60, 2) for name in few.maps}
-    many: ComparedFeatures = replace(few, labels=torch.arange(20), shown=torch.arange(20), maps=maps)
-    names = [text.get_text() for text in many.draw().legends[0].get_texts()]
+def test_many_classes_have_no_colours_of_their_own() -> None:
+    kinds = ("local", "global", "fused")
+    places = {name: torch.zeros(20, 2) for name in kinds} | {"together": torch.zeros(60, 2)}
+    drawing = draw_features("many", dict(zip(kinds, kinds, strict=True)), ClassMaps(torch.arange(20), {}, places))
+    names = [text.get_text() for text in drawing.legends[0].get_texts()]
     assert len(names) == 15
     assert "other classes" in names
 

@@ -66,25 +66,27 @@ def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
     opened = open_run(tiny_run).server_model("last")
     before = {name: value.clone() for name, value in opened.model.state_dict().items()}
     found = run_landscape(opened, samples=20, grid=3, extent=0.5, steps=6)
-    assert (found.data, found.samples, found.batch) == ("public set (scenes, train)", 20, 16)
-    assert found.values.shape == (3, 3)
+    assert tuple(found.figures[name] for name in ("data", "samples", "batch")) == ("public set (scenes, train)", 20, 16)
+    assert found.tensors["values"].shape == (3, 3)
     assert all(torch.equal(before[name], value) for name, value in opened.model.state_dict().items())
     again = run_landscape(open_run(tiny_run).server_model("last"), samples=20, grid=3, extent=0.5, steps=6)
-    assert torch.equal(again.values, found.values)
-    facts = found.to_json()
-    assert facts["loss"] == float(found.values[1, 1])
+    assert torch.equal(again.tensors["values"], found.tensors["values"])
+    facts = found.figures
+    assert facts["loss"] == float(found.tensors["values"][1, 1])
     assert facts["greatest_loss"] >= facts["loss"]
 
 
 def test_curvature_along_an_eigenvector_is_its_eigenvalue(classifier_run: Path) -> None:
     found = run_landscape(open_run(classifier_run).server_model("last"), samples=8, grid=3, extent=0.01, steps=60)
-    assert found.data == "private, test"  # without a public set
-    second = (found.values[2, 1] - 2 * found.values[1, 1] + found.values[0, 1]) / 0.01**2
-    assert float(second) == pytest.approx(float(found.pairs.values[0]), rel=0.1)
+    assert found.figures["data"] == "private, test"  # without a public set
+    second = (
+        found.tensors["values"][2, 1] - 2 * found.tensors["values"][1, 1] + found.tensors["values"][0, 1]
+    ) / 0.01**2
+    assert float(second) == pytest.approx(float(found.tensors["eigenvalues"][0]), rel=0.1)
 
 
 def test_a_last_batch_of_one_is_left_out(tiny_run: Path) -> None:
-    assert run_landscape(open_run(tiny_run).server_model("last"), samples=17, grid=3, steps=6).samples == 16
+    assert run_landscape(open_run(tiny_run).server_model("last"), samples=17, grid=3, steps=6).figures["samples"] == 16
 
 
 def test_a_task_without_its_labels_in_the_public_set_uses_the_test_split(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -93,7 +95,10 @@ def test_a_task_without_its_labels_in_the_public_set_uses_the_test_split(tiny: d
     tiny["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
     tiny["clients"], tiny["run"]["rounds"] = {"image": image}, 1
     folder = run(Experiment.load(tiny), tmp_path / "run").folder
-    assert run_landscape(open_run(folder).server_model("last"), samples=8, grid=3, steps=6).data == "private, test"
+    assert (
+        run_landscape(open_run(folder).server_model("last"), samples=8, grid=3, steps=6).figures["data"]
+        == "private, test"
+    )
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_it_is_what_the_next_round_would_have_done(tiny_run: Path, tmp_path: Pat
     with work.retrained("paired", one.train(subject, member), member.settings.training):
         assert all(torch.equal(value, two[name]) for name, value in subject.model.state_dict().items())
     found = run_distortion(one)
-    assert [row.steps for row in found.rows] == [10]  # 32 scenes with five captions each, in batches of 16
+    assert list(found.figures["steps"].values()) == [10]  # 32 scenes with five captions each, in batches of 16
 
 
 def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
     found = run_retraining(opened, "paired-0", "union", plan)
     work, training = Retrainer(opened, subject, plan), members["paired-0"].settings.training
     with work.retrained("union", by_hand, training):
-        assert found.rows[0].after == opened.figures(subject, members)
+        assert found.figures["rows"][0]["after"] == opened.figures(subject, members)
     assert torch.equal(union(parts).items, by_hand.items)
 
 
@@ -173,33 +173,33 @@ def test_each_kept_model_on_the_union(local_run: Path) -> None:
     opened.keepers  # noqa: B018  known from here on
     del opened.keepers["image"]  # type: ignore[attr-defined]
     found = run_retraining(opened, "each", "union", Plan("shallow", {"image": 1, "text": 1}, steps=2, lr=1e-3))
-    assert [(row.of, row.on, row.steps) for row in found.rows] == [("paired-0", "union", 2), ("paired-1", "union", 2)]
-    assert found.figures == ("R@1", "R@5", "R@10", "gallery")
+    assert [(row["of"], row["on"], row["steps"]) for row in found.figures["rows"]] == [
+        ("paired-0", "union", 2),
+        ("paired-1", "union", 2),
+    ]
+    assert list(found.figures["rows"][0]["after"]["paired-0"]) == ["R@1", "R@5", "R@10", "gallery"]
 
 
 def test_rows_columns_and_differences(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     found = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05))
-    assert found.clients == ("paired-0", "paired-1")
-    assert [row.on for row in found.rows] == ["paired-0", "paired-1"]
-    assert found.rows[0].before == found.rows[1].before
-    assert found.rows[0].after != found.rows[0].before
-    row = found.rows[1]
-    assert row.change("paired-0", "R@5") == row.after["paired-0"]["R@5"] - row.before["paired-0"]["R@5"]
-    mean = found.to_json()["rows"][1]["mean"]["after"]["R@5"]
-    assert mean == pytest.approx(sum(row.after[client]["R@5"] for client in found.clients) / 2)
-    (first, _) = found.tables()
+    one, row = found.figures["rows"]
+    assert (one["on"], row["on"]) == tuple(row["after"]) == ("paired-0", "paired-1")
+    assert one["before"] == row["before"] != one["after"]
+    assert row["mean"]["after"]["R@5"] == pytest.approx(sum(at["R@5"] for at in row["after"].values()) / 2)
+    (first, _) = found.tables
     assert first.columns == ("model", "paired-0", "paired-1", "average")
     assert [line[0] for line in first.rows] == [
         "server, round 1",
         "server, on paired-0, 4 steps",
         "server, on paired-1, 4 steps",
     ]
-    assert len(found.draw().axes) == 4
+    assert found.picture is not None
+    assert len(found.picture().axes) == 4
     again = run_retraining(Simulated(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
-    assert again.to_json() == found.to_json()
+    assert again.figures == found.figures
     other = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05, seed=1))
-    assert other.to_json()["rows"] != found.to_json()["rows"]
+    assert other.figures["rows"] != found.figures["rows"]
 
 
 def test_more_steps_at_a_learning_rate(fedavg_run: Path) -> None:

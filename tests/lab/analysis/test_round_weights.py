@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.lab.analysis.round_weights import ChannelWeights, run_weights
+from polyfed.lab.analysis.round_weights import ChannelWeights, channels_of, run_weights
 from polyfed.runs.opened import open_run
 
 
@@ -58,28 +58,31 @@ def test_the_order_of_clients_and_samples_does_not_matter() -> None:
 
 def test_weights_of_a_run(fedafd_run: Path) -> None:
     found = run_weights(open_run(fedafd_run))
-    image, text = found.channels
+    image, text = channels_of(open_run(fedafd_run))
     assert (image.channel, image.round, image.clients) == ("image", 1, ("paired-0", "paired-1", "image"))
     assert image.kinds == ("multi-modal", "multi-modal", "uni-modal")
     assert set(text.kinds) == {"multi-modal"}
     stored = safetensors.numpy.load_file(fedafd_run / "arrays" / "weights.image" / "round-0001.safetensors")["values"]
     np.testing.assert_array_equal(image.values, stored.astype(np.float64))
     assert len(image.chosen) == 7
-    assert run_weights(open_run(fedafd_run)).channels[0].chosen == image.chosen
-    chosen = run_weights(open_run(fedafd_run), number=1, at=[5, 2]).channels[0]
+    assert channels_of(open_run(fedafd_run))[0].chosen == image.chosen
+    chosen = channels_of(open_run(fedafd_run), number=1, at=[5, 2])[0]
     assert chosen.chosen == (5, 2)
     assert chosen.to_json()["values"] == image.values[:, [5, 2]].tolist()
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(found.figures, allow_nan=False)
 
 
 def test_a_picture_and_a_table(fedafd_run: Path) -> None:
     found = run_weights(open_run(fedafd_run), samples=3)
-    map_axes = found.draw().axes[0]
+    assert found.picture is not None
+    map_axes = found.picture().axes[0]
     shown = map_axes.images[0].get_array()
-    np.testing.assert_array_equal(shown, found.channels[0].values[:, found.channels[0].chosen])
+    np.testing.assert_array_equal(shown, np.array(found.figures["channels"]["image"]["values"]))
     assert len(map_axes.texts) == 9
-    assert len(run_weights(open_run(fedafd_run), samples=50).draw().axes[0].texts) == 0
-    names = [row[0] for row in found.tables()[0].rows]
+    many = run_weights(open_run(fedafd_run), samples=50)
+    assert many.picture is not None
+    assert len(many.picture().axes[0].texts) == 0
+    names = [row[0] for row in found.tables[0].rows]
     assert names == ["multi-modal (2)", "uni-modal (1)", "paired-0", "paired-1", "image"]
 
 

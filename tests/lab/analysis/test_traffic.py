@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.traffic import Traffic, TrafficOfRuns
+from polyfed.lab.analysis.traffic import Traffic, traffic_of_runs
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords, Transfer
 
@@ -54,11 +54,12 @@ def test_a_run_and_its_ledger_agree(fedafd_run: Path) -> None:
 
 def test_runs_side_by_side(fedafd_run: Path, tiny_run: Path) -> None:
     runs = [Traffic.of(open_run(folder).records) for folder in (fedafd_run, tiny_run)]
-    both = TrafficOfRuns(tuple(runs))
-    left, right = both.draw().axes
+    both = traffic_of_runs(runs)
+    assert both.picture is not None
+    left, right = both.picture().axes
     assert [line.get_label() for line in left.lines] == ["run (fedafd)", "run (fedavg)"]
     assert len(right.patches) == 2 * sum(len(run.by_kind) for run in runs)
-    totals, kinds = both.tables()
+    totals, kinds = both.tables
     assert [row[0] for row in totals.rows] == ["run (fedafd)", "run (fedavg)"]
     assert len(kinds.rows) == sum(len(run.by_kind) for run in runs)
 

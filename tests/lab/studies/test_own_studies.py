@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import polyfed
-from polyfed.lab.analysis.partitions import HeldItems
+from polyfed.lab.analysis.partitions import planned_holdings
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import SMALL, SMOKE, Study
@@ -50,7 +50,7 @@ def test_the_damped_server_steps_by_the_paired_clients_share_of_samples(name: st
     if "POLYFED_DATA" not in os.environ:
         pytest.skip("POLYFED_DATA is not set: no real data")
     base = resolve(Study.load(name), "fedcola", (), Places(Path(os.environ["POLYFED_DATA"])))
-    held = HeldItems.planned(base).records.holdings.values()
+    held = planned_holdings(base).holdings.values()
     share = sum(held.samples for held in held if held.group == "paired") / sum(held.samples for held in held)
     assert server_rate(name) == pytest.approx(share, abs=5e-4)
 

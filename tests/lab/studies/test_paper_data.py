@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.studies.test_papers import NAMES
-from polyfed.lab.analysis.partitions import HeldItems
+from polyfed.lab.analysis.partitions import planned_holdings
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.study import Study
 from polyfed.runs.experiment import Experiment
@@ -51,6 +51,6 @@ def test_every_client_of_every_row_gets_items(name: str, folders: Path) -> None:
         for point in (study.points_of(row)[0], study.points_of(row)[-1]):
             experiment = tiny(resolve(study, row, point, Places(data_dir=folders)))
             if experiment.clients:
-                holdings = HeldItems.planned(experiment).records.holdings
+                holdings = planned_holdings(experiment).holdings
                 assert len(holdings) == sum(group.count for group in experiment.clients.values())
                 assert all(holding.items for holding in holdings.values()), (row, point)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.lab.analysis.drift import Drift, Represented, modality_drift
+from polyfed.lab.analysis.drift import ModalityDrift, Represented, drift_result, modality_drift
 from polyfed.lab.analysis.drift_maps import saved_maps
 from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.figures import draw_study
@@ -23,7 +23,7 @@ COLUMN = {"name": "analysis", "analysis": "drift", "figure": "modalities.image.m
 COLUMNS = {"r1": "r1_sum", "far": COLUMN}
 
 
-def save_drift(folder: Path, seed: int = 0) -> Drift:
+def save_drift(folder: Path, seed: int = 0) -> ModalityDrift:
     """Two clients and the server in one modality, as a column of a study leaves them."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -32,16 +32,16 @@ def save_drift(folder: Path, seed: int = 0) -> Drift:
         return Represented(name, group, 1, {"image": values})
 
     who = [participant("image-0", "image"), participant("image-1", "image"), participant("server", None)]
-    drift = Drift("run", 8, "pca", (modality_drift("image", who),))
+    drift = modality_drift("image", who)
     folder.mkdir(parents=True)
-    drift.save(folder, "drift", options="{}")
+    drift_result("run", 8, "pca", [drift]).save(folder, "drift", options="{}")
     return drift
 
 
 def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
     drift = save_drift(tmp_path / "analysis")
     (read,) = saved_maps(tmp_path / "analysis", "drift")
-    own = drift.modalities[0].map
+    own = drift.map
     assert (read.modality, list(read.names), list(read.groups)) == (own.modality, own.names, own.groups)
     assert torch.equal(read.points, own.points.float())
     assert saved_maps(tmp_path, "drift") == []

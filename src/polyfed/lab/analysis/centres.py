@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Any
 
@@ -209,54 +210,40 @@ def _groups(encoders: Encoders, split: Split, modality: str, by: str, most: int 
     }
 
 
-@dataclass(frozen=True)
-class CentresOfRuns(AnalysisResult):
-    """Centres of the same data sets in the models of several runs, side by side.
+def centres_of_runs(by: str, runs: Sequence[Centres]) -> AnalysisResult:
+    """Centres of the same data sets in the models of several runs, side by side."""
+    content = {"by": by, "runs": [centres.to_json() for centres in runs]}
+    return AnalysisResult(content, [centres.table() for centres in runs], partial(_draw, runs))
 
-    Attributes:
-        by: a group for each data set (``data``) or for each of its classes (``class``).
-        runs: one at least.
+
+@styled
+def _draw(runs: Sequence[Centres]) -> Figure:
+    """LDA projections, a column a run and a row a modality; small marks are samples, large ones centres.
+
+    The marker tells the modality and the colour the data set (or class), the same in all runs.
     """
-
-    by: str
-    runs: tuple[Centres, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"by": self.by, "runs": [centres.to_json() for centres in self.runs]}
-
-    def tables(self) -> list[TextTable]:
-        return [centres.table() for centres in self.runs]
-
-    @styled
-    def draw(self) -> Figure:
-        """LDA projections, a column a run and a row a modality; small marks are samples, large ones centres.
-
-        The marker tells the modality and the colour the data set (or class), the same in all runs.
-        """
-        titles = list(dict.fromkeys(chain.from_iterable(centres.pictures for centres in self.runs)))
-        drawing, axes = figure_grid(len(titles), len(self.runs), title="Representations, projected by LDA")
-        names = {
-            name: modality
-            for centres in self.runs
-            for name, modality in zip(centres.names, centres.modalities, strict=True)
-        }
-        data = list(dict.fromkeys(name.partition(": ")[2] for name in names))
-        modalities = list(dict.fromkeys(names.values()))
-        looks: dict[str, Any] = {}
-        for name, modality in names.items():
-            colour, marker = data.index(name.partition(": ")[2]), modalities.index(modality)
-            looks[name] = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)]}
-        handles: dict[str, Any] = {}  # one legend for all panels, which share their groups
-        for panel, (title, centres) in zip(axes, product(titles, self.runs), strict=True):
-            panel.set(title=f"{centres.run}, round {centres.round}: {title}", xlabel="first axis", ylabel="second axis")
-            if title not in centres.pictures:
-                panel.set_axis_off()
-                continue
-            picture = centres.pictures[title]
-            for k, (x, y) in zip(picture.groups, picture.places.tolist(), strict=True):
-                name, points = centres.names[k], picture.points[picture.labels == k]
-                panel.scatter(points[:, 0], points[:, 1], s=8, alpha=0.35, linewidths=0, **looks[name])
-                handles[name] = panel.scatter([x], [y], s=110, edgecolors="black", linewidths=1, **looks[name])
-        if len(names) <= _NAMED:
-            drawing.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2 * len(self.runs))
-        return drawing
+    titles = list(dict.fromkeys(chain.from_iterable(centres.pictures for centres in runs)))
+    drawing, axes = figure_grid(len(titles), len(runs), title="Representations, projected by LDA")
+    names = {
+        name: modality for centres in runs for name, modality in zip(centres.names, centres.modalities, strict=True)
+    }
+    data = list(dict.fromkeys(name.partition(": ")[2] for name in names))
+    modalities = list(dict.fromkeys(names.values()))
+    looks: dict[str, Any] = {}
+    for name, modality in names.items():
+        colour, marker = data.index(name.partition(": ")[2]), modalities.index(modality)
+        looks[name] = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)]}
+    handles: dict[str, Any] = {}  # one legend for all panels, which share their groups
+    for panel, (title, centres) in zip(axes, product(titles, runs), strict=True):
+        panel.set(title=f"{centres.run}, round {centres.round}: {title}", xlabel="first axis", ylabel="second axis")
+        if title not in centres.pictures:
+            panel.set_axis_off()
+            continue
+        picture = centres.pictures[title]
+        for k, (x, y) in zip(picture.groups, picture.places.tolist(), strict=True):
+            name, points = centres.names[k], picture.points[picture.labels == k]
+            panel.scatter(points[:, 0], points[:, 1], s=8, alpha=0.35, linewidths=0, **looks[name])
+            handles[name] = panel.scatter([x], [y], s=110, edgecolors="black", linewidths=1, **looks[name])
+    if len(names) <= _NAMED:
+        drawing.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2 * len(runs))
+    return drawing

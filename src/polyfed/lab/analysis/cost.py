@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -82,7 +81,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class RoundCosts(AnalysisResult):
+class RoundCosts:
     """Of one round of an experiment.
 
     Attributes:
@@ -101,10 +100,7 @@ class RoundCosts(AnalysisResult):
     costs: tuple[Cost, ...]
     clients: tuple[ClientInfo, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "clients"}
-
-    def tables(self) -> list[TextTable]:
+    def result(self) -> AnalysisResult:
         """What each does in the round, and how large its model is."""
         work, sizes = [], []
         for cost in self.costs:
@@ -130,7 +126,8 @@ class RoundCosts(AnalysisResult):
             notes.append("No client is asked for anything in this round; measure a later one with --round.")
         title = f"Round {self.round} of {self.experiment} ({self.method}) on {self.device}, one client of each kind"
         columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
-        return [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]
+        tables = [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]
+        return AnalysisResult({name: value for name, value in asdict(self).items() if name != "clients"}, tables)
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,20 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.federation.participant import Participant
 from polyfed.lab.analysis.drawing import DIVERGING, heat_map
-from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.lab.analysis.retraining import (
-    EACH,
+from polyfed.lab.analysis.judgements import (
     SHOWN_FIGURES,
-    Plan,
-    Retrained,
-    Retrainer,
-    figure_cells,
-    gallery_notes,
+    Figures,
+    cells,
+    client_table,
     heat_maps,
+    map_of_changes,
+    mean_figures,
+    names_of,
+    of_clients,
 )
-from polyfed.lab.analysis.simulated import Figures, Simulated, mean_figure
+from polyfed.lab.analysis.results import AnalysisResult, csv_text
+from polyfed.lab.analysis.retraining import EACH, Plan, Retrained, Retrainer
+from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.figures import styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER
@@ -35,112 +38,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIMILARITY = "similarity"
-
-
-@dataclass(frozen=True)
-class Distortion(AnalysisResult):
-    """What local training does to a global model.
-
-    Attributes:
-        run: name of the run.
-        rows: one for each client that trained; figures are the mean cosine of the representations of a sample in two
-            modalities, ``similarity``, then recalls, or the task's metric.
-    """
-
-    csv_header = ("trained", "steps", "client", "figure", "before", "after", "change")
-
-    run: str
-    rows: tuple[Retrained, ...]
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        return tuple(row.on for row in self.rows)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for name in next(iter(self.rows[0].before.values())) if name != _SIMILARITY)
-
-    def decrease(self, trained: str, judged: str) -> float:
-        """By how much the similarity at ``judged`` falls when ``trained`` trains; positive is distortion."""
-        row = self.rows[self.clients.index(trained)]
-        return row.before[judged][_SIMILARITY] - row.after[judged][_SIMILARITY]
-
-    def mean_decrease(self, judged: str) -> float:
-        return fmean(self.decrease(trained, judged) for trained in self.clients)
-
-    def mean_figure(self, judged: str, figure: str) -> float:
-        return fmean(row.after[judged][figure] for row in self.rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """All figures; ``decrease`` by who trained, then by who judged."""
-
-        def side(figures: Figures) -> dict[str, Any]:
-            return {
-                _SIMILARITY: {client: at[_SIMILARITY] for client, at in figures.items()},
-                "figures": {client: {name: at[name] for name in self.names} for client, at in figures.items()},
-                "mean": {name: mean_figure(figures, name) for name in self.names},
-            }
-
-        first = self.rows[0]
-        return {
-            "run": self.run,
-            "of": first.of,
-            "round": first.round,
-            "steps": {row.on: row.steps for row in self.rows},
-            "decrease": {a: {b: self.decrease(a, b) for b in self.clients} for a in self.clients},
-            "mean_decrease": {client: self.mean_decrease(client) for client in self.clients},
-            "overall_decrease": fmean(map(self.mean_decrease, self.clients)),
-            "before": side(first.before),
-            "after": {row.on: side(row.after) for row in self.rows},
-        }
-
-    def csv_rows(self) -> Iterator[Sequence[object]]:
-        """For a CSV file: one row for each client that trained, client that judged, and figure; similarity is one."""
-        for row in self.rows:
-            for judgement in row.judgements():
-                yield row.on, row.steps, *judgement
-
-    def tables(self) -> list[TextTable]:
-        """The decrease of similarity, then a table a figure."""
-        clients, first = self.clients, self.rows[0]
-        rows = [(f"on {a}", *(figure(self.decrease(a, b), 4) for b in clients)) for a in clients]
-        rows.append(("average", *(figure(self.mean_decrease(client), 4) for client in clients)))
-        note = (
-            f"Mean cosine of paired representations of {first.of} (round {first.round}) before minus after local "
-            "training; positive: distorted."
-        )
-        columns = ("re-trained", *(f"test on {client}" for client in clients))
-        tables = [TextTable(f"{self.run}: distortion by local training", columns, rows, (note,))]
-        for name in self.names[:SHOWN_FIGURES]:
-            rows = [(f"{first.of}, round {first.round}", *figure_cells(first.before, name))]
-            rows += [(f"on {row.on}", *figure_cells(row.after, name)) for row in self.rows]
-            means = {client: {name: self.mean_figure(client, name)} for client in clients}
-            rows.append(("average of re-trained", *figure_cells(means, name)))
-            title, notes = f"{self.run}: {name} at each client", gallery_notes(first.before, name)
-            tables.append(TextTable(title, ("model", *clients, "average"), rows, notes))
-        return tables
-
-    @styled
-    def draw(self) -> Figure:
-        """Left by how much the similarity of pairs fell, right how the first figure changed."""
-        clients, name = self.clients, self.names[0]
-        names, title = [*(f"on {c}" for c in clients), "average"], f"{self.run}: local training from "
-        drawing, ((left, right),) = heat_maps([len(names)], 2, len(clients), title + self.rows[0].of)
-        decrease = [[self.decrease(a, b) for b in clients] for a in clients]
-        mean = [self.mean_decrease(client) for client in clients]
-        # orange is what is bad: a decrease here, and a fall of the figure on the right
-        heat_map(left, [*decrease, mean], names, clients, colours=f"{DIVERGING}_r", digits=3)
-        left.set_title("decrease of the similarity of pairs")
-        changes = [[row.change(client, name) for client in clients] for row in self.rows]
-        mean = [fmean(of_client) for of_client in zip(*changes, strict=True)]
-        heat_map(right, [*changes, mean], names, clients, colours=DIVERGING, digits=1)
-        right.set_title(f"change of {name}")
-        return drawing
+_COLUMNS = ("trained", "steps", "client", "figure", "before", "after", "change")
 
 
 def run_distortion(
     opened: Simulated, of: str = SERVER, *, steps: int | None = None, lr: float | None = None, seed: int | None = None
-) -> Distortion:
+) -> AnalysisResult:
     """Let every client train a model on its task alone, and compare what becomes of it at every client.
 
     Similarity is the mean over a client's test samples, and over pairs of modalities, of the cosine between the two
@@ -173,8 +76,8 @@ def run_distortion(
             similarities, recalls = opened.measured(trained, members, similarity), opened.figures(trained, members)
             return {client: {_SIMILARITY: similarities[client], **recalls[client]} for client in members}
 
-        rows = tuple(Retrainer(opened, trained, plan).rows(members, EACH, figures))
-    return Distortion(opened.run.name, rows)
+        rows = list(Retrainer(opened, trained, plan).rows(members, EACH, figures))
+    return distortion_result(opened.run.name, rows)
 
 
 def similarity(participant: Participant, samples: Samples) -> float:
@@ -183,3 +86,74 @@ def similarity(participant: Participant, samples: Samples) -> float:
     # of unit vectors, so that products are cosines
     means = [torch.linalg.vecdot(first, second).mean() for first, second in combinations(values, 2)]
     return float(torch.stack(means).mean())
+
+
+def distortion_result(run: str, rows: Sequence[Retrained]) -> AnalysisResult:
+    """``rows``: one for each client that trained; ``decrease`` is by who trained, then by who judged."""
+    clients, first = [row.on for row in rows], rows[0]
+    decrease = {row.on: dict(zip(clients, (-z for z in row.changes(_SIMILARITY)), strict=False)) for row in rows}
+    mean = {judged: fmean(of_client[judged] for of_client in decrease.values()) for judged in clients}
+    content = {
+        "run": run,
+        "of": first.of,
+        "round": first.round,
+        "steps": {row.on: row.steps for row in rows},
+        "decrease": decrease,
+        "mean_decrease": mean,
+        "overall_decrease": fmean(mean.values()),
+        "before": _side(first.before),
+        "after": {row.on: _side(row.after) for row in rows},
+    }
+    decreases = {
+        **{f"on {trained}": list(by.values()) for trained, by in decrease.items()},
+        "average": list(mean.values()),
+    }
+    lines = [(row.on, row.steps, *judgement) for row in rows for judgement in row.judgements()]
+    picture = partial(_draw, run, rows, decreases)
+    return AnalysisResult(content, _tables(run, rows, decreases), picture, csv_text(lines, _COLUMNS))
+
+
+def _names(figures: Figures) -> list[str]:
+    return [name for name in names_of(figures) if name != _SIMILARITY]
+
+
+def _side(figures: Figures) -> dict[str, Any]:
+    names = _names(figures)
+    return {
+        _SIMILARITY: {client: at[_SIMILARITY] for client, at in figures.items()},
+        "figures": {client: {name: at[name] for name in names} for client, at in figures.items()},
+        "mean": {name: of_clients(figures, name)[-1] for name in names},
+    }
+
+
+def _tables(run: str, rows: Sequence[Retrained], decreases: dict[str, list[float]]) -> list[TextTable]:
+    """The decrease of similarity, then a table a figure."""
+    first, after = rows[0], mean_figures([row.after for row in rows])
+    note = (
+        f"Mean cosine of paired representations of {first.of} (round {first.round}) before minus after local "
+        "training; positive: distorted."
+    )
+    lines = [(name, *(figure(value, 4) for value in values)) for name, values in decreases.items()]
+    columns = ("re-trained", *(f"test on {client}" for client in first.before))
+    tables = [TextTable(f"{run}: distortion by local training", columns, lines, (note,))]
+    for name in _names(first.before)[:SHOWN_FIGURES]:
+        sides = [(f"{first.of}, round {first.round}", first.before), *((f"on {row.on}", row.after) for row in rows)]
+        lines = [(side, *cells(figures, name)) for side, figures in [*sides, ("average of re-trained", after)]]
+        tables.append(client_table(run, name, first.before, lines, ()))
+    return tables
+
+
+@styled
+def _draw(run: str, rows: Sequence[Retrained], decreases: dict[str, list[float]]) -> Figure:
+    """Left by how much the similarity of pairs fell, right how the first figure changed."""
+    clients, name = list(rows[0].before), _names(rows[0].before)[0]
+    title = f"{run}: local training from {rows[0].of}"
+    drawing, ((left, right),) = heat_maps([len(decreases)], 2, len(clients), title)
+    # orange is what is bad: a decrease here, and a fall of the figure on the right
+    heat_map(left, list(decreases.values()), list(decreases), clients, colours=f"{DIVERGING}_r", digits=3)
+    left.set_title("decrease of the similarity of pairs")
+    changes = [row.changes(name)[:-1] for row in rows]
+    mean = [fmean(of_client) for of_client in zip(*changes, strict=True)]
+    map_of_changes(right, [*changes, mean], list(decreases), clients)
+    right.set_title(f"change of {name}")
+    return drawing

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -48,46 +46,6 @@ def mean_distance(first: Float[Tensor, " d"], second: Float[Tensor, " d"]) -> fl
     return float(torch.linalg.vector_norm(first.double() - second.double()))
 
 
-@dataclass(frozen=True)
-class DomainGaps(AnalysisResult):
-    """Gaps between one data set and others.
-
-    Attributes:
-        encoders: what embedded them.
-        anchor: the data set that the others are compared with.
-        split: split of all.
-        normalise: whether each embedding had unit norm.
-        gaps: other data set -> modality -> gap, for the modalities that both have.
-        counts: data set -> modality -> embeddings in the mean.
-    """
-
-    encoders: str
-    anchor: str
-    split: str
-    normalise: bool
-    gaps: Mapping[str, Mapping[str, float]]
-    counts: Mapping[str, Mapping[str, int]]
-
-    def total(self, other: str | None = None) -> float:
-        chosen = self.gaps.values() if other is None else [self.gaps[other]]
-        return math.fsum(value for by_modality in chosen for value in by_modality.values())
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "sums": {other: self.total(other) for other in self.gaps}, "total": self.total()}
-
-    def tables(self) -> list[TextTable]:
-        """One row for each data set and modality that was compared."""
-        rows = [
-            (f"{self.anchor} - {other}, {modality}", figure(value, 4), count(self.counts[other][modality]))
-            for other, by_modality in self.gaps.items()
-            for modality, value in by_modality.items()
-        ]
-        scale = "unit norm" if self.normalise else "not normalised"
-        note = f"L2 distance of mean embeddings ({scale}) by {self.encoders}; split {self.split}."
-        total = ("sum", figure(self.total(), 4), "")
-        return [TextTable("Gaps between data sets", ("between", "gap", "samples"), [*rows, total], (note,))]
-
-
 def domain_gaps(
     encoders: Encoders,
     anchor: str,
@@ -96,7 +54,7 @@ def domain_gaps(
     split: str = "train",
     normalise: bool = False,
     most: int | None = None,
-) -> DomainGaps:
+) -> AnalysisResult:
     """Gaps between the data set ``anchor`` and each of ``others``, modality by modality.
 
     Every row (picture, caption) counts once, in the evaluation view.
@@ -128,7 +86,19 @@ def domain_gaps(
             embeddings = encoders.embeddings(samples, modality, rows)
             means[name][modality], counts[name][modality] = mean_embedding(embeddings, normalise=normalise)
     gaps = {name: {m: mean_distance(means[anchor][m], means[name][m]) for m in compared[name]} for name in others}
-    return DomainGaps(encoders.name, anchor, split, normalise, gaps, counts)
+    sums = {name: math.fsum(by_modality.values()) for name, by_modality in gaps.items()}
+    total = math.fsum(value for by_modality in gaps.values() for value in by_modality.values())
+    asked = {"encoders": encoders.name, "anchor": anchor, "split": split, "normalise": normalise}
+    lines = [
+        (f"{anchor} - {name}, {modality}", figure(value, 4), count(counts[name][modality]))
+        for name, by_modality in gaps.items()
+        for modality, value in by_modality.items()
+    ]
+    scale = "unit norm" if normalise else "not normalised"
+    note = f"L2 distance of mean embeddings ({scale}) by {encoders.name}; split {split}."
+    lines.append(("sum", figure(total, 4), ""))
+    table = TextTable("Gaps between data sets", ("between", "gap", "samples"), lines, (note,))
+    return AnalysisResult({**asked, "gaps": gaps, "counts": counts, "sums": sums, "total": total}, [table])
 
 
 def _shared_modalities(encoders: Encoders, anchor: Split, other: Split) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ from polyfed.runs.records import SERVER
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRIFT_SAMPLES = 250
-"""As many as in the figure of the paper."""
 PAIRS = {"all": "all pairs", "same": "same group", "different": "different groups", "server": "client and server"}
 _POINTS = 1000  # on a map, of all participants together
 _METHODS = {"tsne": "t-SNE", "pca": "principal components"}
@@ -130,72 +129,55 @@ class ModalityDrift:
         }
 
 
-@dataclass(frozen=True)
-class Drift(AnalysisResult):
-    """Drift in a run.
-
-    Attributes:
-        run: its name.
-        samples: public samples that everybody represented.
-        method: of the maps.
-        modalities: those that two participants or more encode.
-    """
-
-    run: str
-    samples: int
-    method: str
-    modalities: tuple[ModalityDrift, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        by_modality = {each.modality: each.to_json() for each in self.modalities}
-        return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": by_modality}
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {each.modality: each.points.float().contiguous() for each in self.modalities}
-
-    def tables(self) -> list[TextTable]:
-        """One table a modality: each client, then means over pairs."""
-        note = (
-            f"Mean distance of unit vectors (0 to 2), and debiased linear CKA, of the same {self.samples} public "
-            "samples; round: after which the model was kept."
-        )
-
-        def cells(means: PairMeans) -> tuple[str, str]:
-            return figure(means.distance, 3), figure(means.cka, 3)
-
-        tables = []
-        for each in self.modalities:
-            rows = []
-            for place in each.clients:
-                server = each.over([] if each.server is None else [(place, each.server)])
-                row = (each.names[place], str(each.rounds[place]), *cells(each.of_client(place)), *cells(server))
-                rows.append(row)
-            for kind, title in PAIRS.items():
-                means = each.between(kind)
-                of_kind = ("", "", *cells(means)) if kind == "server" else (*cells(means), "", "")
-                rows.append((f"mean, {title} ({means.pairs})", "", *of_kind))
-            columns = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")
-            tables.append(TextTable(f"{self.run}: drift of {each.modality}", columns, rows, (note,)))
-        return tables
-
-    @styled
-    def draw(self) -> Figure:
-        """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
-        rows = len(self.modalities)
-        size = max(4.2, 0.3 * max(len(each.names) for each in self.modalities))
-        title = f"{self.run}: {self.samples} public samples as everybody represents them"
-        drawing = empty_figure(2.4 * size + 2, size * rows, title)
-        axes = drawing.subplots(rows, 2, squeeze=False)
-        for (left, right), each in zip(axes, self.modalities, strict=True):
-            each.map.draw(left)
-            left.set_title(f"{each.modality}: {_METHODS[self.method]}")
-            legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
-            heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")
-            right.set_title(f"{each.modality}: alignment")
-        return drawing
+def drift_result(run: str, samples: int, method: str, modalities: Sequence[ModalityDrift]) -> AnalysisResult:
+    """``modalities``: those that two participants or more encode; tensors are the maps."""
+    by_modality = {each.modality: each.to_json() for each in modalities}
+    return AnalysisResult(
+        {"run": run, "samples": samples, "method": method, "modalities": by_modality},
+        [_table(run, samples, each) for each in modalities],
+        partial(_draw, run, samples, method, modalities),
+        tensors={each.modality: each.points.float().contiguous() for each in modalities},
+    )
 
 
-def run_drift(run: Run, *, which: str = "last", samples: int = DRIFT_SAMPLES, method: str = "tsne") -> Drift:
+def _table(run: str, samples: int, each: ModalityDrift) -> TextTable:
+    """Each client, then means over pairs."""
+    note = (
+        f"Mean distance of unit vectors (0 to 2), and debiased linear CKA, of the same {samples} public "
+        "samples; round: after which the model was kept."
+    )
+
+    def cells(means: PairMeans) -> tuple[str, str]:
+        return figure(means.distance, 3), figure(means.cka, 3)
+
+    rows = []
+    for place in each.clients:
+        server = each.over([] if each.server is None else [(place, each.server)])
+        rows.append((each.names[place], str(each.rounds[place]), *cells(each.of_client(place)), *cells(server)))
+    for kind, title in PAIRS.items():
+        means = each.between(kind)
+        of_kind = ("", "", *cells(means)) if kind == "server" else (*cells(means), "", "")
+        rows.append((f"mean, {title} ({means.pairs})", "", *of_kind))
+    columns = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")
+    return TextTable(f"{run}: drift of {each.modality}", columns, rows, (note,))
+
+
+@styled
+def _draw(run: str, samples: int, method: str, modalities: Sequence[ModalityDrift]) -> Figure:
+    """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
+    size = max(4.2, 0.3 * max(len(each.names) for each in modalities))
+    title = f"{run}: {samples} public samples as everybody represents them"
+    drawing = empty_figure(2.4 * size + 2, size * len(modalities), title)
+    for (left, right), each in zip(drawing.subplots(len(modalities), 2, squeeze=False), modalities, strict=True):
+        each.map.draw(left)
+        left.set_title(f"{each.modality}: {_METHODS[method]}")
+        legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
+        heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")
+        right.set_title(f"{each.modality}: alignment")
+    return drawing
+
+
+def run_drift(run: Run, *, which: str = "last", samples: int = 250, method: str = "tsne") -> AnalysisResult:
     """Represent the same public samples with every client's kept model and with the server's, and compare.
 
     Raises:
@@ -203,6 +185,12 @@ def run_drift(run: Run, *, which: str = "last", samples: int = DRIFT_SAMPLES, me
         RunError: a kept model is missing or damaged.
         DataError: a model has diverged.
     """
+    number, modalities = drifts_of(run, which, samples, method)
+    return drift_result(run.name, number, method, modalities)
+
+
+def drifts_of(run: Run, which: str, samples: int, method: str) -> tuple[int, list[ModalityDrift]]:
+    """As ``run_drift``: number of samples, and what is found of each modality."""
     require_method(method)
     index = _public_index(run, samples)
     with cpu_threads(run.experiment.run.threads):
@@ -212,7 +200,7 @@ def run_drift(run: Run, *, which: str = "last", samples: int = DRIFT_SAMPLES, me
         modalities = [modality_drift(name, who, method) for name, who in encoding.items() if len(who) > 1]
     if not modalities:
         raise ConfigError(f"no two participants of '{run.folder}' encode the same modality of the public set")
-    return Drift(run.name, len(index), method, tuple(modalities))
+    return len(index), modalities
 
 
 def _public_index(run: Run, samples: int) -> Int64[Tensor, " n"]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -39,92 +40,37 @@ _NAMED_CLASSES = 14
 
 
 @dataclass(frozen=True)
-class KindOfFeatures:
-    """One kind of features of a client's test samples.
+class ClassMaps:
+    """Places of a client's test samples on maps.
 
     Attributes:
-        values: as the client's head takes them [n, d].
-        separation: of the classes by these, each scaled to unit norm.
-        metrics: of the client's head on these.
-    """
-
-    values: Float[Tensor, "n d"]
-    separation: Separation
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ComparedFeatures(AnalysisResult):
-    """Features of a client's test samples.
-
-    Attributes:
-        run, client: whose.
-        round: after which the client's model was kept.
-        primary: name of the metric of the client's head that counts most.
-        labels: class of each sample [n].
+        labels: class of each sample [m].
         classes: names of the classes, by number.
-        kinds: ``local`` (the client's encoder), ``global`` (the server's) and ``fused`` features.
-        method: of the maps.
-        shown: the m samples that are on the maps.
-        maps: kind -> their places [m, 2]; ``together``: those of all kinds, one after the other [3m, 2].
+        places: kind of features -> [m, 2]; ``together``: those of all kinds, one after the other [3m, 2].
     """
 
-    run: str
-    client: str
-    round: int
-    primary: str
-    labels: Int64[Tensor, " n"]
+    labels: Int64[Tensor, " m"]
     classes: Mapping[int, str]
-    kinds: Mapping[str, KindOfFeatures]
-    method: str
-    shown: Int64[Tensor, " m"]
-    maps: Mapping[str, Float[Tensor, "_ 2"]]
+    places: Mapping[str, Float[Tensor, "_ 2"]]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "client": self.client,
-            "round": self.round,
-            "samples": len(self.labels),
-            "classes": len(torch.unique(self.labels)),
-            "features": {k: vars(each.separation) | {"head": dict(each.metrics)} for k, each in self.kinds.items()},
-        }
 
-    def tables(self) -> list[TextTable]:
-        """One row a kind of features."""
-        rows = [
-            (
-                kind,
-                figure(each.separation.silhouette, 3),
-                figure(each.separation.ratio, 3),
-                figure(each.separation.nearest_mean),
-                figure(each.metrics[self.primary]),
-            )
-            for kind, each in self.kinds.items()
-        ]
-        columns = ("features", "silhouette", "between / within", "nearest mean %", f"own head: {self.primary}")
-        classes = len(torch.unique(self.labels))
-        note = f"{len(self.labels)} test samples of {classes} classes. The head was trained on fused features."
-        title = f"{self.run}: features of {self.client}, round {self.round}"
-        return [TextTable(title, columns, rows, (note,))]
-
-    @styled
-    def draw(self) -> Figure:
-        """Local, global and fused features, coloured by class, and all three on one map, coloured by kind."""
-        drawing = empty_figure(16.5, 4.6, f"{self.run}, client {self.client}: features of its test samples")
-        axes = drawing.subplots(1, 4)
-        for place, (kind, each) in zip(axes, self.kinds.items(), strict=False):
-            _draw_classes(place, self, self.maps[kind])
-            place.set_title(f"{kind}: silhouette {figure(each.separation.silhouette)}")
-        parts = self.maps[TOGETHER].chunk(len(FEATURE_KINDS))
-        for number, (kind, points) in enumerate(zip(FEATURE_KINDS, parts, strict=True)):
-            look: Any = {"color": COLOURS[number], "marker": MARKERS[number], "label": kind}
-            axes[-1].scatter(points[:, 0], points[:, 1], s=7, alpha=0.6, linewidths=0, **look)
-        axes[-1].set_title("all three")
-        legend_below(axes[-1], columns=3, markerscale=2)
-        bare_map(axes[-1])
-        drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=7, markerscale=2)
-        return drawing
+@styled
+def draw_features(title: str, titles: Mapping[str, str], maps: ClassMaps) -> Figure:
+    """Local, global and fused features, coloured by class, and all three on one map, coloured by kind."""
+    drawing = empty_figure(16.5, 4.6, title)
+    axes = drawing.subplots(1, 4)
+    for place, (kind, of_kind) in zip(axes, titles.items(), strict=False):
+        _draw_classes(place, maps, maps.places[kind])
+        place.set_title(of_kind)
+    parts = maps.places[TOGETHER].chunk(len(FEATURE_KINDS))
+    for number, (kind, points) in enumerate(zip(FEATURE_KINDS, parts, strict=True)):
+        look: Any = {"color": COLOURS[number], "marker": MARKERS[number], "label": kind}
+        axes[-1].scatter(points[:, 0], points[:, 1], s=7, alpha=0.6, linewidths=0, **look)
+    axes[-1].set_title("all three")
+    legend_below(axes[-1], columns=3, markerscale=2)
+    bare_map(axes[-1])
+    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=7, markerscale=2)
+    return drawing
 
 
 @dataclass(frozen=True)
@@ -146,7 +92,7 @@ class Tabled:
 
 def run_features(
     run: Run, client: str | None = None, *, samples: int | None = 1000, method: str = "tsne"
-) -> ComparedFeatures:
+) -> AnalysisResult:
     """What a classification client, the server's encoders that it keeps, and their fusion see in its test samples.
 
     Raises:
@@ -156,6 +102,59 @@ def run_features(
         DataError: features are not finite.
     """
     require_method(method)
+    seen = features_of(run, client, samples)
+    client, labels = seen.client, seen.labels
+    with cpu_threads(run.experiment.run.threads):
+        units = {kind: F.normalize(values, dim=1) for kind, values in seen.values.items()}
+        kinds: dict[str, dict[str, Any]] = {
+            kind: vars(Separation.of(unit, labels)) | {"head": seen.metrics[kind]} for kind, unit in units.items()
+        }
+        shown = drawn(len(labels), MOST_POINTS, "features on maps", client)
+        places = {kind: project(unit[shown], method) for kind, unit in units.items()}
+        places[TOGETHER] = project(torch.cat([unit[shown] for unit in units.values()]), method)
+    content = {
+        "run": run.name,
+        "client": client,
+        "round": run.clients[client][0],
+        "samples": len(labels),
+        "classes": len(torch.unique(labels)),
+        "features": kinds,
+    }
+    titles = {kind: f"{kind}: silhouette {figure(of_kind['silhouette'])}" for kind, of_kind in kinds.items()}
+    maps = ClassMaps(labels[shown], seen.classes, places)
+    picture = partial(draw_features, f"{run.name}, client {client}: features of its test samples", titles, maps)
+    return AnalysisResult(content, [_table(content, seen.primary)], picture)
+
+
+def _table(content: Mapping[str, Any], primary: str) -> TextTable:
+    """One row a kind of features."""
+    rows = [
+        (
+            kind,
+            *(figure(of_kind[name], 3) for name in ("silhouette", "ratio")),
+            *map(figure, (of_kind["nearest_mean"], of_kind["head"][primary])),
+        )
+        for kind, of_kind in content["features"].items()
+    ]
+    columns = ("features", "silhouette", "between / within", "nearest mean %", f"own head: {primary}")
+    note = f"{content['samples']} test samples of {content['classes']} classes. The head was trained on fused features."
+    title = f"{content['run']}: features of {content['client']}, round {content['round']}"
+    return TextTable(title, columns, rows, (note,))
+
+
+class SeenFeatures(NamedTuple):
+    """A client's test samples by kind of features, as its head takes them [n, d], and the head's metrics on these."""
+
+    client: str
+    values: Mapping[str, Float[Tensor, "n d"]]
+    metrics: Mapping[str, dict[str, float]]
+    labels: Int64[Tensor, " n"]
+    classes: Mapping[int, str]
+    primary: str
+
+
+def features_of(run: Run, client: str | None, most: int | None) -> SeenFeatures:
+    """As ``run_features``, before anything is made of them."""
     algorithm = run.experiment.algorithm
     if not isinstance(algorithm, FedAFD) or algorithm.fusion is None:
         raise ConfigError(
@@ -166,31 +165,17 @@ def run_features(
     member = run.federation.members[client]
     task, model, batch = member.settings.task, run.client_model(client), run.experiment.run.evaluation_batch
     assert isinstance(task, Classification)
+    values, metrics = {}, {}
     with cpu_threads(run.experiment.run.threads):
-        tables, numbered = _tables(run, algorithm.fusion, member, samples)
+        tables, numbered = _tables(run, algorithm.fusion, member, most)
         # the head goes to where the tables are
         labels, head = numbered.targets[task.target].long(), model.heads[member.head].cpu()
-        kinds, units = {}, {}
         for kind, table in tables.items():
-            values = torch.stack([table.embed(name, numbered.rows[name]) for name in numbered.modalities]).mean(0)
-            units[kind] = F.normalize(values, dim=1)
-            metrics = task.evaluate(table, head, numbered, batch_size=batch)
-            kinds[kind] = KindOfFeatures(values, Separation.of(units[kind], labels), metrics)
-        shown = drawn(len(labels), MOST_POINTS, "features on maps", client)
-        maps = {kind: project(unit[shown], method) for kind, unit in units.items()}
-        maps[TOGETHER] = project(torch.cat([unit[shown] for unit in units.values()]), method)
-    return ComparedFeatures(
-        run=run.name,
-        client=client,
-        round=run.clients[client][0],
-        primary=task.primary,
-        labels=labels,
-        classes=dict(enumerate(numbered.classes.get(task.target, ()))),
-        kinds=kinds,
-        method=method,
-        shown=shown,
-        maps=maps,
-    )
+            by_modality = [table.embed(name, numbered.rows[name]) for name in numbered.modalities]
+            values[kind] = torch.stack(by_modality).mean(0)
+            metrics[kind] = dict(task.evaluate(table, head, numbered, batch_size=batch))
+    classes = dict(enumerate(numbered.classes.get(task.target, ())))
+    return SeenFeatures(client, values, metrics, labels, classes, task.primary)
 
 
 def _classifier(run: Run, client: str | None) -> str:
@@ -271,9 +256,9 @@ def _guidance(
     return FusionGuidance(model.to(run.place), test.only(sent), fusion.level == "maps", batch, {})
 
 
-def _draw_classes(axes: Axes, features: ComparedFeatures, points: Float[Tensor, "m 2"]) -> None:
+def _draw_classes(axes: Axes, maps: ClassMaps, points: Float[Tensor, "m 2"]) -> None:
     """The classes with most samples have colours, the others are grey."""
-    labels = features.labels[features.shown]
+    labels = maps.labels
     counts = torch.bincount(labels)
     order = counts.argsort(descending=True, stable=True)
     named = order[counts[order] > 0][:_NAMED_CLASSES].sort().values
@@ -282,6 +267,6 @@ def _draw_classes(axes: Axes, features: ComparedFeatures, points: Float[Tensor, 
         axes.scatter(points[others, 0], points[others, 1], s=6, color="#cccccc", label="other classes", zorder=1)
     for place, number in enumerate(named.tolist()):
         x, y = points[labels == number].unbind(1)
-        look: Any = cycled(place) | {"label": features.classes.get(number, str(number))}
+        look: Any = cycled(place) | {"label": maps.classes.get(number, str(number))}
         axes.scatter(x, y, s=9, linewidths=0, zorder=2, **look)
     bare_map(axes)

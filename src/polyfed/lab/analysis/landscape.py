@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.data import sample_views
-from polyfed.lab.analysis.hessian import Eigenpairs, Loss, flat, like, top_eigenvectors
+from polyfed.lab.analysis.hessian import Loss, flat, like, top_eigenvectors
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import SEQUENTIAL, empty_figure, styled
 from polyfed.reporting.tables import TextTable
@@ -82,92 +81,33 @@ def grid_axis(grid: int, extent: float) -> Float[Tensor, " grid"]:
     return torch.arange(-half, half + 1, dtype=torch.float64) * (extent / half)
 
 
-@dataclass(frozen=True)
-class Landscape(AnalysisResult):
-    """The loss around a run's server model.
+@styled
+def _draw(title: str, eigenvalues: Tensor, axis: Tensor, surface: Tensor) -> Figure:
+    """Contours and surface of the loss; the cross is the model itself."""
+    import numpy as np
 
-    Attributes:
-        run, round: whose model, and after which round it was saved.
-        data: what the loss is of.
-        samples, batch: number of samples, and of samples a batch; the loss is the mean over batches.
-        extent: farthest move along a direction, in units of the weights' L2 norm.
-        norm: L2 norm of the weights that are moved.
-        pairs: top eigenpairs of the Hessian.
-        axis: coordinates of rows and columns of ``values``.
-        values: loss [grid, grid]; the middle is the model itself.
-    """
-
-    run: str
-    round: int
-    data: str
-    samples: int
-    batch: int
-    extent: float
-    norm: float
-    pairs: Eigenpairs
-    axis: Float[Tensor, " grid"]
-    values: Float[Tensor, "grid grid"]
-
-    def to_json(self) -> dict[str, Any]:
-        facts = {name: getattr(self, name) for name in ("run", "round", "data", "samples", "batch", "extent", "norm")}
-        half = len(self.values) // 2
-        centre = float(self.values[half, half])
-        return facts | {
-            "eigenvalues": self.pairs.values.tolist(),
-            "residuals": self.pairs.residuals.tolist(),
-            "hessian_products": self.pairs.steps,
-            "parameters": self.pairs.vectors.shape[1],
-            "grid": len(self.values),
-            "loss": centre,
-            "greatest_loss": float(self.values.max()),
-            "mean_rise": float(self.values.mean()) - centre,
-        }
-
-    def tables(self) -> list[TextTable]:
-        """Eigenvalues, and how far the loss rises."""
-        pairs = zip(self.pairs.values.tolist(), self.pairs.residuals.tolist(), strict=True)
-        rows = [
-            (f"eigenvalue {k}", f"{value:.5g} ± {residual:.1g}") for k, (value, residual) in enumerate(pairs, start=1)
-        ]
-        facts = self.to_json()
-        rows += [(name, f"{facts[name.replace(' ', '_')]:.5g}") for name in ("loss", "greatest loss", "mean rise")]
-        note = (
-            f"Task loss on {self.samples} samples of {self.data}; weights (L2 norm {self.norm:.4g}) moved by up "
-            f"to {self.extent:g} along each eigenvector; {self.pairs.steps} Hessian-vector products."
-        )
-        return [TextTable(f"{self.run}, server model of round {self.round}", ("", "value"), rows, (note,))]
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"values": self.values, "axis": self.axis, "eigenvalues": self.pairs.values}
-
-    @styled
-    def draw(self) -> Figure:
-        """Contours and surface of the loss; the cross is the model itself."""
-        import numpy as np
-
-        title = f"{self.run}, round {self.round}: loss on {self.samples} of {self.data}"
-        drawing = empty_figure(11, 4.4, title=title)
-        left, right = drawing.add_subplot(1, 2, 1), drawing.add_subplot(1, 2, 2, projection="3d")
-        axis, values = self.axis.numpy(), self.values.numpy()
-        names = [f"along eigenvector {k + 1} ({float(value):.3g})" for k, value in enumerate(self.pairs.values)]
-        # rows of values belong to the first direction, columns to the second; matplotlib has rows upwards
-        filled = left.contourf(axis, axis, values.T, levels=20, cmap=SEQUENTIAL)
-        left.contour(axis, axis, values.T, levels=10, colors="white", linewidths=0.4)
-        left.plot([0], [0], "x", color="white")
-        left.set(title="contours", xlabel=names[0], ylabel=names[1])
-        left.grid(visible=False)
-        drawing.colorbar(filled, ax=left, label="loss")
-        meshes: Any = np.meshgrid(axis, axis, indexing="ij")
-        plotted: Any = right
-        drawn = plotted.plot_surface(*meshes, values, cmap=SEQUENTIAL, linewidth=0, antialiased=True)
-        drawn.set_rasterized(True)
-        plotted.set(title="surface", xlabel="first", ylabel="second", zlabel="loss")
-        return drawing
+    drawing = empty_figure(11, 4.4, title=title)
+    left, right = drawing.add_subplot(1, 2, 1), drawing.add_subplot(1, 2, 2, projection="3d")
+    at, values = axis.numpy(), surface.numpy()
+    names = [f"along eigenvector {k + 1} ({float(value):.3g})" for k, value in enumerate(eigenvalues)]
+    # rows of values belong to the first direction, columns to the second; matplotlib has rows upwards
+    filled = left.contourf(at, at, values.T, levels=20, cmap=SEQUENTIAL)
+    left.contour(at, at, values.T, levels=10, colors="white", linewidths=0.4)
+    left.plot([0], [0], "x", color="white")
+    left.set(title="contours", xlabel=names[0], ylabel=names[1])
+    left.grid(visible=False)
+    drawing.colorbar(filled, ax=left, label="loss")
+    meshes: Any = np.meshgrid(at, at, indexing="ij")
+    plotted: Any = right
+    drawn = plotted.plot_surface(*meshes, values, cmap=SEQUENTIAL, linewidth=0, antialiased=True)
+    drawn.set_rasterized(True)
+    plotted.set(title="surface", xlabel="first", ylabel="second", zlabel="loss")
+    return drawing
 
 
 def run_landscape(
     server: ServerModel, *, samples: int = 256, grid: int = 21, extent: float = 0.5, steps: int = 40
-) -> Landscape:
+) -> AnalysisResult:
     """The landscape of the server's task loss on samples of the public set, or of the test split if there is none.
 
     The model is in evaluation mode (no dropout, fixed batch statistics) and sees the evaluation view, so the loss
@@ -190,7 +130,39 @@ def run_landscape(
         pairs = top_eigenvectors(losses, parameters, 2, steps=steps, generator=generator("landscape"))
         values = loss_surface(losses, parameters, pairs.vectors, grid=grid, extent=extent)
     norm, number = float(flat(parameters).norm()), sum(map(len, batches))
-    return Landscape(server.run.name, server.round, data, number, size, extent, norm, pairs, axis, values)
+    centre = float(values[grid // 2, grid // 2])
+    facts = {
+        "run": server.run.name,
+        "round": server.round,
+        "data": data,
+        "samples": number,
+        "batch": size,
+        "extent": extent,
+        "norm": norm,
+        "eigenvalues": pairs.values.tolist(),
+        "residuals": pairs.residuals.tolist(),
+        "hessian_products": pairs.steps,
+        "parameters": pairs.vectors.shape[1],
+        "grid": grid,
+        "loss": centre,
+        "greatest_loss": float(values.max()),
+        "mean_rise": float(values.mean()) - centre,
+    }
+    title = f"{server.run.name}, round {server.round}: loss on {number} of {data}"
+    tensors = {"values": values, "axis": axis, "eigenvalues": pairs.values}
+    return AnalysisResult(facts, [_table(facts)], partial(_draw, title, pairs.values, axis, values), tensors=tensors)
+
+
+def _table(facts: dict[str, Any]) -> TextTable:
+    """Eigenvalues, and how far the loss rises."""
+    pairs = zip(facts["eigenvalues"], facts["residuals"], strict=True)
+    rows = [(f"eigenvalue {k}", f"{value:.5g} ± {residual:.1g}") for k, (value, residual) in enumerate(pairs, start=1)]
+    rows += [(name, f"{facts[name.replace(' ', '_')]:.5g}") for name in ("loss", "greatest loss", "mean rise")]
+    note = (
+        f"Task loss on {facts['samples']} samples of {facts['data']}; weights (L2 norm {facts['norm']:.4g}) moved by "
+        f"up to {facts['extent']:g} along each eigenvector; {facts['hessian_products']} Hessian-vector products."
+    )
+    return TextTable(f"{facts['run']}, server model of round {facts['round']}", ("", "value"), rows, (note,))
 
 
 def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, list[Batch]]:

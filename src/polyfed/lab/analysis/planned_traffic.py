@@ -44,7 +44,7 @@ class Growth(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlannedTraffic(AnalysisResult):
+class PlannedTraffic:
     """Bytes of a round of an experiment.
 
     Attributes:
@@ -84,7 +84,7 @@ class PlannedTraffic(AnalysisResult):
         }
         return {"experiment": self.experiment, "method": self.method, "public_items": self.public, "groups": groups}
 
-    def tables(self) -> list[TextTable]:
+    def result(self) -> AnalysisResult:
         """What one client of each group sends and receives in a round, and by kind."""
         totals = [
             (f"{group} ({clients} clients)", *(mib(self.total(group, way)) for way in WAYS))
@@ -97,10 +97,11 @@ class PlannedTraffic(AnalysisResult):
         title = f"A client in a round of {self.experiment} ({self.method})"
         title += f", {count(self.public)} public items" if self.public else ""
         note = "Of blank data and models of the same size; what the values of outputs decide is not known before a run."
-        return [
+        tables = [
             TextTable(title, ("group", "MiB down", "MiB up"), totals, (note,)),
             TextTable("Bytes by kind", ("group: kind", "fixed", "a public item"), kinds),
         ]
+        return AnalysisResult(self.to_json(), tables)
 
 
 def planned_traffic(experiment: Experiment, classes: Mapping[str, int], words: int = WORDS) -> PlannedTraffic:

@@ -56,11 +56,11 @@ def centres(
     model: Which = "last",
 ) -> AnalysisResult:
     """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
-    from polyfed.lab.analysis.centres import CentresOfRuns, run_centres
+    from polyfed.lab.analysis.centres import centres_of_runs, run_centres
 
     servers = [_server(run, model) for run in runs]
     names = list(servers[0].run.conditions.data.sources) if data is None else data
-    return CentresOfRuns(by, tuple(run_centres(server, names, by=by, split=split, most=samples) for server in servers))
+    return centres_of_runs(by, [run_centres(server, names, by=by, split=split, most=samples) for server in servers])
 
 
 def drift(
@@ -104,9 +104,9 @@ def weights(
 
 def traffic(runs: Sequence[Run]) -> AnalysisResult:
     """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
-    from polyfed.lab.analysis.traffic import Traffic, TrafficOfRuns
+    from polyfed.lab.analysis.traffic import Traffic, traffic_of_runs
 
-    return TrafficOfRuns(tuple(Traffic.of(run.records) for run in runs))
+    return traffic_of_runs([Traffic.of(run.records) for run in runs])
 
 
 def retrain(

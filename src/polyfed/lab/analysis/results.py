@@ -1,12 +1,12 @@
-"""What analyses give: figures, tables, a picture, and the files that hold them."""
+"""What every analysis gives: figures, tables, a picture, and the files that hold them."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
@@ -18,36 +18,23 @@ if TYPE_CHECKING:
     from polyfed.reporting.tables import TextTable
 
 
-class AnalysisResult(ABC):
-    """What an analysis gives; it writes and shows itself."""
+@dataclass(frozen=True)
+class AnalysisResult:
+    """What an analysis gives.
 
-    csv_header: ClassVar[tuple[str, ...]] = ()
-    """Columns of ``csv_rows``; none: no CSV file."""
+    Attributes:
+        figures: all of them by name, as JSON has them and columns of studies find them.
+        tables: for the terminal.
+        picture: draws it, once the tables are seen; None: there is none.
+        csv: content of a CSV file; empty: there is none.
+        tensors: what a picture of a study is drawn from without the models.
+    """
 
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """All figures by name, as columns of studies find them."""
-
-    @abstractmethod
-    def tables(self) -> list[TextTable]:
-        """What the terminal shows."""
-
-    def draw(self) -> Figure | None:
-        """A picture, if there is one."""
-        return None
-
-    def csv_rows(self) -> Iterable[Sequence[object]]:
-        return ()
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def to_csv(self) -> str:
-        import pandas as pd
-
-        return pd.DataFrame(self.csv_rows(), columns=list(self.csv_header), dtype=object).to_csv(
-            index=False, na_rep="nan"
-        )
+    figures: dict[str, Any]
+    tables: Sequence[TextTable]
+    picture: Callable[[], Figure] | None = None
+    csv: str = ""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def save(self, folder: Path, name: str, **more: object) -> list[Path]:
         """Write ``<name>.json`` (with ``more``), and ``.csv``, ``.safetensors`` and ``.png`` where there is such.
@@ -59,21 +46,26 @@ class AnalysisResult(ABC):
 
         from polyfed.reporting.figures import save
 
-        contents = {".json": _json_bytes({**self.to_json(), **more})}
-        if self.csv_header:
-            contents[".csv"] = self.to_csv().encode()
-        if tensors := self.tensors():
-            contents[".safetensors"] = safetensors.torch.save(dict(tensors))
+        contents = {".json": _json_bytes({**self.figures, **more}), ".csv": self.csv.encode()}
+        if self.tensors:
+            contents[".safetensors"] = safetensors.torch.save(dict(self.tensors))
         paths = []
         try:
             for suffix, content in contents.items():
-                paths.append(folder / f"{name}{suffix}")
-                write_atomically(paths[-1], content)
-            if (drawing := self.draw()) is not None:
-                paths.append(save(drawing, folder / f"{name}.png"))
+                if content:
+                    paths.append(folder / f"{name}{suffix}")
+                    write_atomically(paths[-1], content)
+            if self.picture is not None:
+                paths.append(save(self.picture(), folder / f"{name}.png"))
         except OSError as error:
             raise RunError(f"cannot write to '{folder}' ({error.strerror or error}); choose another --out") from error
         return paths
+
+
+def csv_text(rows: Sequence[Sequence[object]], columns: Sequence[str]) -> str:
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(columns), dtype=object).to_csv(index=False, na_rep="nan")
 
 
 def ready_folder(path: Path) -> Path:

@@ -17,20 +17,27 @@ from polyfed.data.union import union
 from polyfed.federation.membership import Member
 from polyfed.federation.settings import TrainingSettings
 from polyfed.lab.analysis.depth import chosen_tensors
-from polyfed.lab.analysis.drawing import DIVERGING, heat_map
-from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.lab.analysis.simulated import Figures, Simulated, TrainedModel, mean_figure, training_alone
+from polyfed.lab.analysis.judgements import (
+    SHOWN_FIGURES,
+    Figures,
+    cells,
+    client_table,
+    heat_maps,
+    map_of_changes,
+    names_of,
+    of_clients,
+)
+from polyfed.lab.analysis.results import AnalysisResult, csv_text
+from polyfed.lab.analysis.simulated import Simulated, TrainedModel, training_alone
 from polyfed.optim.settings import Schedule
-from polyfed.reporting.figures import empty_figure, styled
-from polyfed.reporting.tables import TextTable, count, figure
+from polyfed.reporting.figures import styled
+from polyfed.reporting.tables import TextTable, count
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 EACH, UNION = "each", "union"
-SHOWN_FIGURES = 2
-"""Figures that tables and plots show, such as R@1 and R@5; the files have all."""
+_COLUMNS = ("of", "round", "layers", "on", "steps", "client", "figure", "before", "after", "change")
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,7 @@ class Plan:
     Attributes:
         layers: ``all``, ``shallow`` or ``deep``.
         depth: number of shallow layers, for all modalities or by modality; None: half of each encoder's.
-        steps: optimiser steps; None with ``epochs``.
-        epochs: passes over the samples, unless ``steps`` says how many batches.
+        steps: optimiser steps; None: ``epochs`` passes over the samples.
         lr: constant learning rate; None: the clients' own, by their schedule.
         seed: of batches and dropout; None: the run's.
     """
@@ -62,15 +68,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Retrained:
-    """One model before and after it was re-trained.
-
-    Attributes:
-        of: name of the model.
-        round: after which its weights were.
-        on: the client whose data it saw, or ``union``.
-        steps: optimiser steps that were done.
-        before, after: figures at every client.
-    """
+    """Figures at every client before and after model ``of`` was trained on a client's data, or the ``union``."""
 
     of: str
     round: int
@@ -79,93 +77,19 @@ class Retrained:
     before: Figures
     after: Figures
 
-    def change(self, client: str, figure: str) -> float:
-        return self.after[client][figure] - self.before[client][figure]
+    def changes(self, name: str) -> list[float]:
+        """At every client, and of the mean."""
+        return [b - a for a, b in zip(of_clients(self.before, name), of_clients(self.after, name), strict=True)]
 
     def judgements(self) -> Iterator[tuple[str, str, float, float, float]]:
         for client, figures in self.before.items():
             for name, value in figures.items():
-                yield client, name, value, self.after[client][name], self.change(client, name)
-
-
-@dataclass(frozen=True)
-class Retraining(AnalysisResult):
-    """What re-training did in a run.
-
-    Attributes:
-        run: its name.
-        plan: how.
-        trained: number of parameters that were trained.
-        clients: who judged, in client order.
-        rows: one for each model and each set of samples.
-    """
-
-    csv_header = ("of", "round", "layers", "on", "steps", "client", "figure", "before", "after", "change")
-
-    run: str
-    plan: Plan
-    trained: int
-    clients: tuple[str, ...]
-    rows: tuple[Retrained, ...]
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        return tuple(self.rows[0].before[self.clients[0]])
-
-    def to_json(self) -> dict[str, Any]:
-        plan = {name: getattr(self.plan, name) for name in ("layers", "depth", "steps", "lr", "seed")}
-        rows = []
-        for row in self.rows:
-            sides = {"before": row.before, "after": row.after}
-            means = {side: {name: mean_figure(at, name) for name in self.figures} for side, at in sides.items()}
-            rows.append(vars(row) | {"mean": means})
-        return {"run": self.run, **plan, "parameters": self.trained, "rows": rows}
-
-    def csv_rows(self) -> Iterator[Sequence[object]]:
-        for row in self.rows:
-            for judgement in row.judgements():
-                yield row.of, row.round, self.plan.layers, row.on, row.steps, *judgement
-
-    def tables(self) -> list[TextTable]:
-        """One table a figure: each model before, then after it was re-trained on each set."""
-        parameters, layers = count(self.trained), self.plan.layers
-        note = f"In brackets: change by re-training {parameters} parameters ({layers} layers)."
-        tables = []
-        for name in self.figures[:SHOWN_FIGURES]:
-            lines: list[Sequence[str]] = []
-            # each model has a line of its own, then one for each set that it was re-trained on
-            for of, rows in groupby(self.rows, key=lambda row: (row.of, row.round, row.before)):
-                lines.append((f"{of[0]}, round {of[1]}", *figure_cells(of[2], name)))
-                for row in rows:
-                    changes = _changes(row, name)
-                    cells = zip(figure_cells(row.after, name), changes, strict=True)
-                    title = f"{row.of}, on {row.on}, {row.steps} steps"
-                    lines.append((title, *(f"{after} ({change:+z.2f})" for after, change in cells)))
-            columns = ("model", *self.clients, "average")
-            notes = (note, *gallery_notes(self.rows[0].before, name))
-            tables.append(TextTable(f"{self.run}: {name} at each client", columns, lines, notes))
-        return tables
-
-    @styled
-    def draw(self) -> Figure:
-        """Change of each figure by model and samples, at each client and on average."""
-        names, rows = self.figures[:SHOWN_FIGURES], [f"{row.of}, on {row.on}" for row in self.rows]
-        columns, title = [*self.clients, "average"], f"{self.run}: {self.plan.layers} layers re-trained"
-        drawing, (panels,) = heat_maps([len(rows)], len(names), len(columns), title)
-        for axes, name in zip(panels, names, strict=True):
-            changes = [_changes(row, name) for row in self.rows]
-            heat_map(axes, changes, rows, columns, colours=DIVERGING, digits=1)
-            axes.set_title(f"change of {name}")
-        return drawing
+                after = self.after[client][name]
+                yield client, name, value, after, after - value
 
 
 class Retrainer:
     """Trains one model again and again, each time from where it was.
-
-    Args:
-        opened: the run.
-        trained: the model.
-        plan: which layers, and how long.
 
     Raises:
         ConfigError: nothing would be trained.
@@ -223,7 +147,7 @@ class Retrainer:
             yield Retrained(trained.name, trained.round, name, steps, before, after)
 
 
-def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None) -> Retraining:
+def run_retraining(opened: Simulated, of: str, on: str, plan: Plan) -> AnalysisResult:
     """Re-train a part of a model with the clients' own task, the rest frozen, and judge it at every client.
 
     Batches are drawn, and learning rates are, as in the round after the model's last. The optimiser is new.
@@ -232,14 +156,17 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None
         ConfigError: no such model, client or layers, or there is nothing to train.
         RunError: a model is missing or damaged.
     """
-    plan = plan or Plan()
     rows: list[Retrained] = []
     with cpu_threads(opened.experiment.run.threads):  # as in the run, whose sums depend on their number
         members = _judges(opened, of, on)
         for trained in _models(opened, of):
             retrainer = Retrainer(opened, trained, plan)
             rows += retrainer.rows(members, on)
-    return Retraining(opened.run.name, plan, retrainer.parameters, tuple(members), tuple(rows))
+    name, asked = opened.run.name, {key: getattr(plan, key) for key in ("layers", "depth", "steps", "lr", "seed")}
+    content = {"run": name, **asked, "parameters": retrainer.parameters, "rows": list(map(_content, rows))}
+    lines = [(row.of, row.round, plan.layers, row.on, row.steps, *each) for row in rows for each in row.judgements()]
+    tables = _tables(name, plan.layers, retrainer.parameters, rows)
+    return AnalysisResult(content, tables, partial(_draw, name, plan.layers, rows), csv_text(lines, _COLUMNS))
 
 
 def _models(opened: Simulated, of: str) -> Iterator[TrainedModel]:
@@ -274,29 +201,40 @@ def _judges(opened: Simulated, of: str, on: str) -> dict[str, Member]:
     return members
 
 
-# ---- what is shown, also of distortion and of models across clients
+# ---- what is shown
 
 
-def figure_cells(figures: Figures, name: str) -> tuple[str, ...]:
-    return (*(figure(at[name]) for at in figures.values()), figure(mean_figure(figures, name)))
+def _content(row: Retrained) -> dict[str, Any]:
+    def means(figures: Figures) -> dict[str, float]:
+        return {name: of_clients(figures, name)[-1] for name in names_of(figures)}
+
+    return vars(row) | {"mean": {"before": means(row.before), "after": means(row.after)}}
 
 
-def gallery_notes(figures: Figures, name: str) -> tuple[str, ...]:
-    """How large the galleries are that a recall is of, client by client; nothing for other figures."""
-    key = f"gallery{''.join(name.partition('_')[1:])}"
-    sizes = ", ".join(f"{client} {count(at[key])}" for client, at in figures.items() if key in at)
-    return (f"Gallery, mean over directions: {sizes}.",) if sizes and name.startswith("R@") else ()
+def _tables(run: str, layers: str, parameters: int, rows: Sequence[Retrained]) -> list[TextTable]:
+    """One table a figure: each model before, then after it was re-trained on each set."""
+    note = f"In brackets: change by re-training {count(parameters)} parameters ({layers} layers)."
+    tables = []
+    for name in names_of(rows[0].before)[:SHOWN_FIGURES]:
+        lines: list[Sequence[str]] = []
+        # each model has a line of its own, then one for each set that it was re-trained on
+        for (of, number, before), again in groupby(rows, key=lambda row: (row.of, row.round, row.before)):
+            lines.append((f"{of}, round {number}", *cells(before, name)))
+            for row in again:
+                changed = zip(cells(row.after, name), row.changes(name), strict=True)
+                title = f"{of}, on {row.on}, {row.steps} steps"
+                lines.append((title, *(f"{after} ({change:+z.2f})" for after, change in changed)))
+        tables.append(client_table(run, name, rows[0].before, lines, (note,)))
+    return tables
 
 
-def heat_maps(rows: Sequence[int], panels: int, columns: int, title: str) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with panels for heat maps side by side, lines of which have so many rows each."""
-    width, height = 2.8 + max(2.4, 0.55 * min(columns, 30)), 1.6 + max(1.6, 0.35 * min(max(rows), 60))
-    drawing = empty_figure(width * panels, height * len(rows), title)
-    return drawing, [list(line) for line in drawing.subplots(len(rows), panels, squeeze=False)]
-
-
-def _changes(row: Retrained, name: str) -> list[float]:
-    return [
-        *(row.change(client, name) for client in row.after),
-        mean_figure(row.after, name) - mean_figure(row.before, name),
-    ]
+@styled
+def _draw(run: str, layers: str, rows: Sequence[Retrained]) -> Figure:
+    """Change of each figure by model and samples, at each client and on average."""
+    names, lines = names_of(rows[0].before)[:SHOWN_FIGURES], [f"{row.of}, on {row.on}" for row in rows]
+    columns = [*rows[0].before, "average"]
+    drawing, (panels,) = heat_maps([len(rows)], len(names), len(columns), f"{run}: {layers} layers re-trained")
+    for axes, name in zip(panels, names, strict=True):
+        map_of_changes(axes, [row.changes(name) for row in rows], lines, columns)
+        axes.set_title(f"change of {name}")
+    return drawing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from polyfed.runs.opened import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN_SAMPLES = 7
-"""As many as in the figure of the paper."""
 _PREFIX = "weights."
 
 
@@ -93,64 +92,66 @@ class ChannelWeights:
         }
 
 
-@dataclass(frozen=True)
-class RunWeights(AnalysisResult):
-    """Weights of a run's round by channel."""
+def weights_result(run: str, channels: Sequence[ChannelWeights]) -> AnalysisResult:
+    """One table a channel: kinds of clients, then each client."""
+    tables = []
+    for each in channels:
+        shares = {f"{kind} ({share['clients']})": share for kind, share in each.shares().items()} | each.by_client()
+        digits = {"mean": 4, "relative": 2, "total": 3, "leading": 1}
+        rows = []
+        for name, share in shares.items():
+            in_percent = share | {"leading": 100 * share["leading"]}
+            rows.append((name, *(figure(in_percent[key], number) for key, number in digits.items())))
+        note = (
+            f"Over {count(each.values.shape[1])} recorded public samples. Effective number of clients: "
+            f"{figure(each.effective)} of {len(each.clients)}."
+        )
+        columns = ("clients", "mean weight", "times equal", "together", "heaviest on %")
+        tables.append(TextTable(f"{run}, round {each.round}: weights of {each.channel}", columns, rows, (note,)))
+    content = {"run": run, "channels": {each.channel: each.to_json() for each in channels}}
+    return AnalysisResult(content, tables, partial(_draw, run, channels))
 
-    run: str
-    channels: tuple[ChannelWeights, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"run": self.run, "channels": {each.channel: each.to_json() for each in self.channels}}
-
-    def tables(self) -> list[TextTable]:
-        """One table a channel: kinds of clients, then each client."""
-        tables = []
-        for each in self.channels:
-            shares = {f"{kind} ({share['clients']})": share for kind, share in each.shares().items()} | each.by_client()
-            digits = {"mean": 4, "relative": 2, "total": 3, "leading": 1}
-            rows = []
-            for name, share in shares.items():
-                in_percent = share | {"leading": 100 * share["leading"]}
-                rows.append((name, *(figure(in_percent[key], number) for key, number in digits.items())))
-            note = (
-                f"Over {count(each.values.shape[1])} recorded public samples. Effective number of clients: "
-                f"{figure(each.effective)} of {len(each.clients)}."
-            )
-            columns = ("clients", "mean weight", "times equal", "together", "heaviest on %")
-            title = f"{self.run}, round {each.round}: weights of {each.channel}"
-            tables.append(TextTable(title, columns, rows, (note,)))
-        return tables
-
-    @styled
-    def draw(self) -> Figure:
-        """A row a channel: weights of the clients for a few samples, and the mean weight of each client."""
-        height = 1.6 + max(2.2, 0.3 * max(len(each.clients) for each in self.channels))
-        drawing = empty_figure(12, height * len(self.channels), f"{self.run}: aggregation weights")
-        axes = drawing.subplots(len(self.channels), 2, squeeze=False, width_ratios=(3, 2))
-        kinds = list(dict.fromkeys(kind for each in self.channels for kind in each.kinds))
-        for (left, right), each in zip(axes, self.channels, strict=True):
-            # many samples have no names at the axis, nor figures in their cells
-            chosen = [str(place) for place in each.chosen] if len(each.chosen) <= MOST_WRITTEN else []
-            values = each.values[:, each.chosen]
-            heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")
-            left.set(title=f"{each.channel}, round {each.round}", xlabel="recorded public sample")
-            means = {client: share["mean"] for client, share in each.by_client().items()}
-            colours = [COLOURS[kinds.index(kind) % len(COLOURS)] for kind in each.kinds]
-            right.barh(range(len(means)), list(means.values()), color=colours, height=0.7)
-            right.axvline(1 / len(means), color=GREY, linestyle=":")
-            right.set_yticks(range(len(means)), list(means))
-            right.invert_yaxis()
-            right.grid(visible=True, axis="x")
-            right.set(title="mean over all recorded samples (dotted: equal weights)", xlabel="weight")
-            legend_beside(right, handles=patches(kinds))
-        return drawing
+@styled
+def _draw(run: str, channels: Sequence[ChannelWeights]) -> Figure:
+    """A row a channel: weights of the clients for a few samples, and the mean weight of each client."""
+    height = 1.6 + max(2.2, 0.3 * max(len(each.clients) for each in channels))
+    drawing = empty_figure(12, height * len(channels), f"{run}: aggregation weights")
+    axes = drawing.subplots(len(channels), 2, squeeze=False, width_ratios=(3, 2))
+    kinds = list(dict.fromkeys(kind for each in channels for kind in each.kinds))
+    for (left, right), each in zip(axes, channels, strict=True):
+        # many samples have no names at the axis, nor figures in their cells
+        chosen = [str(place) for place in each.chosen] if len(each.chosen) <= MOST_WRITTEN else []
+        values = each.values[:, each.chosen]
+        heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")
+        left.set(title=f"{each.channel}, round {each.round}", xlabel="recorded public sample")
+        means = {client: share["mean"] for client, share in each.by_client().items()}
+        colours = [COLOURS[kinds.index(kind) % len(COLOURS)] for kind in each.kinds]
+        right.barh(range(len(means)), list(means.values()), color=colours, height=0.7)
+        right.axvline(1 / len(means), color=GREY, linestyle=":")
+        right.set_yticks(range(len(means)), list(means))
+        right.invert_yaxis()
+        right.grid(visible=True, axis="x")
+        right.set(title="mean over all recorded samples (dotted: equal weights)", xlabel="weight")
+        legend_beside(right, handles=patches(kinds))
+    return drawing
 
 
 def run_weights(
-    run: Run, *, number: int | None = None, samples: int = SHOWN_SAMPLES, at: Sequence[int] | None = None
-) -> RunWeights:
-    """The weights that a run recorded of a round, in all channels.
+    run: Run, *, number: int | None = None, samples: int = 7, at: Sequence[int] | None = None
+) -> AnalysisResult:
+    """The weights that a run recorded of a round.
+
+    Raises:
+        As ``channels_of``.
+    """
+    return weights_result(run.name, channels_of(run, number, samples, at))
+
+
+def channels_of(
+    run: Run, number: int | None = None, samples: int = 7, at: Sequence[int] | None = None
+) -> list[ChannelWeights]:
+    """The weights of all channels.
 
     Raises:
         RunError: its method records no weights.
@@ -179,7 +180,7 @@ def run_weights(
             # NaN: nobody contributed to the sample
             values = np.nan_to_num(array.values, nan=0.0)
             channels.append(ChannelWeights(channel, number, array.clients, of_clients, values, chosen))
-    return RunWeights(records.name, tuple(channels))
+    return channels
 
 
 def _kinds(run: Run) -> dict[str, str]:

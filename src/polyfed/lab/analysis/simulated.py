@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
 from typing import TypeVar
 
 import torch
@@ -22,16 +20,14 @@ from polyfed.federation.population import Population
 from polyfed.federation.server import loaded
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock
+from polyfed.lab.analysis.judgements import figures_of
 from polyfed.models.model import Model, ModelSettings
-from polyfed.reporting.recalls import find_recalls
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 from polyfed.tasks.task import Task
 
 _T = TypeVar("_T")
-Figures = Mapping[str, Mapping[str, float]]
-"""Client -> figure (``R@1``) -> value."""
 
 
 @dataclass(frozen=True)
@@ -229,26 +225,6 @@ class Simulated:
                 by_samples[id(test)] = measure(self.participant(trained, name, member.settings.training), test)
             by_client[name] = by_samples[id(test)]
         return by_client
-
-
-def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
-    """``R@K``, mean over directions, for each protocol and K, then galleries; without recalls the main metric.
-
-    Protocols are told apart as in the metrics: ``R@1``, ``R@1_full``, ``R@1_batch64``; ``gallery`` likewise.
-    """
-    recalls: dict[str, list[float]] = {}
-    galleries: dict[str, list[float]] = {}
-    for recall in sorted(find_recalls(metrics), key=lambda recall: (recall.protocol, recall.cutoff)):
-        suffix = f"_{recall.protocol}" if recall.protocol else ""
-        recalls.setdefault(f"R@{recall.cutoff}{suffix}", []).append(recall.value)
-        if not math.isnan(recall.gallery):
-            galleries.setdefault(f"gallery{suffix}", []).append(recall.gallery)
-    means = {name: fmean(values) for name, values in (recalls | galleries).items()}
-    return means or {primary: metrics[primary]}
-
-
-def mean_figure(figures: Figures, figure: str) -> float:
-    return fmean(of_client[figure] for of_client in figures.values())
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
@@ -113,53 +114,39 @@ class Traffic:
         }
 
 
-@dataclass(frozen=True)
-class TrafficOfRuns(AnalysisResult):
-    """Runs side by side."""
+def traffic_of_runs(runs: Sequence[Traffic]) -> AnalysisResult:
+    """Runs side by side: totals, then what a client sends and receives in a round, by kind."""
+    totals, kinds = [], []
+    for run in runs:
+        moved = [run.total(way) for way in WAYS]
+        sizes = map(mib, (*moved, sum(moved), run.beside))
+        totals.append((run.label, str(run.rounds), str(len(run.by_client)), *sizes))
+        kinds += [(f"{run.label}: {kind}", *(f"{run.a_round(way, kind):,.0f}" for way in WAYS)) for kind in run.by_kind]
+    columns = ("run (method)", "rounds", "clients", "MiB down", "MiB up", "MiB in all", "evaluation MiB")
+    note = "Evaluation of clients and preparation are not in the other columns."
+    tables = [
+        TextTable("Bytes of each run", columns, totals, (note,)),
+        TextTable("A client in a round in which it took part", ("run: kind", "bytes down", "bytes up"), kinds),
+    ]
+    return AnalysisResult({"runs": [run.to_json() for run in runs]}, tables, partial(_draw, runs))
 
-    runs: tuple[Traffic, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"runs": [run.to_json() for run in self.runs]}
-
-    def tables(self) -> list[TextTable]:
-        """Runs side by side: totals, then what a client sends and receives in a round, by kind."""
-        totals = []
-        for run in self.runs:
-            moved = [run.total(way) for way in WAYS]
-            totals.append(
-                (run.label, str(run.rounds), str(len(run.by_client)), *map(mib, (*moved, sum(moved), run.beside)))
-            )
-        kinds = [
-            (f"{run.label}: {kind}", *(f"{run.a_round(way, kind):,.0f}" for way in WAYS))
-            for run in self.runs
-            for kind in run.by_kind
-        ]
-        columns = ("run (method)", "rounds", "clients", "MiB down", "MiB up", "MiB in all", "evaluation MiB")
-        note = "Evaluation of clients and preparation are not in the other columns."
-        return [
-            TextTable("Bytes of each run", columns, totals, (note,)),
-            TextTable("A client in a round in which it took part", ("run: kind", "bytes down", "bytes up"), kinds),
-        ]
-
-    @styled
-    def draw(self) -> Figure:
-        """Left the bytes so far, right those of a client in a round, by direction and kind."""
-        drawing, (left, right) = figure_grid(
-            1, 2, width=6.0, height=max(3.6, 1.6 + 0.5 * len(self.runs)), title="Bytes"
-        )
-        for row, run in enumerate(self.runs):
-            sums = run.cumulative()
-            # one round is a point, which a line would not show; more runs than colours are told apart by dashes
-            style, marker = "-" if row < len(COLOURS) else "--", "o" if len(sums) == 1 else ""
-            sent = [total / MIB for total in sums.values()]
-            left.plot(list(sums), sent, style, color=COLOURS[row % len(COLOURS)], marker=marker, label=run.label)
-        left.set(title="sent so far, both directions", xlabel="round", ylabel="MiB")
-        left.set_ylim(bottom=0)
-        whole_rounds(left)
-        legend_below(left, columns=2)
-        _draw_kinds(right, self.runs)
-        return drawing
+@styled
+def _draw(runs: Sequence[Traffic]) -> Figure:
+    """Left the bytes so far, right those of a client in a round, by direction and kind."""
+    drawing, (left, right) = figure_grid(1, 2, width=6.0, height=max(3.6, 1.6 + 0.5 * len(runs)), title="Bytes")
+    for row, run in enumerate(runs):
+        sums = run.cumulative()
+        # one round is a point, which a line would not show; more runs than colours are told apart by dashes
+        style, marker = "-" if row < len(COLOURS) else "--", "o" if len(sums) == 1 else ""
+        sent = [total / MIB for total in sums.values()]
+        left.plot(list(sums), sent, style, color=COLOURS[row % len(COLOURS)], marker=marker, label=run.label)
+    left.set(title="sent so far, both directions", xlabel="round", ylabel="MiB")
+    left.set_ylim(bottom=0)
+    whole_rounds(left)
+    legend_below(left, columns=2)
+    _draw_kinds(right, runs)
+    return drawing
 
 
 def _draw_kinds(axes: Axes, runs: Sequence[Traffic]) -> None:

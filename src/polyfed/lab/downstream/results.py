@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_COLUMNS = ("task", "probe", "on", "metric", "mean", "std", "draws", "facts")
 _WIDEST = 8  # columns of a table on a terminal
 _BARS = 6  # metrics in a panel of the picture; the others are in the tables
 
@@ -77,71 +79,58 @@ class Outcome:
         return TextTable(title, heads, lines, tuple(self.notes))
 
 
-@dataclass(frozen=True)
-class Findings(AnalysisResult):
+def suite_result(
+    head: Mapping[str, Any], probes: Mapping[str, str], outcomes: Mapping[str, Outcome], left_out: Mapping[str, str]
+) -> AnalysisResult:
     """A model in all tasks of a suite.
 
-    Attributes:
-        subject: name of the model.
-        suite: name of the suite.
-        seed: of all draws.
+    Args:
+        head: ``subject``, ``suite`` and ``seed``, by name.
         probes: task -> kind of probe.
         outcomes: task -> what was found.
         left_out: task -> why it could not be done.
     """
-
-    csv_header = ("task", "probe", "on", "metric", "mean", "std", "draws", "facts")
-
-    subject: str
-    suite: str
-    seed: int
-    probes: Mapping[str, str]
-    outcomes: Mapping[str, Outcome]
-    left_out: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        tasks = {
-            task: {
-                "probe": self.probes[task],
-                "data": outcome.data,
-                "rows": [row.to_json() for row in outcome.rows],
-                "notes": list(outcome.notes),
-            }
-            for task, outcome in self.outcomes.items()
+    tasks = {
+        task: {
+            "probe": probes[task],
+            "data": outcome.data,
+            "rows": [row.to_json() for row in outcome.rows],
+            "notes": list(outcome.notes),
         }
-        head = {"subject": self.subject, "suite": self.suite, "seed": self.seed}
-        return head | {"tasks": tasks, "left_out": dict(self.left_out)}
+        for task, outcome in outcomes.items()
+    }
+    tables = [each.table(f"{task} ({probes[task]}, {each.data})") for task, each in outcomes.items()]
+    if left_out:
+        tables.append(TextTable("Left out", ("task", "why"), list(left_out.items())))
+    picture = partial(_draw, head["subject"], probes, outcomes)
+    return AnalysisResult({**head, "tasks": tasks, "left_out": left_out}, tables, picture, _csv(probes, outcomes))
 
-    def to_csv(self) -> str:
-        """One line a metric; a figure that does not exist (the deviation of one draw) is an empty cell."""
-        import pandas as pd
 
-        lines = []
-        for task, outcome in self.outcomes.items():
-            for row in outcome.rows:
-                facts = " ".join(f"{name}={count(value)}" for name, value in row.facts.items())
-                for metric, spread in row.spreads.items():
-                    figures = (spread.mean, spread.std, len(row.values[metric]))
-                    lines.append((task, self.probes[task], row.on, metric, *figures, facts))
-        return pd.DataFrame(lines, columns=list(self.csv_header)).to_csv(index=False, float_format="%.6g")
+def _csv(probes: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> str:
+    """One line a metric; a figure that does not exist (the deviation of one draw) is an empty cell."""
+    import pandas as pd
 
-    def tables(self) -> list[TextTable]:
-        tables = [each.table(f"{task} ({self.probes[task]}, {each.data})") for task, each in self.outcomes.items()]
-        left_out = TextTable("Left out", ("task", "why"), list(self.left_out.items()))
-        return [*tables, left_out] if self.left_out else tables
+    lines = []
+    for task, outcome in outcomes.items():
+        for row in outcome.rows:
+            facts = " ".join(f"{name}={count(value)}" for name, value in row.facts.items())
+            for metric, spread in row.spreads.items():
+                figures = (spread.mean, spread.std, len(row.values[metric]))
+                lines.append((task, probes[task], row.on, metric, *figures, facts))
+    return pd.DataFrame(lines, columns=list(_COLUMNS)).to_csv(index=False, float_format="%.6g")
 
-    @styled
-    def draw(self) -> Figure:
-        """A panel a task: bars by condition, a colour a metric; whiskers are standard deviations over draws."""
-        columns = min(3, len(self.outcomes))
-        rows = math.ceil(len(self.outcomes) / columns)
-        drawing, panels = figure_grid(rows, columns, title=self.subject)
-        for axes, (task, outcome) in zip(panels, self.outcomes.items(), strict=False):
-            _draw_bars(axes, outcome)
-            axes.set(title=f"{task} ({self.probes[task]})", ylabel="percent")
-        for axes in panels[len(self.outcomes) :]:
-            axes.set_axis_off()
-        return drawing
+
+@styled
+def _draw(subject: str, probes: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> Figure:
+    """A panel a task: bars by condition, a colour a metric; whiskers are standard deviations over draws."""
+    columns = min(3, len(outcomes))
+    drawing, panels = figure_grid(math.ceil(len(outcomes) / columns), columns, title=subject)
+    for axes, (task, outcome) in zip(panels, outcomes.items(), strict=False):
+        _draw_bars(axes, outcome)
+        axes.set(title=f"{task} ({probes[task]})", ylabel="percent")
+    for axes in panels[len(outcomes) :]:
+        axes.set_axis_off()
+    return drawing
 
 
 def _draw_bars(axes: Axes, outcome: Outcome) -> None:

@@ -12,9 +12,10 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.data.source import Source
 from polyfed.federation.settings import DataSettings
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.downstream.bench import Bench, FrozenModel
 from polyfed.lab.downstream.probe import Probe
-from polyfed.lab.downstream.results import Findings
+from polyfed.lab.downstream.results import suite_result
 from polyfed.runs.experiment import read_config
 
 
@@ -71,7 +72,7 @@ def run_suite(
     seed: int = 42,
     draws: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> Findings:
+) -> AnalysisResult:
     """Test a model in all tasks of a suite that suit it; the others are listed with the reason.
 
     Args:
@@ -100,4 +101,5 @@ def run_suite(
         tell(f"{task} ({probe.component_name()})")
         outcomes[task] = probe.run(bench, task)
     kinds = {task: probe.component_name() for task, probe in suite.tasks.items()}
-    return Findings(subject.name, name, seed, kinds, outcomes, left_out)
+    head = {"subject": subject.name, "suite": name, "seed": seed}
+    return suite_result(head, kinds, outcomes, left_out)

@@ -31,7 +31,6 @@ from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
 
 CANARIES = "canaries"
-CANARY_COLUMNS = ("attacked", "by", "AUC", "exposure", "without", "highest", "canaries", "gave away")
 _SHARE = 0.25  # of a client's samples at most
 
 
@@ -118,10 +117,9 @@ def _exposed(
     says = leak_verdict(told.auc, is_protected=situation.is_protected)
     most = math.log2(_classes(situation, member))
     figures = {"exposure": float(after.mean()), "without": float(before.mean()), "highest": most}
-    how, shown = "random labels", (f"{value:.2f}" for value in figures.values())
-    cells = (on, how, str(told.auc), *shown, str(len(after)), says)
-    every = {"auc": told.auc.to_json(), **figures, "canaries": len(after)}
-    return AttackResult(on, how, True, every, cells, says)
+    return AttackResult(
+        on, "random labels", True, {"auc": dict(vars(told.auc)), **figures, "canaries": len(after)}, says
+    )
 
 
 def _classes(situation: Situation, member: Member) -> int:

@@ -17,7 +17,6 @@ from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Prototypes, TensorBundle, Weights
 
 _CLASSES = "classes"
-CLASS_COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "more than others", "less", "gave away")
 ClassEvidence = Float[Tensor, " classes"]
 
 

@@ -26,12 +26,6 @@ class Interval:
     low: float
     high: float
 
-    def to_json(self) -> dict[str, float]:
-        return dict(vars(self))
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
 
 @dataclass(frozen=True)
 class Discrimination:
@@ -59,17 +53,11 @@ class Discrimination:
 
     def result(self, on: str, attack: str, *, is_protected: bool, crosses: bool = True) -> AttackResult:
         """What an attack by these scores says."""
-        says = leak_verdict(self.auc, is_protected=is_protected)
-        cells = (on, attack, str(self.auc), str(self.rate), str(self.members), str(self.others), says)
-        return AttackResult(on, attack, crosses, self.to_json(), cells, says)
+        return AttackResult(on, attack, crosses, self.to_json(), leak_verdict(self.auc, is_protected=is_protected))
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "auc": self.auc.to_json(),
-            "tpr_at_1_percent": self.rate.to_json(),
-            "members": self.members,
-            "others": self.others,
-        }
+        intervals = {"auc": dict(vars(self.auc)), "tpr_at_1_percent": dict(vars(self.rate))}
+        return {**intervals, "members": self.members, "others": self.others}
 
 
 def area(members: Scores, others: Scores) -> float:
@@ -125,8 +113,7 @@ class AttackResult:
         on: what was attacked.
         attack: by what.
         crosses: whether what was attacked left its client.
-        figures: for the file.
-        cells: for the table.
+        figures: for file and table.
         says: in words.
     """
 
@@ -134,17 +121,11 @@ class AttackResult:
     attack: str
     crosses: bool
     figures: Mapping[str, object]
-    cells: tuple[str, ...]
     says: str
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "on": self.on,
-            "attack": self.attack,
-            "crosses": self.crosses,
-            **self.figures,
-            "verdict": self.says,
-        }
+        about = {"on": self.on, "attack": self.attack, "crosses": self.crosses}
+        return {**about, **self.figures, "verdict": self.says}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from polyfed.lab.analysis.leakage.shadows import (
     outlyingness,
     pull,
 )
-from polyfed.lab.analysis.leakage.situation import Situation
+from polyfed.lab.analysis.leakage.situation import Crossed, Situation
 from polyfed.lab.analysis.simulated import TrainedModel
 from polyfed.models.model import Model
 from polyfed.privacy.settings import UPDATE
@@ -31,82 +31,96 @@ from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 
 MEMBERSHIP = "membership"
-COLUMNS = ("attacked", "by", "AUC", "told at 1 %", "members", "others", "gave away")
+
+
+def membership_findings(situation: Situation) -> Found:
+    attacks, chosen = _Attacks(situation), situation.chosen()
+    for crossed in situation.crossed():
+        yield from attacks.on_bundle(crossed)
+    for trained in situation.opened.globals():
+        yield from attacks.on_final(trained)
+    if not any(isinstance(bundle, Weights) for seen in chosen for bundle in seen.bundles.values()):
+        for client in dict.fromkeys(seen.clients[0] for seen in chosen):
+            if client in situation.opened.keepers:
+                yield from attacks.on_kept(client)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Whose training samples are asked for.
+
+    Attributes:
+        on: what is attacked, in words.
+        member: whose task and training count; of several clients the first.
+        clients: who trained; they share their shadows.
+        candidates: asked for.
+        head: of the task in the model.
+        fresh: gives the model as it was before any training.
+        crosses: whether what is attacked left its client.
+    """
+
+    on: str
+    member: Member
+    clients: tuple[str, ...]
+    candidates: Candidates
+    head: str
+    fresh: Callable[[], Model]
+    crosses: bool = True
 
 
 @dataclass
-class MembershipAttacks:
+class _Attacks:
     """All of them in a situation; shadows of a client serve several."""
 
     situation: Situation
     _shadows: dict[tuple[str, ...], Shadows] = field(default_factory=dict)
 
-    def findings(self) -> Found:
-        chosen = self.situation.chosen()
-        for on, member, seen, name, bundle in self.situation.crossed():
-            yield from self._on_bundle(on, member, seen, name, bundle)
-        for trained in self.situation.opened.globals():
-            yield from self._on_final(trained)
-        attacked = dict.fromkeys(seen.clients[0] for seen in chosen)
-        if not any(isinstance(bundle, Weights) for seen in chosen for bundle in seen.bundles.values()):
-            for client in attacked:
-                if client in self.situation.opened.keepers:
-                    yield from self._on_kept(client)
-
-    # ---- what is attacked
-
-    def _on_bundle(self, on: str, member: Member, seen: SeenReply, name: str, bundle: TensorBundle) -> Found:
+    def on_bundle(self, crossed: Crossed) -> Found:
+        on, member, seen, name, bundle = crossed
         if reason := obstacle(self.situation, member, name, bundle):
             yield NoAttack(on, MEMBERSHIP, reason)
             return
         candidates = self.situation.candidates(seen.clients)
         if isinstance(candidates, str):
             yield NoAttack(on, MEMBERSHIP, candidates)
+            return
+        target = _Target(on, member, seen.clients, candidates, member.head, partial(self.situation.fresh, member))
+        if isinstance(bundle, Prototypes):
+            yield self._on_prototypes(target, seen, name, bundle)
         elif isinstance(bundle, Weights):
-            model = sent_model(self.situation, seen, bundle)
-            yield from self._on_model(on, model, member, seen.clients, candidates)
+            yield from self._on_model(target, sent_model(self.situation, seen, bundle))
         elif isinstance(bundle, Representations | Logits):
-            model = sent_model(self.situation, seen, bundle)
-            scores = sample_scores(model, member.settings.task, head_of(model, member.head), candidates.samples)
-            yield self._finding(on, "surrogate, loss", scores, candidates, crosses=True)
-        else:
-            yield from self._on_prototypes(on, seen, name, bundle, candidates)
+            yield self._finding(
+                target, "surrogate, loss", self._scores(target, sent_model(self.situation, seen, bundle))
+            )
 
     def _on_prototypes(
-        self, on: str, seen: SeenReply, name: str, bundle: TensorBundle, candidates: Candidates
-    ) -> Found:
-        member = self.situation.member(seen.clients[0])
+        self, target: _Target, seen: SeenReply, name: str, bundle: Prototypes
+    ) -> AttackResult | NoAttack:
         if not self.situation.plan.shadows:
-            yield NoAttack(on, MEMBERSHIP, "an attack on prototypes needs shadow models (--shadows)")
-            return
-        sent = ShadowSite.like(self.situation.seen.site).sent(seen, member.id, name)
-        shadows = self._shadows_of(seen.clients, partial(self.situation.fresh, member), member, candidates, sent)
+            return NoAttack(target.on, MEMBERSHIP, "an attack on prototypes needs shadow models (--shadows)")
+        sent = ShadowSite.like(self.situation.seen.site).sent(seen, target.member.id, name)
+        shadows = self._shadows_of(target, sent)
         assert shadows.outputs is not None
-        yield self._finding(
-            on, "shadows, pull", pull(flat_outputs(bundle), shadows.outputs, shadows.inside), candidates, True
-        )
+        return self._finding(target, "shadows, pull", pull(flat_outputs(bundle), shadows.outputs, shadows.inside))
 
-    def _on_final(self, trained: TrainedModel) -> Found:
+    def on_final(self, trained: TrainedModel) -> Found:
         opened, plan = self.situation.opened, self.situation.plan
-        on = f"final model of {trained.name}"
-        members = list(opened.judges(trained).values())
+        on, members = f"final model of {trained.name}", list(opened.judges(trained).values())
         if opened.is_server_untrained and trained.name == "server":
             yield NoAttack(on, MEMBERSHIP, "nothing in the method trains it")
-        elif not members or not has_scores(trained.task):
+            return
+        if not members or not has_scores(trained.task):
             yield NoAttack(on, MEMBERSHIP, "no client has its task, modalities and classes, and test samples")
-        else:
-            test = {member.id: opened.test(trained, member) for member in members}
-            candidates = candidates_of(
-                members, partial(opened.train, trained), lambda member: test[member.id], plan.samples, plan.seed
-            )
-            if isinstance(candidates, str):
-                yield NoAttack(on, MEMBERSHIP, candidates)
-                return
-            clients = (trained.name, *(member.id for member in members))
-            fresh = partial(self._fresh_final, trained, members[0])
-            yield from self._by_scores(
-                on, trained.model, trained.head, members[0], clients, candidates, fresh, crosses=True
-            )
+            return
+        train, test = partial(opened.train, trained), partial(opened.test, trained)
+        candidates = candidates_of(members, train, test, plan.samples, plan.seed)
+        if isinstance(candidates, str):
+            yield NoAttack(on, MEMBERSHIP, candidates)
+            return
+        clients = (trained.name, *(member.id for member in members))
+        fresh = partial(self._fresh_final, trained, members[0])
+        yield from self._on_model(_Target(on, members[0], clients, candidates, trained.head, fresh), trained.model)
 
     def _fresh_final(self, trained: TrainedModel, member: Member) -> Model:
         opened = self.situation.opened
@@ -114,72 +128,45 @@ class MembershipAttacks:
             return opened.federation.server_model().to(opened.run.place)
         return self.situation.fresh(member)
 
-    def _on_kept(self, client: str) -> Found:
+    def on_kept(self, client: str) -> Found:
         member = self.situation.member(client)
         on, candidates = f"model of {client} (stays there)", self.situation.candidates((client,))
         if isinstance(candidates, str) or not has_scores(member.settings.task):
             yield NoAttack(on, MEMBERSHIP, candidates if isinstance(candidates, str) else "no score of a single sample")
             return
-        model = self.situation.opened.kept(client).model
-        yield from self._on_model(on, model, member, (client,), candidates, crosses=False)
+        fresh = partial(self.situation.fresh, member)
+        target = _Target(on, member, (client,), candidates, member.head, fresh, crosses=False)
+        yield from self._on_model(target, self.situation.opened.kept(client).model)
 
     # ---- how
 
-    def _on_model(
-        self,
-        on: str,
-        model: Model,
-        member: Member,
-        clients: tuple[str, ...],
-        candidates: Candidates,
-        *,
-        crosses: bool = True,
-    ) -> Found:
-        fresh = partial(self.situation.fresh, member)
-        yield from self._by_scores(on, model, member.head, member, clients, candidates, fresh, crosses=crosses)
+    def _scores(self, target: _Target, model: Model) -> Tensor:
+        return sample_scores(model, target.member.settings.task, head_of(model, target.head), target.candidates.samples)
 
-    def _by_scores(
-        self,
-        on: str,
-        model: Model,
-        head: str,
-        member: Member,
-        clients: tuple[str, ...],
-        candidates: Candidates,
-        fresh: Callable[[], Model],
-        *,
-        crosses: bool,
-    ) -> Found:
-        scores = sample_scores(model, member.settings.task, head_of(model, head), candidates.samples)
-        yield self._finding(on, "loss threshold", scores, candidates, crosses)
+    def _on_model(self, target: _Target, model: Model) -> Found:
+        scores = self._scores(target, model)
+        yield self._finding(target, "loss threshold", scores)
         if self.situation.plan.shadows:
-            shadows = self._shadows_of(clients, fresh, member, candidates, head=head)
+            shadows = self._shadows_of(target)
             for name, attack in (("LiRA online", likelihood_ratio), ("LiRA offline", outlyingness)):
-                yield self._finding(on, name, attack(scores, shadows.scores, shadows.inside), candidates, crosses)
+                yield self._finding(target, name, attack(scores, shadows.scores, shadows.inside))
 
-    def _shadows_of(
-        self,
-        clients: tuple[str, ...],
-        fresh: Callable[[], Model],
-        member: Member,
-        candidates: Candidates,
-        sent: Callable[..., Tensor] | None = None,
-        head: str | None = None,
-    ) -> Shadows:
-        if clients not in self._shadows:
+    def _shadows_of(self, target: _Target, sent: Callable[..., Tensor] | None = None) -> Shadows:
+        if target.clients not in self._shadows:
             plan, experiment = self.situation.plan, self.situation.opened.experiment
             training = ShadowTraining(experiment, self.situation.seen.number, plan.shadows, plan.seed)
-            self._shadows[clients] = training.shadows(fresh, member, head or member.head, candidates, sent)
-        return self._shadows[clients]
+            made = training.shadows(target.fresh, target.member, target.head, target.candidates, sent)
+            self._shadows[target.clients] = made
+        return self._shadows[target.clients]
 
-    def _finding(self, on: str, attack: str, scores: Tensor, candidates: Candidates, crosses: bool) -> AttackResult:
-        member, values = candidates.is_member, scores.double().cpu()
+    def _finding(self, target: _Target, attack: str, scores: Tensor) -> AttackResult:
+        member, values = target.candidates.is_member, scores.double().cpu()
         told = Discrimination.of(values[member].numpy(), values[~member].numpy(), self.situation.plan.seed)
         privacy = self.situation.privacy
         # noise on a reply does not touch what stays
         in_training = privacy is not None and privacy.samples is not None
-        is_protected = self.situation.is_protected if crosses else in_training
-        return told.result(on, attack, is_protected=is_protected, crosses=crosses)
+        is_protected = self.situation.is_protected if target.crosses else in_training
+        return told.result(target.on, attack, is_protected=is_protected, crosses=target.crosses)
 
 
 def obstacle(situation: Situation, member: Member, name: str, bundle: TensorBundle) -> str:

@@ -29,7 +29,6 @@ from polyfed.tasks.pairing import PairTask
 from polyfed.wire.payload import Weights
 
 _PICTURES = "pictures"
-PICTURE_COLUMNS = ("attacked", "by", "PSNR", "lowest", "highest", "guess", "noise", "pictures", "gave away")
 Gradient = Sequence[Tensor]
 Pictures = Float[Tensor, "b 3 h w"]
 
@@ -152,8 +151,7 @@ def _pictures(situation: Situation, on: str, seen: SeenReply, model: Model, moda
             got = _reconstructed(situation, seen, model, modality, size, draws)
             for values, more in zip((reached, guesses, noises), got, strict=True):
                 values += more
-        gain = fmean(reached) - fmean(guesses)
-        says = _picture_verdict(gain, situation.is_protected)
+        says = _picture_verdict(fmean(reached) - fmean(guesses), situation.is_protected)
         figures = {
             "psnr": fmean(reached),
             "lowest": min(reached),
@@ -163,15 +161,7 @@ def _pictures(situation: Situation, on: str, seen: SeenReply, model: Model, moda
             "batch": size,
             "pictures": len(reached),
         }
-        shown = (fmean(reached), min(reached), max(reached), fmean(guesses), fmean(noises))
-        cells = (
-            f"{on}, batch {size}",
-            "inverted gradient",
-            *(f"{value:.1f}" for value in shown),
-            str(len(reached)),
-            says,
-        )
-        yield AttackResult(f"{on}, batch {size}", "inverted gradient", True, figures, cells, says)
+        yield AttackResult(f"{on}, batch {size}", "inverted gradient", True, figures, says)
 
 
 def _reconstructed(
@@ -198,13 +188,9 @@ def _reconstructed(
 
     def own(pictures: Tensor) -> Gradient:
         parts = torch.split(pictures, [len(batch) for batch in batches])
-        return victim.gradient(
-            [
-                replace(batch, inputs={**batch.inputs, modality: part})
-                for batch, part in zip(batches, parts, strict=True)
-            ],
-            graph=True,
-        )
+        pairs = zip(batches, parts, strict=True)
+        shown = [replace(batch, inputs={**batch.inputs, modality: part}) for batch, part in pairs]
+        return victim.gradient(shown, graph=True)
 
     # fused attention has no second derivative
     with evaluating(model, inference=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):

@@ -26,7 +26,6 @@ from polyfed.privacy.settings import UPDATE
 from polyfed.wire.payload import Weights
 
 _WORDS = "words"
-WORD_COLUMNS = ("attacked", "by", "AUC", "precision", "recall", "guess: precision", "recall ", "words", "gave away")
 _TOUCHED = 1e-3  # of the largest move; the optimiser makes moves of words that occur about equally long
 
 
@@ -154,10 +153,7 @@ def _words_of(
     told = Discrimination.of(quality.held, quality.others, situation.plan.seed)
     figures = {key: value for key, value in vars(quality).items() if isinstance(value, int | float)}
     says = leak_verdict(told.auc, is_protected=situation.is_protected)
-    shares = (quality.precision, quality.recall, quality.guessed_precision, quality.guessed_recall)
-    words = f"{quality.private} of {quality.vocabulary}"
-    cells = (on, "moved rows", str(told.auc), *(f"{share:.2f}" for share in shares), words, says)
-    return AttackResult(on, "moved rows", True, {**told.to_json(), **figures}, cells, says)
+    return AttackResult(on, "moved rows", True, {**told.to_json(), **figures}, says)
 
 
 def _word_quality(

@@ -51,5 +51,5 @@ def _task(
     findings = run_suite(
         opened.subject, Suite.load(suite).chosen([task]), opened.data, name=suite, seed=seed, draws=draws
     )
-    content: dict[str, Any] = findings.to_json()["tasks"][task]
+    content: dict[str, Any] = findings.figures["tasks"][task]
     return content
