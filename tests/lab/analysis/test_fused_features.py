@@ -12,7 +12,7 @@ from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis import fused_features
-from polyfed.lab.analysis.fused_features import ClassMaps, draw_features, features_of, run_features
+from polyfed.lab.analysis.fused_features import ClassMaps, draw_features, features_by_kind, run_features
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords
 
@@ -35,7 +35,7 @@ def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]
     content = yaml.safe_load((fedafd_run / "config.yaml").read_text())
     content["algorithm"]["fusion"] |= changes
     folder = run(Experiment.load(content), tmp_path / "run").folder
-    found = features_of(open_run(folder), None, None)
+    found = features_by_kind(open_run(folder), None, None)
     assert found.metrics["fused"] == pytest.approx(dict(RunRecords.load(folder).last("image")))
     norms = found.values["local"].norm(dim=1)
     assert bool(torch.allclose(norms, torch.ones(8))) == ("inputs" not in changes)
@@ -43,7 +43,7 @@ def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]
 
 def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
-    found = features_of(opened, "image", None)
+    found = features_by_kind(opened, "image", None)
     member = opened.federation.members["image"]
     test = opened.federation.test(member)
     assert test is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from polyfed.lab.analysis.judgements import (
     heat_maps,
     mean_figures,
     names_of,
-    of_clients,
+    with_mean,
 )
 from polyfed.lab.analysis.results import AnalysisResult, csv_text
 from polyfed.lab.analysis.simulated import Simulated
@@ -40,7 +40,7 @@ class Judged(NamedTuple):
     figures: Figures
 
     def summary(self, name: str) -> dict[str, float]:
-        *values, average = of_clients(self.figures, name)
+        *values, average = with_mean(self.figures, name)
         return {"average": average, "worst": min(values), "disparity": max(values) - min(values)}
 
 
@@ -57,6 +57,19 @@ def run_across(opened: Simulated) -> AnalysisResult:
         ConfigError: no client can judge any model.
         RunError: a model is missing or damaged.
     """
+    judged = _judged(opened)
+    name, untrained = opened.run.name, opened.is_server_untrained
+    content = [{"clients": clients, "models": list(map(_content, several))} for clients, several in judged.items()]
+    return AnalysisResult(
+        {"run": name, "server_untrained": untrained, "tables": content},
+        [table for several in judged.values() for table in _tables(name, several, untrained)],
+        partial(_draw, name, judged),
+        csv_text([row for several in judged.values() for model in several for row in _rows(model)], _COLUMNS),
+    )
+
+
+def _judged(opened: Simulated) -> Judges:
+    """With the mean of the kept models at each client, where there are several."""
     judged: dict[tuple[str, ...], list[Judged]] = {}
     with cpu_threads(opened.experiment.run.threads):
         for models, is_kept in ((opened.globals(), False), (map(opened.kept, opened.keepers), True)):
@@ -68,26 +81,21 @@ def run_across(opened: Simulated) -> AnalysisResult:
         raise ConfigError(
             f"run '{opened.run.folder}' has no model, global or kept, that any client with test samples can judge"
         )
-    for several in judged.values():
-        kept = [model for model in several if model.kept]
-        if len(kept) > 1:
-            means = mean_figures([model.figures for model in kept])
-            several.append(Judged("mean of clients", max(model.round for model in kept), True, means))
-    name, untrained = opened.run.name, opened.is_server_untrained
-    content = [{"clients": clients, "models": list(map(_content, several))} for clients, several in judged.items()]
-    rows = [
-        (*model[:3], client, metric, value)
-        for several in judged.values()
-        for model in several
-        for client, at_client in model.figures.items()
-        for metric, value in at_client.items()
-    ]
-    return AnalysisResult(
-        {"run": name, "server_untrained": untrained, "tables": content},
-        [table for several in judged.values() for table in _tables(name, several, untrained)],
-        partial(_draw, name, judged),
-        csv_text(rows, _COLUMNS),
-    )
+    return {clients: [*models, *_mean_of_kept(models)] for clients, models in judged.items()}
+
+
+def _mean_of_kept(models: Sequence[Judged]) -> list[Judged]:
+    kept = [model for model in models if model.kept]
+    if len(kept) < 2:
+        return []
+    figures = mean_figures([model.figures for model in kept])
+    return [Judged("mean of clients", max(model.round for model in kept), True, figures)]
+
+
+def _rows(model: Judged) -> Iterator[Sequence[object]]:
+    for client, at_client in model.figures.items():
+        for name, value in at_client.items():
+            yield *model[:3], client, name, value
 
 
 def _content(model: Judged) -> dict[str, Any]:
@@ -116,7 +124,7 @@ def _draw(run: str, judged: Judges) -> Figure:
     for line, (clients, models) in zip(grid, judged.items(), strict=True):
         names = names_of(models[0].figures)[:SHOWN_FIGURES]
         for axes, name in zip(line, names, strict=False):
-            values = [of_clients(model.figures, name) for model in models]
+            values = [with_mean(model.figures, name) for model in models]
             heat_map(axes, values, [model.name for model in models], [*clients, "average"], digits=1)
             axes.set_title(name)
         for axes in line[len(names) :]:  # a task with a single figure

@@ -25,7 +25,7 @@ from polyfed.lab.analysis.judgements import (
     map_of_changes,
     mean_figures,
     names_of,
-    of_clients,
+    with_mean,
 )
 from polyfed.lab.analysis.results import AnalysisResult, csv_text
 from polyfed.lab.analysis.retraining import EACH, Plan, Retrained, Retrainer
@@ -97,20 +97,24 @@ def distortion_result(run: str, rows: Sequence[Retrained]) -> AnalysisResult:
         "run": run,
         "of": first.of,
         "round": first.round,
-        "steps": {row.on: row.steps for row in rows},
+        "steps": dict(zip(clients, (row.steps for row in rows), strict=True)),
         "decrease": decrease,
         "mean_decrease": mean,
         "overall_decrease": fmean(mean.values()),
         "before": _side(first.before),
-        "after": {row.on: _side(row.after) for row in rows},
+        "after": dict(zip(clients, (_side(row.after) for row in rows), strict=True)),
     }
     decreases = {
         **{f"on {trained}": list(by.values()) for trained, by in decrease.items()},
         "average": list(mean.values()),
     }
-    lines = [(row.on, row.steps, *judgement) for row in rows for judgement in row.judgements()]
     picture = partial(_draw, run, rows, decreases)
-    return AnalysisResult(content, _tables(run, rows, decreases), picture, csv_text(lines, _COLUMNS))
+    return AnalysisResult(content, _tables(run, rows, decreases), picture, _csv(rows))
+
+
+def _csv(rows: Sequence[Retrained]) -> str:
+    lines = [(row.on, row.steps, *judgement) for row in rows for judgement in row.judgements()]
+    return csv_text(lines, _COLUMNS)
 
 
 def _names(figures: Figures) -> list[str]:
@@ -122,7 +126,7 @@ def _side(figures: Figures) -> dict[str, Any]:
     return {
         _SIMILARITY: {client: at[_SIMILARITY] for client, at in figures.items()},
         "figures": {client: {name: at[name] for name in names} for client, at in figures.items()},
-        "mean": {name: of_clients(figures, name)[-1] for name in names},
+        "mean": {name: with_mean(figures, name)[-1] for name in names},
     }
 
 

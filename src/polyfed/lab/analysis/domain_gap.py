@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -86,16 +86,22 @@ def domain_gaps(
             embeddings = encoders.embeddings(samples, modality, rows)
             means[name][modality], counts[name][modality] = mean_embedding(embeddings, normalise=normalise)
     gaps = {name: {m: mean_distance(means[anchor][m], means[name][m]) for m in compared[name]} for name in others}
+    asked = {"encoders": encoders.name, "anchor": anchor, "split": split, "normalise": normalise}
+    return _result(asked, gaps, counts)
+
+
+def _result(
+    asked: Mapping[str, object], gaps: Mapping[str, Mapping[str, float]], counts: Mapping[str, Mapping[str, int]]
+) -> AnalysisResult:
     sums = {name: math.fsum(by_modality.values()) for name, by_modality in gaps.items()}
     total = math.fsum(value for by_modality in gaps.values() for value in by_modality.values())
-    asked = {"encoders": encoders.name, "anchor": anchor, "split": split, "normalise": normalise}
     lines = [
-        (f"{anchor} - {name}, {modality}", figure(value, 4), count(counts[name][modality]))
+        (f"{asked['anchor']} - {name}, {modality}", figure(value, 4), count(counts[name][modality]))
         for name, by_modality in gaps.items()
         for modality, value in by_modality.items()
     ]
-    scale = "unit norm" if normalise else "not normalised"
-    note = f"L2 distance of mean embeddings ({scale}) by {encoders.name}; split {split}."
+    scale = "unit norm" if asked["normalise"] else "not normalised"
+    note = f"L2 distance of mean embeddings ({scale}) by {asked['encoders']}; split {asked['split']}."
     lines.append(("sum", figure(total, 4), ""))
     table = TextTable("Gaps between data sets", ("between", "gap", "samples"), lines, (note,))
     return AnalysisResult({**asked, "gaps": gaps, "counts": counts, "sums": sums, "total": total}, [table])

@@ -102,7 +102,7 @@ def run_features(
         DataError: features are not finite.
     """
     require_method(method)
-    seen = features_of(run, client, samples)
+    seen = features_by_kind(run, client, samples)
     client, labels = seen.client, seen.labels
     with cpu_threads(run.experiment.run.threads):
         units = {kind: F.normalize(values, dim=1) for kind, values in seen.values.items()}
@@ -153,7 +153,7 @@ class SeenFeatures(NamedTuple):
     primary: str
 
 
-def features_of(run: Run, client: str | None, most: int | None) -> SeenFeatures:
+def features_by_kind(run: Run, client: str | None, most: int | None) -> SeenFeatures:
     """As ``run_features``, before anything is made of them."""
     algorithm = run.experiment.algorithm
     if not isinstance(algorithm, FedAFD) or algorithm.fusion is None:

@@ -43,7 +43,7 @@ def names_of(figures: Figures) -> list[str]:
     return list(next(iter(figures.values())))
 
 
-def of_clients(figures: Figures, name: str) -> list[float]:
+def with_mean(figures: Figures, name: str) -> list[float]:
     """One figure at every client, and their mean."""
     values = [at_client[name] for at_client in figures.values()]
     return [*values, fmean(values)]
@@ -58,7 +58,7 @@ def mean_figures(several: Sequence[Figures]) -> dict[str, dict[str, float]]:
 
 
 def cells(figures: Figures, name: str) -> list[str]:
-    return [figure(value) for value in of_clients(figures, name)]
+    return [figure(value) for value in with_mean(figures, name)]
 
 
 def client_table(

@@ -25,7 +25,7 @@ from polyfed.lab.analysis.judgements import (
     heat_maps,
     map_of_changes,
     names_of,
-    of_clients,
+    with_mean,
 )
 from polyfed.lab.analysis.results import AnalysisResult, csv_text
 from polyfed.lab.analysis.simulated import Simulated, TrainedModel, training_alone
@@ -79,7 +79,7 @@ class Retrained:
 
     def changes(self, name: str) -> list[float]:
         """At every client, and of the mean."""
-        return [b - a for a, b in zip(of_clients(self.before, name), of_clients(self.after, name), strict=True)]
+        return [b - a for a, b in zip(with_mean(self.before, name), with_mean(self.after, name), strict=True)]
 
     def judgements(self) -> Iterator[tuple[str, str, float, float, float]]:
         for client, figures in self.before.items():
@@ -206,7 +206,7 @@ def _judges(opened: Simulated, of: str, on: str) -> dict[str, Member]:
 
 def _content(row: Retrained) -> dict[str, Any]:
     def means(figures: Figures) -> dict[str, float]:
-        return {name: of_clients(figures, name)[-1] for name in names_of(figures)}
+        return {name: with_mean(figures, name)[-1] for name in names_of(figures)}
 
     return vars(row) | {"mean": {"before": means(row.before), "after": means(row.after)}}
 

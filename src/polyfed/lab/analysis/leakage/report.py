@@ -31,7 +31,7 @@ _TOLD = _AUC | {
 }
 
 
-class Attack(NamedTuple):
+class AttackKind(NamedTuple):
     """How it is done, and how its table is made of its figures: heading -> format."""
 
     findings: Callable[[Situation], Found]
@@ -41,14 +41,14 @@ class Attack(NamedTuple):
 
 
 _ATTACKS = {
-    "membership": Attack(
+    "membership": AttackKind(
         membership_findings,
         "was this sample trained on",
         _TOLD | {"members": "{members}", "others": "{others}"},
         "AUC: chance is 0.5. Told at 1 %: share of members that are told when at most 1 % of the others are taken for "
         "members. In brackets: intervals of 95 % (bootstrap; exact).",
     ),
-    "words": Attack(
+    "words": AttackKind(
         word_findings,
         "words of the texts",
         _AUC
@@ -56,7 +56,7 @@ _ATTACKS = {
         | {"recall ": "{guessed_recall:.2f}", "words": "{private} of {vocabulary}"},
         "Precision and recall of recovered words; the guess takes as many, the most frequent of test texts.",
     ),
-    "pictures": Attack(
+    "pictures": AttackKind(
         picture_findings,
         "pictures from the gradient of one batch",
         {"PSNR": "{psnr:.1f}", "lowest": "{lowest:.1f}", "highest": "{highest:.1f}", "guess": "{guess:.1f}"}
@@ -65,7 +65,7 @@ _ATTACKS = {
         "attacker gets one step's gradient and all of the batch but its pictures, which is more than crosses after "
         "several steps.",
     ),
-    "canaries": Attack(
+    "canaries": AttackKind(
         canary_findings,
         "random labels of canaries",
         _AUC
@@ -74,7 +74,7 @@ _ATTACKS = {
         "Exposure: log2 of the number of classes over the label's rank; without: of the same labels where nobody was "
         "trained on them. AUC of one against the other: chance is 0.5.",
     ),
-    "classes": Attack(
+    "classes": AttackKind(
         class_findings,
         "classes that a client has more of",
         _TOLD | {"more than others": "{members}", "less": "{others}"},
@@ -110,11 +110,15 @@ def run_leakage(opened: Simulated, plan: AttackPlan) -> AnalysisResult:
     content = {
         "run": run,
         **facts,
-        "findings": {name: [one.to_json() for one in found] for name, found in findings.items()},
-        "no_attack": [one.to_json() for one in unattacked],
+        "findings": {name: _contents(found) for name, found in findings.items()},
+        "no_attack": _contents(unattacked),
         "tables": [table_json(table) for table in tables],
     }
     return AnalysisResult(content, tables, partial(_draw, run, findings))
+
+
+def _contents(found: Sequence[AttackResult | NoAttack]) -> list[Mapping[str, object]]:
+    return [one.to_json() for one in found]
 
 
 def _tables(run: str, facts: Mapping[str, Any], findings: Findings, unattacked: Sequence[NoAttack]) -> list[TextTable]:
