@@ -202,6 +202,13 @@ def test_noise_hides_samples_and_words(overfitted_runs: Callable[[str], Path]) -
     assert "noise on replies" in leakage["protection"]
 
 
+def test_canaries_are_planted_in_a_run_with_noise_too(overfitted_runs: Callable[[str], Path]) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    plan = AttackPlan(attacks=("canaries",), clients=1)
+    (one,) = leaked(Simulated(open_run(overfitted_runs("noise"))), plan)["findings"]["canaries"]
+    assert one["auc"]["low"] < 0.5
+
+
 def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> None:
     leakage = leaked(Simulated(open_run(overfitted_runs("masked"))), SMALL)
     assert ("weights of sum of 3 clients", "loss threshold") in by_name(leakage, "membership")

@@ -177,8 +177,9 @@ def seen_round(opened: Simulated, samples: Mapping[str, Samples] | None = None) 
         copy = Path(name) / "run"
         shutil.copytree(opened.run.folder, copy, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
         if samples:
-            for ledger in (copy / PRIVATE).glob("*.jsonl"):  # other samples make another reply, which nobody gets
-                ledger.unlink()
+            for pattern in ("*.jsonl", "*.head"):  # other samples make another reply, which nobody gets
+                for ledger in (copy / PRIVATE).glob(pattern):
+                    ledger.unlink()
         session, site = _attached(opened, RunFolder.existing(copy), samples or {})
         _restore_before(session, last.round, opened.run.folder)
         replies = _asked(session, last.round)
