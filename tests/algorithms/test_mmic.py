@@ -12,7 +12,7 @@ from torch import Tensor
 
 from by_hand import assert_mean, copies, plain_training, play
 from gap_rounds import with_gaps
-from polyfed.algorithms.mmic import Choice, MMiC
+from polyfed.algorithms.mmic import ClientChoice, MMiC
 from polyfed.core.errors import ConfigError
 from polyfed.runs.session import Session
 from sessions import first_cohort, metrics, prepared
@@ -80,7 +80,7 @@ def test_the_powerful_are_chosen_more_often(tmp_path: Path) -> None:
     counts = {info.id: 0 for info in server.clients}
     for number in range(1, 301):
         server.begin(number)
-        for info in method.chosen(server, server.clients, Choice(share=0.5)):
+        for info in method.chosen(server, server.clients, ClientChoice(share=0.5)):
             counts[info.id] += 1
     assert counts["image"] == 300  # alone in its type
     assert counts["paired-0"] + counts["paired-1"] == 300

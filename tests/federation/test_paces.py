@@ -14,7 +14,7 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.late_replies import moved
 from polyfed.federation.paces import LatePace, Pace
-from polyfed.federation.staleness import Constant, Hinge, Polynomial, Staleness
+from polyfed.federation.staleness import ConstantStaleness, Hinge, Polynomial, Staleness
 from polyfed.federation.times import ClientTimes, Drawn, Times, Trace
 
 
@@ -28,7 +28,7 @@ CLIENTS = (info("a0"), info("a1"), info("b0", "text"), info("c0", "image", "text
 @pytest.mark.parametrize(
     ("rule", "weights"),
     [
-        (Constant(), [1.0, 1.0, 1.0]),
+        (ConstantStaleness(), [1.0, 1.0, 1.0]),
         (Polynomial(), [1.0, 2**-0.5, 3**-0.5]),
         (Polynomial(a=2), [1.0, 1 / 4, 1 / 9]),
         (Hinge(a=10, b=1), [1.0, 1.0, 1 / 11]),

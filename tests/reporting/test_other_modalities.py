@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.sounds import wav
 from polyfed.export.model import export_model
 from polyfed.export.search_page import pictures_of_run, search_server
-from polyfed.reporting.gallery import shown, write_gallery
+from polyfed.reporting.gallery import gallery_entry, write_gallery
 from polyfed.reporting.outcome import headline
 from polyfed.reporting.recalls import chance_of, find_recalls
 from polyfed.runs.experiment import Experiment
@@ -43,11 +43,14 @@ def test_recalls_of_several_tasks_have_the_galleries_of_their_own() -> None:
 
 def test_a_value_is_shown_by_what_it_is() -> None:
     tone = np.sin(np.arange(800) / 3).astype(np.float32)
-    heard = shown(wav(tone, 8000), playable=True)
+    heard = gallery_entry(wav(tone, 8000), playable=True)
     assert heard.picture.startswith("data:image/png")
     assert heard.sound.startswith("data:audio/wav")
-    assert not shown({"array": tone, "sampling_rate": 8000}).sound
-    assert shown({"age": 2.5, "sex": "F", "weight": None, "x": [1, 2]}).text == "age 2.5, sex F, weight -, x 2 values"
+    assert not gallery_entry({"array": tone, "sampling_rate": 8000}).sound
+    assert (
+        gallery_entry({"age": 2.5, "sex": "F", "weight": None, "x": [1, 2]}).text
+        == "age 2.5, sex F, weight -, x 2 values"
+    )
 
 
 @pytest.fixture(scope="module")

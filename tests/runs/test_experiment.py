@@ -52,6 +52,9 @@ def test_presets_are_federations_and_what_papers_and_released_codes_state() -> N
         "adapters": ["flickr8k", "two-towers", "ranks"],
         "clip": ["flickr30k-lora"],
         "vqa": ["scenes", "easy", "easy-features", "daquar", "v2"],
+        "segmentation": ["scenes"],
+        "missing": ["fashion"],
+        "four-modalities": [""],
     }
     names = {f"{family}-{name}".removesuffix("-") for family, ending in variants.items() for name in ending}
     assert names == {*presets()}

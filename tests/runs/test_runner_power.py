@@ -19,6 +19,7 @@ from polyfed.runs.folder import LOGS, RunFolder
 from small_federations import Config
 
 Stopped = Callable[[int], Path]
+WRITTEN = tuple(log for log in LOGS if log != "pace")  # nobody is late in this run
 
 
 def cut(folder: Path, log: str, size: int, zeros: int = 0) -> None:
@@ -47,7 +48,7 @@ def test_what_a_manifest_counts_is_synced_before_it(
         counted = facts(out, number)["logs"]
         manifests = [k for k, (path, _) in enumerate(disk.synced) if f".round-{number:06d}.json." in path.name]
         before = disk.synced[: manifests[-1]]
-        assert {log for log in LOGS if (out / f"{log}.jsonl", counted[log]) in before} == set(LOGS)
+        assert {log for log in WRITTEN if (out / f"{log}.jsonl", counted[log]) in before} == set(WRITTEN)
         assert out in [path for path, _ in before]  # that the logs are there is in their folder
         assert out / "checkpoints" in [path for path, _ in disk.synced[manifests[-1] :]]
 
@@ -60,7 +61,9 @@ def test_a_file_that_is_complete_is_there_with_its_folders(tmp_path: Path, monke
     assert paths[0].parent == tmp_path / "a" / "b"
 
 
-@pytest.mark.parametrize(("log", "zeros"), [(log, zeros) for log, zeros in zip(LOGS, itertools.cycle([0, 9, 100_000]))])
+@pytest.mark.parametrize(
+    ("log", "zeros"), [(log, zeros) for log, zeros in zip(WRITTEN, itertools.cycle([0, 9, 100_000]))]
+)
 def test_a_round_whose_logs_are_lost_is_done_again(
     stopped: Stopped, whole: dict[str, bytes], log: str, zeros: int
 ) -> None:

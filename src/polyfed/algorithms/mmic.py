@@ -38,7 +38,7 @@ _SKETCHES, _LOSSES, _RETURNS, _POWER = "sketches", "losses", "returns", "power"
 _MOST_INERTIA = 0.99
 
 
-class Choice(Settings):
+class ClientChoice(Settings):
     """Clients of a cohort that take part, drawn within clusters by their Banzhaf power."""
 
     after: int = Field(default=5, ge=0, description="rounds in which all do, before anybody's power is known")
@@ -78,7 +78,7 @@ class MMiC(Algorithm):
     clusters: int = Field(default=8, ge=1, description="most clusters of a type; released: 8 of 50 clients")
     sketch: int = Field(default=256, ge=8, description="width of the sketches of updates")
     replace: bool = Field(default=True, description="whether layers of clients with gaps are replaced")
-    choice: Choice | None = Field(default=Choice(), description="null: all of the cohort take part")
+    choice: ClientChoice | None = Field(default=ClientChoice(), description="null: all of the cohort take part")
     portfolio: Portfolio | None = Field(default=Portfolio(), description="null: the server optimizer as it is set")
 
     @model_validator(mode="after")
@@ -107,12 +107,10 @@ class MMiC(Algorithm):
         own = {reply.sender.id: reply for reply in replies}
         groups = [[own[one.id] for one in group] for group in self.groups(server, [one.sender for one in replies])]
         self.weigh(server, groups)
-        mended = [reply for group in groups for reply in (self.mended(server, group) if self.replace else group)]
         averaging = self.averaging if self.portfolio is None else self.inert(server, groups, self.portfolio)
-        server.average_weights(mended, asked, averaging)
-        server.record(clusters=float(len(groups)), replaced=float(sum(a is not own[a.sender.id] for a in mended)))
+        server.average_weights(self.all_mended(server, groups), asked, averaging)
 
-    def chosen(self, server: Server, clients: Sequence[ClientInfo], choice: Choice) -> list[ClientInfo]:
+    def chosen(self, server: Server, clients: Sequence[ClientInfo], choice: ClientChoice) -> list[ClientInfo]:
         """Of each cluster's clients some, without replacement, with probabilities exp(2 power)."""
         power, ids = server.state.get(_POWER, {}), set[str]()
         stream = server.generator("choice")
@@ -160,6 +158,14 @@ class MMiC(Algorithm):
             index = banzhaf(torch.tensor(weights, dtype=torch.float64))
             power |= {reply.sender.id: own for reply, own in zip(group, index, strict=True)}
         server.state[_POWER] = power
+
+    def all_mended(self, server: Server, groups: Sequence[Sequence[Reply]]) -> list[Reply]:
+        """Replies of all clusters, mended if the method replaces layers."""
+        mended = [reply for group in groups for reply in (self.mended(server, group) if self.replace else group)]
+        given = [reply for group in groups for reply in group]
+        replaced = sum(new is not old for new, old in zip(mended, given, strict=True))
+        server.record(clusters=float(len(groups)), replaced=float(replaced))
+        return mended
 
     def mended(self, server: Server, group: Sequence[Reply]) -> list[Reply]:
         """Replies of a cluster, with others' means in place of the poorest layers of those that have gaps."""

@@ -123,13 +123,16 @@ class Settings(BaseModel):
             return handler(data)
         if isinstance(data, str):
             data = {"name": data}
-        if isinstance(data, type) and issubclass(data, cls):
+        elif isinstance(data, type) and issubclass(data, cls):
             return data.model_validate({})
         if not isinstance(data, Mapping) or "name" not in data:
             if inspect.isabstract(cls) and not isinstance(data, cls):
                 raise ValueError(f"needs a name; {nearest('', cls.declared())}")
             return handler(data)
-        kind = cls.named(str(data["name"]))
+        return cls._of_kind(cls.named(str(data["name"])), data, handler)
+
+    @classmethod
+    def _of_kind(cls, kind: type[Settings], data: Mapping[str, Any], handler: ModelWrapValidatorHandler[Self]) -> Self:
         fields = {key: value for key, value in data.items() if key != "name"}
         return handler(fields) if kind is cls else cast("Self", kind.model_validate(fields))
 

@@ -12,12 +12,12 @@ from polyfed.core.untrusted import file_json
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def learnt(
-    context: DataContext, name: str, learn: Callable[[], Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T]
-) -> T:
+    context: DataContext, name: str, learn: Callable[[], Mapping[str, Any]], read: Callable[[Mapping[str, Any]], _T]
+) -> _T:
     """What ``read`` makes of the run's file ``name``, learnt and written if it is not there; without a run, learnt.
 
     A resumed run, and a saved model without its data, must have what the first round had.

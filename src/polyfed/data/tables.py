@@ -186,12 +186,12 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
     Raises:
         DataError: one of these is missing, or a target, which no model may see.
     """
-    structs = {called(parts): parts for parts in source.columns.values() if not isinstance(parts, str)}
-    for modality, parts in source.columns.items():
-        for part in parts if not isinstance(parts, str) else ():
-            table.require(part, f"{table.place} (source '{name}', columns.{modality})")
-            if part in source.targets.values():
-                raise DataError(f"source '{name}', columns.{modality}: column '{part}' is a target; leave it out")
+    several = {modality: parts for modality, parts in source.columns.items() if not isinstance(parts, str)}
+    structs = {called(parts): parts for parts in several.values()}
+    for modality, part in ((modality, part) for modality, parts in several.items() for part in parts):
+        table.require(part, f"{table.place} (source '{name}', columns.{modality})")
+        if part in source.targets.values():
+            raise DataError(f"source '{name}', columns.{modality}: column '{part}' is a target; leave it out")
 
     def read(column: str) -> pa.ChunkedArray:
         if column not in structs:

@@ -41,11 +41,11 @@ class ReplayedTime(Timeline):
             lines = [typed(TimelineEvent, file_json(line)) for line in content]
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.pace.replay: '{path}' cannot be read: {error}") from error
-        others = sorted({line.client for line in lines} - {client.id for client in clients})
+        times = {client.id: ClientTimes(seconds=1) for client in clients}
+        others = sorted({line.client for line in lines} - times.keys())
         if others or not lines:
             whose = f"is of a run with client '{others[0]}', who is not here" if others else "has no replies"
             raise ConfigError(f"run.pace.replay: '{path}' {whose}; give that of a run of these clients")
-        times = {client.id: ClientTimes(seconds=1) for client in clients}
         return cls(times, told={(line.client, line.asked): line for line in lines if line.event != STARTED})
 
     def ends_of(self, request: Request) -> float:

@@ -24,7 +24,7 @@ class Staleness(Settings):
         """
 
 
-class Constant(Staleness):
+class ConstantStaleness(Staleness):
     """1: late replies count as others do (Xie et al. 2019, section 5.2)."""
 
     short_name: ClassVar[str] = "constant"

@@ -54,7 +54,7 @@ class Shelf:
         self, place: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
     ) -> GalleryEntry:
         """One value as it is shown; a recording as its envelope, and to be heard if it is ``playable``."""
-        return shown(self.values[place], playable=playable)._replace(similarity=similarity, right=right)
+        return gallery_entry(self.values[place], playable=playable)._replace(similarity=similarity, right=right)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,7 @@ def write_gallery(
     split = _test_split(run)
     pixels = run.federation.data.context.pixels
     viewers, left_out = _viewers(run, per_group)
-    encoded = {modality for viewer in viewers for modality in viewer.after.encoders}
-    shelves = {
-        kind: shelf for kind in split.columns if kind in encoded and (shelf := _shelf(split, kind, most, pixels))
-    }
+    shelves = _shelves(split, viewers, most, pixels)
     shown = [Retrieval(viewer, shelves, k) for viewer in viewers]
     content: dict[str, Any] = {
         "run": run.name,
@@ -194,7 +191,7 @@ def thumbnail(data: bytes) -> str:
     return _uri("image/jpeg", stream.getvalue())
 
 
-def shown(value: Any, *, playable: bool = False) -> GalleryEntry:
+def gallery_entry(value: Any, *, playable: bool = False) -> GalleryEntry:
     """A value by what it is: a text, a recording (WAV, or decoded), a picture, or a row of a table."""
     if isinstance(value, str):
         return GalleryEntry("", value)
@@ -247,6 +244,13 @@ def _test_split(run: Run) -> Split:
         raise RunError(f"nobody in '{run.folder}' has test data to retrieve; set test_split of a group")
     chosen = max(groups, key=lambda group: len(group.models[0].encoders))
     return federation.data.split(chosen.source, str(chosen.test_split))
+
+
+def _shelves(split: Split, viewers: Sequence[Viewer], most: int, pixels: int) -> dict[str, Shelf]:
+    """Kind of values that somebody encodes -> those of the split."""
+    encoded = {modality for viewer in viewers for modality in viewer.after.encoders}
+    known = ((kind, _shelf(split, kind, most, pixels)) for kind in split.columns if kind in encoded)
+    return {kind: shelf for kind, shelf in known if shelf}
 
 
 def _shelf(split: Split, kind: str, most: int, pixels: int) -> Shelf | None:

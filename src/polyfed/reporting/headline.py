@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfed.reporting.recalls import chance_of, find_recalls
+from polyfed.reporting.recalls import Recall, chance_of, find_recalls
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import count
 from polyfed.runs.events import Metrics
@@ -51,22 +51,8 @@ def interval_in_words(interval: tuple[float, float] | None) -> list[str]:
 def headline(records: RunRecords) -> Headline | None:
     """The server's main figure, else the clients'; None if nothing was measured."""
     metrics = records.last(SERVER)
-    recalls = find_recalls(metrics)
-    if recalls:
-        plain = [recall for recall in recalls if not recall.protocol] or recalls
-        # of the first task, and in the second direction: of texts and pictures, a picture for a text
-        best = max((recall for recall in reversed(plain) if recall.task == plain[0].task), key=lambda one: one.cutoff)
-        source, _, target = best.direction.partition(" to ")
-        first = f"the first {best.cutoff} of {count(best.gallery)}"
-        meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-        # an entry of the smaller gallery is an item, such as a picture with its captions
-        items = (
-            math.nan
-            if best.protocol
-            else min(metrics.get(f"{best.task}gallery_{side}", math.nan) for side in (source, target))
-        )
-        kept = records.interval(SERVER, best.name)
-        return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)
+    if recalls := find_recalls(metrics):
+        return _recall_headline(records, recalls)
     for metric in (name for name in SHARES if name in metrics):
         meaning = f"The server's {metric} is {{}} %"
         value, kept = metrics[metric], records.interval(SERVER, metric)
@@ -74,9 +60,27 @@ def headline(records: RunRecords) -> Headline | None:
     return clients_headline(records)
 
 
+def _recall_headline(records: RunRecords, recalls: Sequence[Recall]) -> Headline:
+    metrics = records.last(SERVER)
+    plain = [recall for recall in recalls if not recall.protocol] or recalls
+    # of the first task, and in the second direction: of texts and pictures, a picture for a text
+    best = max((recall for recall in reversed(plain) if recall.task == plain[0].task), key=lambda one: one.cutoff)
+    source, _, target = best.direction.partition(" to ")
+    first = f"the first {best.cutoff} of {count(best.gallery)}"
+    meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
+    # an entry of the smaller gallery is an item, such as a picture with its captions
+    items = (
+        math.nan
+        if best.protocol
+        else min(metrics.get(f"{best.task}gallery_{side}", math.nan) for side in (source, target))
+    )
+    kept = records.interval(SERVER, best.name)
+    return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)
+
+
 def clients_headline(records: RunRecords) -> Headline | None:
     for metric in MAIN:
-        judged = measured(records, records.clients, metric)
+        judged = last_measured(records, records.clients, metric)
         if judged:
             several, unit = len(judged) > 1, " %" if metric in SHARES else ""
             whose = f"the {len(judged)} clients that have it" if several else "the one client that has it"
@@ -87,7 +91,7 @@ def clients_headline(records: RunRecords) -> Headline | None:
     return None
 
 
-def measured(records: RunRecords, participants: Sequence[str], metric: str) -> list[Metrics]:
+def last_measured(records: RunRecords, participants: Sequence[str], metric: str) -> list[Metrics]:
     return [last for last in map(records.last, participants) if math.isfinite(last.get(metric, math.nan))]
 
 

@@ -18,7 +18,7 @@ from polyfed.reporting.headline import (
     common_chance,
     headline,
     interval_in_words,
-    measured,
+    last_measured,
 )
 from polyfed.reporting.paired import shared_figures
 from polyfed.reporting.recalls import find_recalls
@@ -225,7 +225,7 @@ def _group_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
     for group, spread in judged_by(records)[1].items():
         if not spread.metric:
             continue
-        chance = common_chance(spread.metric, measured(records, records.groups[group], spread.metric))
+        chance = common_chance(spread.metric, last_measured(records, records.groups[group], spread.metric))
         mean = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
         yield f"{group}{mean}: {spread.metric}", figure(spread.mean), figure(chance), "-"
 

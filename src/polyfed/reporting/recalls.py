@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
@@ -76,14 +76,17 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
     """
     recalls = find_recalls(metrics)
     if metric.endswith("r1_sum"):
-        task = metric.removesuffix("r1_sum")
-        firsts = [recall.chance for recall in recalls if recall.cutoff == 1 and recall.task == task]
-        return sum(firsts) if firsts else math.nan
+        return _chance_of_firsts(recalls, metric.removesuffix("r1_sum"))
     if metric in ("accuracy", "balanced_accuracy") and metrics.get("classes", 0) > 0:
         return 100.0 / metrics["classes"]
     if metric == "dice":
         return metrics.get("dice_of_constant", math.nan)
     return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
+
+
+def _chance_of_firsts(recalls: Iterable[Recall], task: str) -> float:
+    firsts = [recall.chance for recall in recalls if recall.cutoff == 1 and recall.task == task]
+    return sum(firsts) if firsts else math.nan
 
 
 def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:

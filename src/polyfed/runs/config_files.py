@@ -78,9 +78,12 @@ def resolved_config(path: Path) -> dict[str, Any]:
     """The mapping of a run's own configuration, which extends nothing: a run is what its folder holds.
 
     Raises:
-        ConfigError: it cannot be read, or is not YAML.
+        ConfigError: it cannot be read, is not YAML, or extends another.
     """
-    return _parse_yaml(_read(path), str(path))
+    content = _parse_yaml(_read(path), str(path))
+    if "extends" in content:  # of who handed the run over, it would name a file here
+        raise ConfigError(f"'{path}': unknown key 'extends' of a run; take it out")
+    return content
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
 models/           server model, last and best, and of rounds that are to be kept
 vocabulary/       vocabularies learnt from the public set
-plots/, report.md, report.html
-tuning.json       of a twin: which rates and passes were tried, and what validation said
+plots/, report.md, report.html; tuning.json of a twin: what was tried, and what validation said
 """
 
 from __future__ import annotations
@@ -274,9 +273,8 @@ class RunFolder:
             old.unlink(missing_ok=True)
 
     def _sync_logs(self) -> None:
-        for log in LOGS:
-            if (path := self.path / f"{log}.jsonl").exists():
-                sync_file(path)
+        for path in filter(Path.exists, (self.path / f"{log}.jsonl" for log in LOGS)):
+            sync_file(path)
         sync_folder(self.path)
 
     def has_checkpoints(self) -> bool:

@@ -112,16 +112,17 @@ class StarterSource:
         settings = {} if is_parquet else {**told, **_fractions(kind, Folder(path=whole, **told, fractions={}))}
         source: TableSource = Parquet(path=whole) if is_parquet else Folder(path=whole, **settings)
         table = source.table("train", name=kind, data_dir=None)
-        roles = ColumnRoles.of(_columns(table))
-        for part in _NEEDS[kind]:
-            if getattr(roles, part) is None:
-                names = ", ".join(table.schema.names)
-                raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}")
-        roles = ColumnRoles(*(getattr(roles, part) if part in _NEEDS[kind] else None for part in _WORDS))
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
-        tests = {split: _test_size(kind, source, split) for split in _TESTED if _has(source, split)}
-        own_id = known if is_parquet else None
-        return cls(kind, source.component_name(), whole, roles, table.count(), own_id, settings, tests)
+        return cls(
+            kind=kind,
+            reader=source.component_name(),
+            path=whole,
+            roles=_roles(kind, table, path),
+            items=table.count(),
+            id=known if is_parquet else None,
+            settings=settings,
+            tests={split: _test_size(kind, source, split) for split in _TESTED if _has(source, split)},
+        )
 
     @property
     def holds(self) -> str:
@@ -137,6 +138,16 @@ class StarterSource:
     def warnings(self) -> list[str]:
         """Splits that are too small for a figure."""
         return [warning for split, size in self.tests.items() if (warning := size.warning(f"{self.kind}, {split}"))]
+
+
+def _roles(kind: DataKind, table: SplitTable, path: Path) -> ColumnRoles:
+    """The columns that the kind needs."""
+    roles = ColumnRoles.of(_columns(table))
+    for part in _NEEDS[kind]:
+        if getattr(roles, part) is None:
+            names = ", ".join(table.schema.names)
+            raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}")
+    return ColumnRoles(*(getattr(roles, part) if part in _NEEDS[kind] else None for part in _WORDS))
 
 
 def _has(source: TableSource, split: str) -> bool:

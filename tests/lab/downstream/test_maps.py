@@ -70,7 +70,7 @@ def test_pooling_hides_no_map_of_a_mobilenet(tmp_path: Path, side: int, sides: t
     torch.testing.assert_close(maps[0].flatten(2).transpose(1, 2), reader.trunk(x).local)
     decoder = reader.decoder((8, 4), side)
     assert isinstance(decoder, UNetDecoder)
-    assert decoder(maps).shape == (2, side, side)
+    assert decoder(maps).shape == (2, 1, side, side)
 
 
 def test_a_last_map_that_no_module_gives_is_refused() -> None:

@@ -20,7 +20,7 @@ from polyfed.lab.downstream.bench import Bench
 from polyfed.lab.downstream.probes import few_shot
 from polyfed.lab.downstream.probes.few_shot import FewShot
 from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
-from polyfed.lab.downstream.probes.segmentation import Segmentation
+from polyfed.lab.downstream.probes.segmentation import SegmentationProbe
 from polyfed.lab.downstream.probes.zero_shot import ZeroShot
 from polyfed.tasks.accuracy import label_ranks, top
 
@@ -219,7 +219,7 @@ def test_zero_shot_settings(settings: Any, message: str) -> None:
 def test_segmentation_freezes_the_encoder(make_bench: Any, encoder: str) -> None:
     bench = make_bench({"image": VIT} if encoder == "vit" else None)
     before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
-    found = outcome(Segmentation(**CUT | {"draws": 1}), bench)
+    found = outcome(SegmentationProbe(**CUT | {"draws": 1}), bench)
     after = bench.subject.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert not any(value.requires_grad for value in bench.subject.model.parameters())
@@ -231,8 +231,8 @@ def test_segmentation_freezes_the_encoder(make_bench: Any, encoder: str) -> None
 
 @pytest.mark.parametrize("settings", [{}, {"validation": 0.25, "test": ["validation", "test"]}, {"validation": None}])
 def test_segmentation_is_deterministic_whether_maps_are_held_or_not(make_bench: Any, settings: Any) -> None:
-    held = outcome(Segmentation(**CUT | {"draws": 1} | settings), make_bench())
-    fresh = outcome(Segmentation(**CUT | {"draws": 1} | settings, memory=0), make_bench())
+    held = outcome(SegmentationProbe(**CUT | {"draws": 1} | settings), make_bench())
+    fresh = outcome(SegmentationProbe(**CUT | {"draws": 1} | settings, memory=0), make_bench())
     assert values(held) == values(fresh)
     last = held.rows[-1].facts
     share = settings.get("validation") == 0.25
@@ -242,8 +242,8 @@ def test_segmentation_is_deterministic_whether_maps_are_held_or_not(make_bench: 
 
 def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None:
     bench = make_bench()
-    found = outcome(Segmentation(**CUT | {"shares": [1.0], "draws": 1}), bench)
-    probe = Segmentation(**CUT)
+    found = outcome(SegmentationProbe(**CUT | {"shares": [1.0], "draws": 1}), bench)
+    probe = SegmentationProbe(**CUT)
     reader = probe.feature_reader(bench, "task")
     train, test = (probe.split_pictures(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
     guess = (train.mean(0) > 0.5).double()
@@ -256,7 +256,7 @@ def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None
 
 def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
     bench = make_bench(many=Scenes(train=100, validation=10, test=20, size=16, difficulty=0.0))
-    probe = Segmentation(
+    probe = SegmentationProbe(
         source="many", mask="mask", decoder=(16, 8), draws=1, shares=(1.0,), fit={"epochs": 6, "lr": 0.01}
     )
     (row,) = values(outcome(probe, bench))
@@ -276,7 +276,7 @@ def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
 )
 def test_segmentation_refuses(make_bench: Any, settings: Any, error: type[PolyfedError], message: str) -> None:
     with pytest.raises(error, match=message):
-        Segmentation(**CUT | settings).check(make_bench(), "task")
+        SegmentationProbe(**CUT | settings).check(make_bench(), "task")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_segmentation_refuses(make_bench: Any, settings: Any, error: type[Polyfe
 )
 def test_segmentation_settings(settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Segmentation(**CUT | settings)
+        SegmentationProbe(**CUT | settings)
 
 
 def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tm
         table = pa.table({"image": pictures, "mask": masks})
         pq.write_table(table, tmp_path / f"{name}.parquet")
     bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
-    probe = Segmentation(**CUT | {"source": "bytes", "validation": None})
+    probe = SegmentationProbe(**CUT | {"source": "bytes", "validation": None})
     with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable picture"):
         probe.check(bench, "task")
     probe.model_copy(update={"test": ("train",)}).check(bench, "task")
@@ -316,7 +316,9 @@ def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tm
 def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
     bench = make_bench()
     bench.subject.model.encoders["image"] = torch.nn.Flatten()
-    assert Segmentation(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
+    assert (
+        SegmentationProbe(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
+    )
 
 
 # ---- all

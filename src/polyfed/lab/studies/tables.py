@@ -100,19 +100,22 @@ def _figure_notes(results: Results) -> Iterator[str]:
 def _below_alone(results: Results) -> Iterator[str]:
     """For each column of outcomes, where a row is below the row of clients that train alone."""
     study = results.study
-    for column, settings in study.columns.items() if _ALONE in study.rows else ():
-        pairs = [
-            (row, point, results.difference((row, point, column), (_ALONE, point, column)))
-            for row in study.rows
-            for point in study.points_of(row)
-            if row != _ALONE and settings.is_outcome
-        ]
-        told = [(row, point, sample) for row, point, sample in pairs if sample is not None]
+    if _ALONE not in study.rows:
+        return
+    for column, settings in study.columns.items():
+        told = _beside_alone(results, column) if settings.is_outcome else []
         below = [f"{row}{_at(point)}" for row, point, sample in told if _is_worse(sample, lower=settings.lower)]
         if below:
             yield f"{column}: below training alone ({_ALONE}): {', '.join(below)}."
         elif told:
             yield f"{column}: nothing is below training alone ({_ALONE})."
+
+
+def _beside_alone(results: Results, column: str) -> list[tuple[str, Point, PairedSample]]:
+    """Row, point, and its difference from the row of clients that train alone, where both are known."""
+    cells = [(row, point) for row in results.study.rows if row != _ALONE for point in results.study.points_of(row)]
+    pairs = ((*cell, results.difference((*cell, column), (_ALONE, cell[1], column))) for cell in cells)
+    return [(row, point, sample) for row, point, sample in pairs if sample is not None]
 
 
 def _is_worse(sample: PairedSample, *, lower: bool) -> bool:

@@ -26,7 +26,7 @@ from polyfed.tasks.overlap import mean_dice
 _Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those of the view
 
 
-class Segmentation(Probe):
+class SegmentationProbe(Probe):
     """Masks by a decoder on the maps of a frozen encoder (FedAID, arXiv 2404.03854, appendix B.2, after MGCA).
 
     A convolutional encoder gets a U-Net decoder with skip connections from all its resolutions, a transformer one

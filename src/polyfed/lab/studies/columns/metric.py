@@ -85,13 +85,17 @@ class Metric(ColumnSettings):
             return self._of_server(records)
         if self.of != CLIENTS and self.of not in records.groups:
             raise ConfigError(f"of: no group '{self.of}' in run '{run.name}'; {nearest(self.of, records.groups)}")
-        groups = records.groups if self.of == CLIENTS else {self.of: records.groups[self.of]}
-        names = {client: self._name_in(run, group) for group, own in groups.items() for client in own}
+        names = self._names(run)
         members = [client for client in records.clients if client in names]
         values = {client: records.last(client, self.kind).get(names[client], math.nan) for client in members}
         if not (finite := finite_values(values)):
             raise ConfigError(self._unknown(run.name, [n for m in members for n in records.metric_names(m, self.kind)]))
         return float(getattr(ClientSpread(self.of, self.metric, finite, len(members)), self.over))
+
+    def _names(self, run: Run) -> dict[str, str]:
+        """Client -> the metric that is its own."""
+        groups = run.records.groups if self.of == CLIENTS else {self.of: run.records.groups[self.of]}
+        return {client: self._name_in(run, group) for group, own in groups.items() for client in own}
 
     def _name_in(self, run: Run, group: str) -> str:
         return run.experiment.clients[group].task.primary if self.metric == PRIMARY else self.metric
