@@ -30,7 +30,7 @@ from polyfed.runs.zero_shot import untouched_server, zero_shot_obstacle
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_ROWS = 7  # of the table, below its headings
+_ROWS = 8  # of the table, below its headings
 _TWINS = {SERVER: "server_only", "clients": "local"}
 _SAME = {
     "server_only": ("data", "public", "server"),
@@ -52,7 +52,7 @@ def outcome(records: RunRecords) -> RenderableType:
     for what, command in next_steps(records):
         steps.add_row(Text(what, style="dim"), Text(command))
     beside = [part for table in twin_tables(records) for part in (Text(), table.rich())]
-    return Group(Text(), *warnings, *sentences, outcome_table(records).rich(), steps, *beside)
+    return Group(*warnings, *sentences, outcome_table(records).rich(), steps, *beside)
 
 
 def outcome_of(folder: Path) -> RenderableType:
