@@ -188,10 +188,8 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
     """
     several = {modality: parts for modality, parts in source.columns.items() if not isinstance(parts, str)}
     structs = {called(parts): parts for parts in several.values()}
-    for modality, part in ((modality, part) for modality, parts in several.items() for part in parts):
-        table.require(part, f"{table.place} (source '{name}', columns.{modality})")
-        if part in source.targets.values():
-            raise DataError(f"source '{name}', columns.{modality}: column '{part}' is a target; leave it out")
+    for modality, parts in several.items():
+        _require_inputs(table, source, parts, f"source '{name}', columns.{modality}")
 
     def read(column: str) -> pa.ChunkedArray:
         if column not in structs:
@@ -210,6 +208,13 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
         filled=lambda column: any(map(table.filled, structs.get(column, (column,)))),
         depends={**table.depends, **depends},
     )
+
+
+def _require_inputs(table: SplitTable, source: TableSource, parts: Iterable[str], key: str) -> None:
+    for part in parts:
+        table.require(part, f"{table.place} ({key})")
+        if part in source.targets.values():
+            raise DataError(f"{key}: column '{part}' is a target; leave it out")
 
 
 def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
