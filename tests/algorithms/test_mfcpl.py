@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import polyfed
 from by_hand import assert_mean, copies, model_of, plain_training
 from gap_rounds import embedded, mean_of_present, with_gaps
-from polyfed.aggregation.prototypes import ClassMeans, prototype_tensors
-from polyfed.algorithms.mfcpl import CompleteCheck
+from polyfed.aggregation.prototypes import ClassMeans
 from polyfed.algorithms.shared.class_prototypes import global_prototypes
-from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
-from polyfed.federation.cohort import Reply
 from polyfed.models.model import Model
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.payload import Prototypes, Weights
 from sessions import prepared, woken
 
 SETTINGS: dict[str, Any] = {"regularisation": 0.4, "contrast": 0.3, "alignment": 0.2, "tau": 0.25}
@@ -107,15 +105,14 @@ def test_prototypes_go_to_all_of_the_class_space_and_come_from_those_with_severa
     assert up == {"paired-0", "paired-1"}
 
 
-def test_a_mean_of_unit_vectors_is_no_longer_than_they(tmp_path: Path) -> None:
-    session = prepared(with_gaps("mfcpl"), tmp_path)
-    sender = next(info for info in session.server.clients if info.group == "paired")
-    means = ClassMeans(torch.ones(1, 8), torch.ones(1, dtype=torch.int32), torch.tensor([True] + [False] * 17))
-    space = sender.architecture.partition(":")[2]
-    sent = Reply(
-        weights=Weights(session.server.weights_for(sender)),
-        prototypes=Prototypes(prototype_tensors(space, means)),
-        num_examples=3,
-    )
-    with pytest.raises(PayloadError, match=r"norm 2\.83, expected at most 1"):
-        CompleteCheck(session.server)(Reply.received(sent.payload, sender))
+def test_a_mean_of_unit_vectors_counts_as_no_longer_than_they() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    means = ClassMeans(rows, torch.ones(2, dtype=torch.int32), torch.tensor([True, True]))
+    torch.testing.assert_close(means.shortened().means, torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
+def test_rounding_on_the_wire_excludes_nobody(tmp_path: Path) -> None:
+    config = with_gaps("mfcpl")
+    config["run"] = config["run"] | {"rounds": 3, "transport": {"representations": "int8"}}
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    assert not result.records.excluded()

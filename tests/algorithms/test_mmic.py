@@ -12,9 +12,14 @@ from torch import Tensor
 
 from by_hand import assert_mean, copies, plain_training, play
 from gap_rounds import with_gaps
-from polyfed.algorithms.mmic import ClientChoice, MMiC
-from polyfed.core.errors import ConfigError
+from polyfed.aggregation.coalitions import banzhaf
+from polyfed.algorithms.mmic import ClientChoice, FiguresCheck, MMiC
+from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.federation.cohort import Reply
+from polyfed.privacy.rules import RobustRule
+from polyfed.runs.protection import require_combinable
 from polyfed.runs.session import Session
+from polyfed.wire.payload import Weights
 from sessions import first_cohort, metrics, prepared
 
 PLAIN: dict[str, Any] = {"averaging": {"server_optimizer": "replace"}, "portfolio": None, "choice": None, "clusters": 1}
@@ -108,3 +113,24 @@ def test_power_is_of_samples_and_returns(tmp_path: Path) -> None:
 def test_a_portfolio_needs_a_first_moment() -> None:
     with pytest.raises(ConfigError, match="'momentum' has none; choose adagrad, adam or yogi, or set portfolio=null"):
         MMiC(averaging={"server_optimizer": "momentum"})
+
+
+@pytest.mark.parametrize(("field", "value"), [("complete", -1.0), ("complete", 1.5), ("loss", 1e308)])
+def test_a_client_with_an_impossible_figure_is_refused(tmp_path: Path, field: str, value: float) -> None:
+    session = prepared(with_gaps("mmic"), tmp_path)
+    sender = next(info for info in session.server.clients if info.id == "paired-0")
+    figures = {"loss": 1.0, "complete": 0.5, "num_examples": 3}
+    weights = Weights(session.server.weights_for(sender))
+    check = FiguresCheck(session.server)
+    check(Reply.received(Reply(weights=weights, **figures).payload, sender))
+    with pytest.raises(PayloadError, match=f"{field} is"):
+        check(Reply.received(Reply(weights=weights, **figures | {field: value}).payload, sender))
+
+
+def test_what_makes_all_replies_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gives all clients of a type one reply, and 'mmic' tells them apart"):
+        require_combinable(RobustRule.named("median")(), MMiC())
+
+
+def test_of_many_equal_players_all_have_the_same_power() -> None:
+    assert banzhaf(torch.ones(2500)).tolist() == pytest.approx([1 / 2500] * 2500)

@@ -145,9 +145,12 @@ def test_all_items_of_some_classes_lack_a_modality_in_tests_too() -> None:
     assert len(set.union(*seen.values())) == 3
 
 
-def test_a_shared_test_lacks_the_same_for_all_clients() -> None:
-    federation = population(lacking(test=True))
-    first, *others = [federation.test(one) for one in federation.members.values() if one.group == "paired"]
+@pytest.mark.parametrize("concentration", [None, 0.5])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_shared_test_lacks_the_same_for_all_clients(concentration: float | None, order: int) -> None:
+    federation = population(lacking(test=True, concentration=concentration))
+    members = list(federation.members.values())[::order]  # whoever asks first
+    first, *others = [federation.test(one) for one in members if one.group == "paired"]
     assert all(other is first for other in others)
     captions = len(first) // 12
     assert [sum(mask) for mask in masks(first).values()] == [3 * captions, 6 * captions]

@@ -13,6 +13,7 @@ from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_run
 
 FEW = {"accuracy": 54.0, "classes": 2.0, "n": 100.0}
+FOLDS = {"image_to_text_r@1_5fold": 2.0, "gallery_text_5fold": 100.0, "image_to_text_positives_per_query_5fold": 1.0}
 MANY = FEW | {"n": 10_000.0}
 
 
@@ -43,6 +44,7 @@ def teaching(ensemble: float, held_out: float = 50.0) -> dict[str, Any]:
         ([line(MANY, 4), teaching(30.0, held_out=0.0)], ""),
         ([line(FEW | {"accuracy": 49.0}, participant="image-0")], "nothing was learnt"),
         ([], ""),
+        ([line(FOLDS) | {"intervals": {"image_to_text_r@1_5fold": [0.0, 5.0]}}], ""),
     ],
 )
 def test_the_first_condition_that_holds_speaks(tmp_path: Path, lines: list[dict[str, Any]], expected: str) -> None:

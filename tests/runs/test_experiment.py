@@ -16,7 +16,7 @@ from polyfed.engines.local import InProcess
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.runs.config_files import merged, read_config
 from polyfed.runs.experiment import Experiment, RunSettings
-from polyfed.runs.presets import presets
+from polyfed.runs.presets import preset_text, presets
 from polyfed.wire.limits import Limits
 
 Config = dict[str, Any]
@@ -127,6 +127,7 @@ def test_a_mapping_extends_as_a_file_does_and_an_algorithm_may_be_its_class() ->
     assert (experiment.algorithm, experiment.run.rounds) == (FedAvg(), 2)
     assert experiment.server == Experiment.load("scenes-demo").server
     assert own["extends"] == "scenes-demo", "what was given is left as it was"
+    assert Experiment.load(yaml.safe_load(preset_text("scenes-demo"))) == Experiment.load("scenes-demo")
 
 
 def test_a_notebook_shows_an_experiment_in_ten_lines_and_a_fault_in_one() -> None:

@@ -196,6 +196,13 @@ def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cl
     assert source["fractions"] == {"validation": 0.1, "test": 0.1}
 
 
+def test_pictures_of_one_class_are_refused(cli: Cli, tmp_path: Path) -> None:
+    for number in range(12):
+        picture(tmp_path / "pets" / "cat" / f"{number}.png", number)
+    code, _, err = cli("init", "mine.yaml", "--pictures", tmp_path / "pets")
+    assert (code, "--pictures: all training items have one class, ['cat']" in err) == (2, True)
+
+
 def test_a_file_of_other_columns_is_taken_as_prepare_takes_it(cli: Cli, data: Path, tmp_path: Path) -> None:
     lines = [f"{number}.png,thing {number % 7},{'test' if number > 30 else 'train'}" for number in range(40)]
     photos = tmp_path / "photos"

@@ -56,6 +56,8 @@ def banzhaf(weights: Float[Tensor, " k"], quota: float = 0.5) -> Float[Tensor, "
     for player, step in enumerate(steps):
         chances = _coalitions([other for k, other in enumerate(steps) if k != player], len(sizes))
         critical[player] = chances[(sizes <= enough) & (sizes + step > enough)].sum()
+    if not float(critical.sum()) > 0:  # so many players that each weighs less than a step
+        return torch.full_like(critical, 1 / len(critical))
     return critical / critical.sum()
 
 

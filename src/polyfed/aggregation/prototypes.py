@@ -60,6 +60,11 @@ class ClassMeans(NamedTuple):
         fewer = (self.counts.double() * (samples / total)).floor().clamp_min(1)
         return self._replace(counts=fewer.to(self.counts.dtype))
 
+    def shortened(self) -> ClassMeans:
+        """The same with means of norm 1 at most, as means of unit vectors are: noise and rounding make them longer."""
+        norms = torch.linalg.vector_norm(self.means, dim=1, keepdim=True)
+        return self._replace(means=self.means / norms.clamp_min(1))
+
 
 class GlobalPrototypes(NamedTuple):
     """Global prototypes of the c classes that have one."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -44,7 +44,6 @@ from polyfed.algorithms.shared.class_prototypes import (
     require_shape,
 )
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
-from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.types import class_space
 from polyfed.losses.classification import prototype_contrast, prototype_distance
@@ -53,8 +52,6 @@ from polyfed.models.model import CachedModel
 from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Prototypes
-
-_LONGEST = 1 + 1e-3  # of a mean of unit vectors, as floats have it
 
 
 class MFCPL(Algorithm):
@@ -98,12 +95,12 @@ class MFCPL(Algorithm):
 
         def fold(reply: Reply) -> None:
             for space, own in by_space(reply.prototypes, ClassMeans).items():
-                means = own.at_most(server.weight(reply.sender))
+                means = own.at_most(server.weight(reply.sender)).shortened()
                 sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
 
         replies = cohort.ask(
             self.fit,
-            check=CompleteCheck(server),
+            check=both(server.weights_check(), PrototypeCheck(admits, server)),
             weights=each(server.weights_for),
             prototypes=each(lambda client: self.prototypes_for(server, client)),
         )
@@ -172,7 +169,8 @@ class MFCPL(Algorithm):
                 feature = task.feature(client.model, client.head, batch).float()
                 average.add(F.normalize(feature, dim=1), batch.targets[task.target].long())
         means = average.result()
-        return Prototypes(prototype_tensors(class_space(client.head_name), means) if len(means.counts) else {})
+        is_sent = len(means.counts) or client.protected  # noise hides which classes a client has
+        return Prototypes(prototype_tensors(class_space(client.head_name), means) if is_sent else {})
 
 
 def admits(client: ClientInfo, space: str) -> bool:
@@ -180,16 +178,11 @@ def admits(client: ClientInfo, space: str) -> bool:
     return space == class_space(client.architecture.partition("/")[2])
 
 
-class CompleteCheck:
-    """Raises PayloadError for a reply whose weights or prototypes cannot be what its sender has."""
+def both(*checks: Callable[[Reply], None]) -> Callable[[Reply], None]:
+    """One check of several."""
 
-    def __init__(self, server: Server) -> None:
-        self._weights, self._prototypes = server.weights_check(), PrototypeCheck(admits, server)
+    def check(reply: Reply) -> None:
+        for one in checks:
+            one(reply)
 
-    def __call__(self, reply: Reply) -> None:
-        self._weights(reply)
-        self._prototypes(reply)
-        for means in by_space(reply.prototypes, ClassMeans).values():
-            longest = float(torch.linalg.vector_norm(means.means, dim=1).max())
-            if longest > _LONGEST:
-                raise PayloadError(f"a class mean of unit vectors has norm {longest:.3g}, expected at most 1")
+    return check

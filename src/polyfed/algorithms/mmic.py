@@ -28,6 +28,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
+from polyfed.core.errors import PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.optim.servers import Adagrad
@@ -36,6 +37,7 @@ from polyfed.wire.payload import Payload
 
 _SKETCHES, _LOSSES, _RETURNS, _POWER = "sketches", "losses", "returns", "power"
 _MOST_INERTIA = 0.99
+_LARGEST_LOSS = 1e6  # beyond it a fall of the loss is nobody's gain
 
 
 class ClientChoice(Settings):
@@ -61,7 +63,8 @@ class MMiC(Algorithm):
     3. Choice: after some rounds, clients take part by their Banzhaf power in their cluster, with exp(2 power) as
        released. Power is of a game in which a client weighs samples x share of modalities present x its last return.
     4. Portfolio: the first moment of FedAdagrad decays by 0.9 + tanh(x) / 10, as released, x being Markowitz's cost of
-       the cluster's updates, mean over clusters; returns are falls of clients' losses on their training samples.
+       the cluster's updates, mean over clusters by samples; at most 0.99; returns are falls of clients' losses on
+       their training samples.
 
     From the paper and its released code: the four parts and their order, exp(2 power), 0.9 + tanh(x) / 10, lambda,
     three returns, lr 0.1 and tau 0.001. Ours: clusters of updates, not of sketches of private data, which would have to
@@ -71,6 +74,7 @@ class MMiC(Algorithm):
     """
 
     has_global_models: ClassVar[bool] = True
+    compares_replies: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = None
@@ -102,7 +106,7 @@ class MMiC(Algorithm):
             cohort.keep(self.chosen(server, cohort.clients, self.choice))
         asked = cohort.clients
         # held, as a layer of one may be replaced by that of others
-        replies = list(cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for)))
+        replies = list(cohort.ask(self.fit, check=FiguresCheck(server), weights=each(server.weights_for)))
         self.note(server, replies)
         own = {reply.sender.id: reply for reply in replies}
         groups = [[own[one.id] for one in group] for group in self.groups(server, [one.sender for one in replies])]
@@ -214,8 +218,22 @@ class MMiC(Algorithm):
         )
 
 
+class FiguresCheck:
+    """Raises PayloadError for a reply whose weights, loss or share of modalities no client can have."""
+
+    def __init__(self, server: Server) -> None:
+        self._weights = server.weights_check()
+
+    def __call__(self, reply: Reply) -> None:
+        self._weights(reply)
+        if not 0 <= reply.complete <= 1:
+            raise PayloadError(f"complete is {reply.complete:g}, a share of 0 to 1")
+        if not abs(reply.loss) <= _LARGEST_LOSS:
+            raise PayloadError(f"loss is {reply.loss:g}, expected {_LARGEST_LOSS:g} at most")
+
+
 def training_loss(client: Client) -> float:
-    """Mean loss of a batch of the client's training samples, in evaluation mode and view."""
+    """Mean loss of the client's training batches, the last of which may be short, in evaluation mode and view."""
     with evaluating(client.model):
         batches = (batch.to(client.device) for batch in client.train.batches(client.training.batch_size))
         return float(torch.stack([client.task_loss(batch).float() for batch in batches]).mean())

@@ -103,14 +103,14 @@ class Assignment:
         if missing is None or (test and not missing.test):
             return {}
         items = self.test_items(client) if test else self.parts[client].sort().values
-        whose = f"{'test ' if test else ''}{'all' if test and self.group.test == 'all' else client}"
 
         def classes() -> Sequence[ItemClasses]:
             # of both, so that the same classes lack a modality in training and test items
             known = self._both_classes if missing.test else [self.classes] if self.classes else None
             return (known or [])[:: -1 if test else 1]
 
-        return GroupGaps(missing, self.name, self.group.count, self.seed).of(items, client, whose, classes)
+        gaps, is_shared = GroupGaps(missing, self.name, self.group.count, self.seed), test and self.group.test == "all"
+        return gaps.of(items, client, classes, test=test, is_shared=is_shared)
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
         if self.classes is None:

@@ -138,15 +138,22 @@ class GroupGaps:
         return self.name.removesuffix(".also")
 
     def of(
-        self, items: Int64[Tensor, " k"], client: int, whose: str, classes: Callable[[], Sequence[ItemClasses]]
+        self,
+        items: Int64[Tensor, " k"],
+        client: int,
+        classes: Callable[[], Sequence[ItemClasses]],
+        *,
+        test: bool = False,
+        is_shared: bool = False,
     ) -> Lacking:
         """Which of a client's items lack each modality.
 
         Args:
             items: its training or test items, ascending.
             client: its place in the group.
-            whose: names the draw by item: that of a client, or of a test that all share.
             classes: gives the classes of these items, then of others that are numbered with them; none without any.
+            test: whether they are test items.
+            is_shared: whether all clients are tested on them: they lack the same for all then, at the group's rates.
 
         Raises:
             ConfigError: classes are to lack modalities, and there are none.
@@ -155,10 +162,18 @@ class GroupGaps:
             masks = self.settings.units(self.count, generator(self.seed, "missing", self.group))
             return {name: items if bool(mask[client]) else items[:0] for name, mask in masks.items()}
         if self.settings.by == "item":
-            rates = self.settings.own_rates(generator(self.seed, "missing rates", self.group, client))
-            masks = self.settings.units(len(items), generator(self.seed, "missing", self.name, whose), rates)
-            return {name: items[mask] for name, mask in masks.items()}
-        known = classes()
+            return self._by_item(items, "test " if test else "", None if is_shared else client)
+        return self._by_class(items, classes())
+
+    def _by_item(self, items: Int64[Tensor, " k"], prefix: str, client: int | None) -> Lacking:
+        """At a client's own rates; for None, which is all of them, at the group's."""
+        whose = f"{prefix}{'all' if client is None else client}"
+        own = None if client is None else generator(self.seed, "missing rates", self.group, client)
+        rates = self.settings.rates if own is None else self.settings.own_rates(own)
+        masks = self.settings.units(len(items), generator(self.seed, "missing", self.name, whose), rates)
+        return {name: items[mask] for name, mask in masks.items()}
+
+    def _by_class(self, items: Int64[Tensor, " k"], known: Sequence[ItemClasses]) -> Lacking:
         if not known:
             raise ConfigError(
                 f"clients.{self.group}.missing.by is class, but the items of its source have no labels; choose item or "

@@ -22,7 +22,7 @@ def advice(records: RunRecords) -> str:
 def _few_items(_: RunRecords, best: Headline) -> str:
     """A value above chance, by less than its items can tell."""
     distance = (best.value - best.chance) / 100
-    if best.interval is None or best.is_above_chance or not distance > 0:
+    if not best.trials > 0 or best.is_above_chance or not distance > 0:
         return ""
     share = best.value / 100
     needed = math.ceil((_NORMAL / distance) ** 2 * share * (1 - share))

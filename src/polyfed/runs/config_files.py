@@ -49,14 +49,12 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
         raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
-    for key in (COST, FAMILY):  # written for people who choose a preset; no setting of a run
-        content.pop(key, None)
     return layers_of(content, path.parent, way)
 
 
 def layers_of(content: Mapping[str, Any], folder: Path, extending: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """A mapping after those of what it ``extends``: a preset, or a file by its path from ``folder``."""
-    own = dict(content)
+    own = {key: value for key, value in content.items() if key not in (COST, FAMILY)}  # for who chooses a preset
     base = own.pop("extends", None)
     if base is None:
         return [own]

@@ -145,6 +145,11 @@ def require_combinable(rule: RobustRule, method: Algorithm) -> None:
             f"aggregation.robust '{rule.component_name()}' has no effect: clients of '{name}' send nothing that is "
             "combined; leave it out"
         )
+    if method.compares_replies:
+        raise ConfigError(
+            f"aggregation.robust '{rule.component_name()}' gives all clients of a type one reply, and '{name}' tells "
+            "them apart by theirs; leave it out, or choose another method"
+        )
     if rule.rows_only and Weights in sent:
         raise ConfigError(
             f"aggregation.robust '{rule.component_name()}' weighs rows, but clients of '{name}' send weights; choose "

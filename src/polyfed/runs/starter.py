@@ -159,9 +159,16 @@ def _has(source: TableSource, split: str) -> bool:
 
 
 def _test_size(kind: DataKind, source: TableSource, split: str) -> SplitSize:
-    table = source.table(split, name=kind, data_dir=None)
-    label = ColumnRoles.of(_columns(table)).label if "label" in _NEEDS[kind] else None
-    return SplitSize(table.count(), None if label is None else len(_values(table.read(label)).unique()))
+    train, table = (source.table(one, name=kind, data_dir=None) for one in ("train", split))
+    label = ColumnRoles.of(_columns(train)).label if "label" in _NEEDS[kind] else None
+    if label is None:
+        return SplitSize(table.count())
+    classes = _values(train.read(label)).unique()
+    if len(classes) < 2:
+        raise DataError(
+            f"--{kind}: all training items have one class, {classes.to_pylist()}; give items of two or more"
+        )
+    return SplitSize(table.count(), len(classes))
 
 
 def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:

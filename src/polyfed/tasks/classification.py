@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -217,8 +217,7 @@ class Classification(Task):
             positions, predicted, losses = self._outcomes(model, head, samples, batch_size)
             metrics = accuracies(positions, predicted, labels, classes)
             metrics |= {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
-            alone = [samples.only([name]).having(name) for name in modalities if self.given == "each"]
-            given = {own.modalities[0]: self._outcomes(model, head, own, batch_size)[0] for own in alone if len(own)}
+            given = dict(self._given_each(model, head, samples, batch_size))
             given = given or {name: positions[chosen] for name, chosen in _patterns(samples).items()}
         for name, mine in given.items():
             metrics[f"accuracy_given_{name}"] = 100.0 * float((mine < 1).double().mean())
@@ -226,6 +225,15 @@ class Classification(Task):
         return TaskScores(
             metrics | items_beside(samples), {"accuracy": [mean_by_item(100.0 * (positions < 1), samples.items)]}
         )
+
+    def _given_each(
+        self, model: Embedder, head: nn.Module, samples: Samples, batch_size: int
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each of several modalities, and the positions of those that have it, given it alone."""
+        for name in samples.modalities if self.given == "each" and len(samples.modalities) > 1 else ():
+            own = samples.only([name]).having(name)
+            if len(own):
+                yield name, self._outcomes(model, head, own, batch_size)[0]
 
     def _require_known(self, labels: Int64[Tensor, " n"], classes: int) -> None:
         outside = labels[(labels < 0) | (labels >= classes)]

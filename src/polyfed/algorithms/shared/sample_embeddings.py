@@ -46,11 +46,19 @@ class SampleEmbeddings:
 
     @cached_property
     def fused(self) -> Float[Tensor, "b d"] | None:
-        """What the task classifies of each sample; None where it does not, or there is no sample."""
+        """What the task classifies of each sample; None where it does not, or there is no sample.
+
+        Fused anew: with modality dropout, or noise of an imputation, the draw is another than that of the task's loss.
+        """
         task = self.client.task
         if not isinstance(task, Classification) or not self.parts:
             return None
         return task.fused(self.client.head, self.parts, len(self.batch))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether that is of several modalities, not the embedding of one."""
+        return isinstance(self.client.task, Classification) and self.client.task.modality is None
 
     @property
     def labels(self) -> Int64[Tensor, " b"]:
