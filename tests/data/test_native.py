@@ -74,7 +74,7 @@ def test_ids_are_those_of_the_folders_own_tokenizer(backbone: str, tower: Any, c
 
 def test_settings_of_ones_own_go_before_those_of_the_folder(context: DataContext) -> None:
     assert Native(backbone="vit", size=24).spec("m", context).shape == (3, 24, 24)
-    assert Native(backbone="vit", fit="crop").resolved(context).fit == "crop"
+    assert Native(backbone="vit", fit="crop").resolved("image", context).fit == "crop"
     assert Native(backbone="roberta").spec("m", context).shape == (ROOM,)  # positions of 13 begin behind padding
     assert Native(backbone="bert", length=5).spec("m", context).shape == (5,)
     assert Native(backbone="clip", tower="vision").spec("m", context).shape == (3, 32, 32)

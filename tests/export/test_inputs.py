@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Wordpie
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.series import Series
+from polyfed.data.views.table import Table
 from polyfed.data.views.tokens import Tokens
 from polyfed.export.inputs import Recipe, recipe
 
@@ -121,6 +124,23 @@ def test_features_name_the_backbone_that_feeds_them(context: DataContext, tmp_pa
     assert "frozen backbone `some/backbone`" in found.words
     assert "not part of this export" in found.words
     assert prepare(found)(eval(found.example)).shape == (1, 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("view", "rows"),
+    [(Table(), [{"b": 2.0, "a": "x"}, {"b": 5.0, "a": "y"}]), (Series(length=2), [{"b": [2.0, 4.0]}, {"b": [9.0]}])],
+)
+def test_what_was_learnt_of_a_table_is_in_the_view(
+    view: View, rows: list[Any], context: DataContext, tmp_path: Path
+) -> None:
+    column = Column(pa.chunked_array([pa.array(rows)]), "rows", "rows")
+    known = replace(context, public={"rows": column})
+    found = recipe(
+        view.resolved("rows", known), view.spec("rows", known), modality="rows", context=known, folder=tmp_path
+    )
+    again = View.model_validate(json.loads(json.dumps(found.facts["view"])))
+    both = (one.open(column, "rows", where)(torch.arange(2)) for one, where in ((view, known), (again, context)))
+    assert torch.equal(*both)
 
 
 class Loudness(View):

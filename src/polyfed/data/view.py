@@ -78,11 +78,11 @@ class View(Settings):
         """
         return self
 
-    def resolved(self, context: DataContext) -> View:
-        """The view that this one comes to with the files that it names.
+    def resolved(self, modality: str, context: DataContext) -> View:
+        """The view that this one comes to with the files that it names, and with what it learns that is a setting.
 
         Raises:
-            ConfigError: they cannot be had.
+            ConfigError: they cannot be had, or there is nothing to learn from.
         """
         return self
 

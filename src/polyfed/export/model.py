@@ -118,7 +118,7 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
     several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
     recipes = {
         name: recipe(
-            encoder.view.resolved(context),
+            encoder.view.resolved(name, context),
             specs[name],
             modality=name,
             context=context,

@@ -210,7 +210,7 @@ def loaded_model(name: str, model: Model, views: Mapping[str, View], context: Da
     """
 
     def encoder(modality: str, given: View) -> LoadedEncoder:
-        view = given.resolved(context)
+        view = given.resolved(modality, context)
         view.spec(modality, context)  # what was learnt is read once, and stays in this context
         return LoadedEncoder(
             view,

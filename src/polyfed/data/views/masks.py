@@ -69,7 +69,7 @@ class Masks(View):
             return self
         if self.of not in views:
             raise ConfigError(f"masks of '{self.of}' need it; the views here are {dict(views)}")
-        picture = views[self.of].resolved(context)
+        picture = views[self.of].resolved(self.of, context)
         size = getattr(picture, "size", None) if isinstance(picture, Pixels) else self.size
         if size is None or self.size not in (None, size):
             raise ConfigError(

@@ -39,12 +39,12 @@ class Native(View):
     length: int = Field(default=64, ge=2, le=8192, description="tokens of a text, the rest is cut off")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        return self.resolved(context).open(column, modality, context)
+        return self.resolved(modality, context).open(column, modality, context)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
-        return self.resolved(context).spec(modality, context)
+        return self.resolved(modality, context).spec(modality, context)
 
-    def resolved(self, context: DataContext) -> Pixels | Tokens | Mel:
+    def resolved(self, modality: str, context: DataContext) -> Pixels | Tokens | Mel:
         """The view with what the network's folder says.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +65,10 @@ class Series(View):
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (length, channels)."""
         return InputSpec((self.length, len(self._cells(modality, context))))
+
+    def resolved(self, modality: str, context: DataContext) -> Self:
+        """With its cells."""
+        return self.model_copy(update={"cells": self._cells(modality, context)})
 
     def _cells(self, modality: str, context: DataContext) -> dict[str, Cells]:
         return cells_of(self.cells, modality, context, "series", series=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import pyarrow as pa
 import torch
@@ -58,6 +58,10 @@ class Table(View):
         cells = self._cells(modality, context)
         width = sum(one.slots for one in cells.values())
         return InputSpec((width,) if self.layout == "vector" else (len(cells), width))
+
+    def resolved(self, modality: str, context: DataContext) -> Self:
+        """With its cells."""
+        return self.model_copy(update={"cells": self._cells(modality, context)})
 
     def _cells(self, modality: str, context: DataContext) -> dict[str, Cells]:
         return cells_of(self.cells, modality, context, "table", series=False)

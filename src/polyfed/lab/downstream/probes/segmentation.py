@@ -123,7 +123,7 @@ class SegmentationProbe(Probe):
 
     def _view(self, bench: Bench, task: str) -> Masks:
         # masks are resized or cropped as the pictures are
-        view = bench.subject.views[self.modality].resolved(bench.subject.context)
+        view = bench.subject.views[self.modality].resolved(self.modality, bench.subject.context)
         fit = cast(ImageFit, getattr(view, "fit", "squash"))
         return Masks(size=self._size(bench, task), fit=fit)
 
