@@ -57,6 +57,7 @@ def test_a_value_is_shown_by_what_it_is() -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = four_modalities(name="fedavg")
     config["run"] |= {"rounds": 1, "plots": True}
+    config["data"]["sources"]["scenes"]["test"] = 17  # sounds are encoded in blocks of 16
     return polyfed.run(Experiment.parse(config), tmp_path_factory.mktemp("four") / "run", quiet=True)
 
 
@@ -81,12 +82,14 @@ def test_models_take_and_export_what_they_were_trained_on(finished: Run, tmp_pat
     model = finished.model_of("server")
     values = finished.federation.data.split("scenes", "test").modality("table").values.to_pylist()
     sounds = finished.federation.data.split("scenes", "test").modality("audio").values.to_pylist()
-    assert model.encode_modality("table", values).shape == (8, 64)
-    assert model.encode_modality("audio", [sound["bytes"] for sound in sounds]).shape == (8, 64)
+    assert model.encode_modality("table", values).shape == (17, 64)
+    assert model.encode_modality("audio", [sound["bytes"] for sound in sounds]).shape == (17, 64)
     out = export_model(finished, tmp_path / "out")
     program = torch.export.load(out / "table.pt2").module()
     assert program(torch.zeros(2, 6, model_width(finished))).shape == (2, 64)
     assert "mel" in (out / "README.md").read_text()
+    loaded = polyfed.load_model(out, allow_code=True).encode_modality("table", values)
+    np.testing.assert_allclose(loaded, model.encode_modality("table", values), atol=1e-5)
     with pytest.raises(ConfigError, match="has no encoder of texts"):
         search_server(finished.model_of("audio"), pictures_of_run(finished, model))
 

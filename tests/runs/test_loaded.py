@@ -12,10 +12,12 @@ from PIL import Image
 
 from polyfed import load_model, open_run
 from polyfed.core.errors import ConfigError, DataError, RunError
+from polyfed.data.sounds import wav
 from polyfed.data.view import DataContext
 from polyfed.export.model import export_model
 from polyfed.models.model import ModelSettings
-from polyfed.runs.loaded import loaded_model
+from polyfed.reporting.gallery import Retrieval, Shelf, Viewer
+from polyfed.runs.loaded import LoadedModel, loaded_model
 from tiny_networks import save
 
 
@@ -139,3 +141,30 @@ def test_modalities_of_any_name_are_told_by_what_their_networks_take(tmp_path: P
     loaded = loaded_model("mine", settings.build({}, context).eval(), views, context)
     assert (loaded.modality_of("image"), loaded.modality_of("text")) == ("photo", "caption")
     assert loaded.encode(texts=["w1", "w2 w3"]).shape == (2, 5)
+
+
+def untrained(folder: Path, **encoders: dict[str, object]) -> LoadedModel:
+    context = DataContext(folder / "cache")
+    model = ModelSettings.model_validate({"dim": 5, "encoders": encoders})
+    views = {name: encoder.view for name, encoder in model.encoders.items()}
+    return loaded_model("mine", model.build({}, context).eval(), views, context)
+
+
+def test_sounds_of_more_than_a_block_are_encoded_and_retrieved(tmp_path: Path) -> None:
+    view = {"name": "mel", "rate": 8000, "bands": 8, "frames": 8}
+    model = untrained(tmp_path, audio={"name": "resnet", "widths": [2], "depths": [1], "view": view})
+    stream = np.random.default_rng(0)
+    sounds = [wav(stream.normal(size=800).astype(np.float32) / 4, 8000) for _ in range(17)]
+    vectors = model.encode_modality("audio", sounds)
+    np.testing.assert_allclose(vectors[16:], model.encode_modality("audio", sounds[16:]), atol=1e-6)
+    shelf = Shelf("audio", sounds, np.arange(17))
+    assert (
+        len(Retrieval(Viewer("mine", model, model), {"audio": shelf}, 3).retrieved("after", "audio", "audio", 16)) == 3
+    )
+
+
+def test_a_row_of_a_table_is_one_value(tmp_path: Path) -> None:
+    view = {"name": "table", "cells": {"age": {"mean": 10}, "sex": {"names": ["F", "M"]}}}
+    model = untrained(tmp_path, table={"name": "projection", "view": view})
+    row = {"age": 12.0, "sex": "M"}
+    np.testing.assert_array_equal(model.encode_modality("table", row), model.encode_modality("table", [row]))

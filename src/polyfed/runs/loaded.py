@@ -145,8 +145,10 @@ class LoadedModel:
         decode = encoder.decode
         if decode is None:
             raise ConfigError(f"model '{self.name}' makes no masks; train one with task segmentation")
-        pictures = _pictures(_several(images))
-        return encoder.applied(lambda x: decode(x).argmax(1).to(torch.uint8), pictures, batch)
+        items = _several(images)
+        # of none, the mask of a black one tells the shape
+        pictures = _pictures(items or [np.zeros((1, 1), np.uint8)])
+        return encoder.applied(lambda x: decode(x).argmax(1).to(torch.uint8), pictures, batch)[: len(items)]
 
     def similarity(self, images: Any, texts: Any) -> Float[np.ndarray, "n m"]:
         """Cosine similarities of each picture to each text; arrays of vectors are taken as they are."""
@@ -272,7 +274,11 @@ def opened_apart(view: View, column: Column, modality: str, context: DataContext
     """A column opened through a view, with nothing of it left in the cache that runs share."""
     with tempfile.TemporaryDirectory(prefix="polyfed-") as folder:
         inputs = view.open(column, modality, replace(context, cache=Path(folder), fitted=dict(context.fitted)))
-        inputs(torch.zeros(1, dtype=torch.int64))  # some read what the folder holds at first use; maps stay readable
+        rows = torch.arange(len(inputs))
+        if (prepare := getattr(inputs, "prepare", None)) is not None:
+            prepare(rows)  # what is computed has no folder later
+        else:
+            inputs(rows[:1])  # some read what the folder holds at first use; maps stay readable
         return inputs
 
 
@@ -280,9 +286,8 @@ def _several(values: Any) -> list[Any]:
     """The values as a list; a single one is a list of it."""
     if isinstance(values, np.ndarray):
         return list(values) if values.ndim == 4 or values.dtype.kind in "OU" else [values]
-    if isinstance(values, str | bytes | Path) or not isinstance(values, Sequence):
-        return list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else [values]
-    return list(values)
+    is_one = isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__")
+    return [values] if is_one else list(values)
 
 
 def _texts(values: Sequence[Any]) -> pa.Array:
