@@ -54,8 +54,8 @@ def test_a_class_that_is_nowhere_has_no_dice_and_one_only_predicted_has_0() -> N
     counts = overlaps(masks.clone().fill_(1), masks, 3).sum(0)
     assert dice(counts).tolist() == pytest.approx([0, 0, float("nan")], nan_ok=True)
     assert iou(counts).tolist() == pytest.approx([0, 0, float("nan")], nan_ok=True)
-    # a constant background is right everywhere, and no class is there to be found
-    assert float(dice_of_constant(counts, 1)) == 0
+    # a constant background is right everywhere, as the task has it
+    assert float(dice_of_constant(counts, 1)) == 1
 
 
 def test_an_empty_mask_scores_one_only_if_nothing_is_predicted() -> None:

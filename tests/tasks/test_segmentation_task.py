@@ -98,7 +98,8 @@ def test_ties_and_nan_are_right_nowhere_and_empty_masks_want_nothing() -> None:
         alike = torch.full((2, 4, 2), value)
         assert task.evaluate(Grid(), Doubled(), pictures(alike, full), batch_size=2)["dice"] == 0
     background = torch.tensor([1.0, 0.0]).expand(2, 4, 2)
-    assert task.evaluate(Grid(), Doubled(), pictures(background, empty), batch_size=2)["dice"] == 100
+    metrics = task.evaluate(Grid(), Doubled(), pictures(background, empty), batch_size=2)
+    assert metrics["dice"] == metrics["dice_of_constant"] == 100
 
 
 def test_samples_without_the_picture_are_left_out() -> None:
@@ -158,6 +159,7 @@ def test_an_export_makes_the_masks_of_its_run(tmp_path: Path) -> None:
     shown = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(3)]
     masks = polyfed.load_model(tmp_path / "run", which="last").segment(shown, batch=2)
     assert masks.shape == (3, 16, 16)
+    assert polyfed.load_model(folder, allow_code=True).segment([]).shape == (0, 16, 16)
     assert (polyfed.load_model(folder, allow_code=True).segment(shown) == masks).all()
     with pytest.raises(ConfigError, match="has no encoder of texts"):
         polyfed.load_model(folder, allow_code=True).encode(texts="a")

@@ -34,7 +34,7 @@ def iou(counts: Counts) -> Float[Tensor, "*n classes"]:
 
 
 def dice_of_constant(counts: Int[Tensor, "classes 3"], first: int = 0) -> Float[Tensor, ""]:
-    """Mean Dice of the best mask that has one class everywhere: what predictions must beat.
+    """Mean Dice of the best mask that has one class everywhere: what predictions must beat; 1 where it is undefined.
 
     Args:
         counts: of all pictures.
@@ -43,7 +43,7 @@ def dice_of_constant(counts: Int[Tensor, "classes 3"], first: int = 0) -> Float[
     true = counts[:, 2]
     everywhere = torch.eye(len(true), dtype=torch.bool, device=true.device)
     constant = torch.stack([true * everywhere, true.sum() * everywhere, true.expand(len(true), -1)], -1)
-    return dice(constant)[:, first:].nanmean(1).nan_to_num(0.0).max()
+    return dice(constant)[:, first:].nanmean(1).nan_to_num(1.0).max()
 
 
 def mean_dice(predicted: Bool[Tensor, "n h w"], masks: Bool[Tensor, "n h w"]) -> Float[Tensor, ""]:
