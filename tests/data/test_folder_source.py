@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.preparation import prepare_folder
 from polyfed.data.source import Split
 from polyfed.data.sources.folder import Folder
 
@@ -45,6 +46,14 @@ def values(split: Split, column: str) -> list[Any]:
 
 def paths(split: Split) -> list[str]:
     return [image["path"] for image in values(split, "image")]
+
+
+def test_a_column_called_audio_makes_no_recordings(tmp_path: Path) -> None:
+    files(tmp_path, {"texts.csv": "audio,label\nloud,a\nsoft,b\n", "p/metadata.csv": "file_name,audio\na.png,loud\n"})
+    assert values(opened(tmp_path / "texts.csv"), "audio") == ["loud", "soft"]
+    picture(tmp_path / "p" / "a.png")
+    findings = prepare_folder(Folder(path=str(tmp_path / "p"), fractions={}), tmp_path / "out")
+    assert findings.items == {"train": 1}
 
 
 def test_rows_of_one_picture_are_one_item_with_lists_of_what_differs(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ class FolderTable:
         rows: columns of the annotations, and ``image`` (or ``audio``), ``file_name``, ``label`` of files.
         splits: split of each row.
         fingerprint: changes with any file of the folder.
+        files: column of the pictures or recordings that the rows name, ``image`` or ``audio``; None: they name none.
         unused: pictures of the folder that no row names.
         without_picture: what rows call pictures that are not there, where these rows are left out.
     """
@@ -81,6 +82,7 @@ class FolderTable:
     rows: pa.Table
     splits: tuple[str, ...]
     fingerprint: str
+    files: str | None = None
     unused: tuple[str, ...] = ()
     without_picture: tuple[str, ...] = ()
 
@@ -139,7 +141,7 @@ def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     if FILE not in rows:
         return FolderTable(table, splits, stamp)
     unused = sorted(set(pictures).difference(rows[FILE]))
-    return FolderTable(_with_pictures(table, column), splits, stamp, tuple(unused), without_picture)
+    return FolderTable(_with_pictures(table, column), splits, stamp, column, tuple(unused), without_picture)
 
 
 def _with_ending(folder: Path, endings: frozenset[str]) -> list[str]:

@@ -74,7 +74,7 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     if destination.exists():
         raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
     content = folder_table(folder.layout("prepare", None))
-    if AUDIO in content.rows.column_names:
+    if content.files == AUDIO:
         raise DataError(
             f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them there"
         )

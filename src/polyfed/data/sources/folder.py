@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.annotations import FILE
-from polyfed.data.folder_table import AUDIO, IMAGE, FolderLayout, folder_table
+from polyfed.data.folder_table import FolderLayout, folder_table
 from polyfed.data.source import folder_of
 from polyfed.data.tables import SplitTable, TableSource
 
@@ -75,7 +75,7 @@ class Folder(TableSource):
             where=Path(self.path).as_posix(),
             split=split,
             fingerprint=content.fingerprint,
-            ids=FILE if {IMAGE, AUDIO} & {*rows.column_names} else None,
+            ids=FILE if content.files else None,
             everywhere=content.rows.column,
             folder=layout.folder,
         )
