@@ -12,7 +12,7 @@ import torch
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble
-from polyfed.data.cells import Cells
+from polyfed.data.cells import Cells, cells_of
 from polyfed.data.registered import register_data
 from polyfed.data.source import Column, Split
 from polyfed.data.sources.folder import Folder
@@ -81,6 +81,28 @@ def test_a_window_of_series(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "learnt"),
+    [
+        ([1.7e9 + k for k in range(100)], Cells(mean=1.7e9 + 49.5, std=(9999 / 12) ** 0.5)),
+        ([0.1] * 3 + [None, float("inf")], Cells(mean=0.1)),
+        ([None, float("nan")], Cells()),
+        (["b", " ", "a", "", None], Cells(names=("a", "b"))),
+        (pa.array(["b", None, "a", "b"]).dictionary_encode(), Cells(names=("a", "b"))),
+    ],
+)
+def test_what_is_learnt_of_a_column(values: Sequence[Any], learnt: Cells, tmp_path: Path) -> None:
+    found = cells_of({}, "table", context(tmp_path, table=column(x=values)), "table", series=False)["x"]
+    assert (found.names, found.mean, found.std) == (learnt.names, pytest.approx(learnt.mean), pytest.approx(learnt.std))
+
+
+def test_a_blank_name_is_not_known_and_categories_are_names(tmp_path: Path) -> None:
+    view = Table(cells={"x": Cells(names=("a", "b"))})
+    for values in (pa.array(["b", " ", None]), pa.array(["b", " ", None]).dictionary_encode()):
+        x = view.open(column(x=values), "table", context(tmp_path))(torch.arange(3))
+        assert x.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
     ("view", "public", "opened", "message"),
     [
         (Table(), None, {"age": [1]}, "view 'table' learns from the public set, which has no 'm' .*set its cells"),
@@ -128,6 +150,18 @@ def test_columns_in_brackets_are_one_value(tmp_path: Path) -> None:
     assert split.columns == {"table": "[age, sex]", "age": "[age]"}
     assert split.modality("table").values.to_pylist()[2] == {"age": None, "sex": "M"}
     assert split.modality("table").fingerprint != split.modality("age").fingerprint
+
+
+def test_of_lists_in_brackets_the_first_entries_are_kept() -> None:
+    register_data("steps", [{"x": [1, 2, 3], "y": [4, 5, 6]}])
+    settings = {"data": "steps", "columns": {"series": ["x", "y"]}}
+    splits = [
+        Memory.model_validate(settings | {"keep_first": first}).open("train", name="steps", data_dir=None)
+        for first in ({}, {"x": 2, "y": 2}, {"x": 2})
+    ]
+    whole, both, one = (split.modality("series") for split in splits)
+    assert both.values.to_pylist() == [{"x": [1, 2], "y": [4, 5]}]
+    assert len({whole.fingerprint, both.fingerprint, one.fingerprint}) == 3
 
 
 def test_a_row_without_any_cell_is_a_missing_modality(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.settings import Settings
 from polyfed.data.arrow import fingerprint_of, innermost, is_text
+from polyfed.data.labels import unless_blank
 from polyfed.data.learnt import learnt, public_column
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
@@ -44,8 +45,7 @@ class Cells(Settings):
 
     def numbers(self, values: pa.ChunkedArray) -> npt.NDArray[np.float32]:
         """Standardised values [n]; NaN where one is not known."""
-        plain: npt.NDArray[np.float64] = pc.fill_null(values.cast(pa.float64()), np.nan).to_numpy()
-        return ((plain - self.mean) / self.std).astype(np.float32)
+        return ((_plain(values) - self.mean) / self.std).astype(np.float32)
 
     def __call__(self, values: pa.ChunkedArray) -> Values:
         """A first 1 for what is known, else zeros; a name that is none of ``names`` has no other 1.
@@ -54,8 +54,9 @@ class Cells(Settings):
             pa.ArrowInvalid: values of a column of numbers are none.
         """
         if self.names:
-            place = pc.index_in(values.cast(pa.string()), pa.array(self.names))
-            known, slots = ~values.is_null().to_numpy(), pc.fill_null(place, -1).to_numpy()
+            texts = unless_blank(values.cast(pa.string()))
+            place = pc.index_in(texts, pa.array(self.names))
+            known, slots = ~texts.is_null().to_numpy(), pc.fill_null(place, -1).to_numpy()
             return np.column_stack([known, slots[:, None] == np.arange(len(self.names))]).astype(np.float32)
         numbers = self.numbers(values)
         return np.column_stack([np.isfinite(numbers), np.nan_to_num(numbers, posinf=0, neginf=0)]).astype(np.float32)
@@ -69,7 +70,7 @@ def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
     """
     kind = innermost(values.type)
     if is_text(kind):
-        names = sorted(values.unique().drop_null().to_pylist())
+        names = sorted(unless_blank(values).unique().drop_null().to_pylist())
         if not 0 < len(names) <= _MOST:
             raise DataError(f"{where}: {len(names)} different texts are no names of 1 to {_MOST}; leave the column out")
         return Cells(names=tuple(names))
@@ -77,11 +78,19 @@ def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
         raise DataError(f"{where}: holds {kind}; a table has numbers, true and false, or names")
     while values.type != kind:
         values = pc.list_flatten(values)
-    numbers = Cells().numbers(values).astype(np.float64)
+    numbers = _plain(values)
     numbers = numbers[np.isfinite(numbers)]
-    spread = float(numbers.std()) if numbers.size else 0.0
-    # a constant says nothing, and is not divided by nothing
-    return Cells(mean=float(numbers.mean()) if numbers.size else 0.0, std=spread or 1.0)
+    if not numbers.size:
+        return Cells()
+    # a constant says nothing; its deviation is rounding, or 0
+    constant = numbers.min() == numbers.max()
+    return Cells(mean=float(numbers.mean()), std=1.0 if constant else float(numbers.std()))
+
+
+def _plain(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """NaN where a value is not known; in float64, as seconds since 1970 have no place in float32."""
+    numbers: npt.NDArray[np.float64] = pc.fill_null(values.cast(pa.float64()), np.nan).to_numpy()
+    return numbers
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -132,7 +141,7 @@ def columns_of(column: Column, *, series: bool) -> dict[str, pa.ChunkedArray]:
     if not pa.types.is_struct(values.type):
         wanted = "columns: {series: [NAME]}" if series else "columns: {table: [NAME, NAME]}"
         raise DataError(f"{column.where}: is one column; name it, and others, in brackets: {wanted}")
-    parts = {part.name: pc.struct_field(values, part.name) for part in values.type}
+    parts = {part.name: _decoded(pc.struct_field(values, part.name)) for part in values.type}
     for name, part in parts.items():
         if (innermost(part.type) != part.type) != series:
             raise DataError(
@@ -140,6 +149,11 @@ def columns_of(column: Column, *, series: bool) -> dict[str, pa.ChunkedArray]:
                 "value an item"
             )
     return parts
+
+
+def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values in place of numbers of them, as categories of pandas are stored."""
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
 
 def require_columns(column: Column, there: Mapping[str, object], wanted: Mapping[str, object]) -> None:

@@ -157,8 +157,8 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         # the same rows have the same fingerprint, however they were chosen
         choice = () if rows is None else (hashlib.sha256(np.packbits(rows).tobytes()).hexdigest(),)
         more = [table.depends[column]] if column in table.depends else []
-        if column in source.keep_first:
-            choice = (*choice, f"first {source.keep_first[column]}")
+        parts = [part for part in _parts(source).get(column, (column,)) if part in source.keep_first]
+        choice = (*choice, *(f"first {source.keep_first[part]} of {part}" for part in parts))
         stamp = fingerprint_of(table.fingerprint, table.split, column, *choice, *more)
         if column in names_of_labels:
             return labels(column, stamp, here)
@@ -180,21 +180,26 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     )
 
 
+def _parts(source: TableSource) -> dict[str, tuple[str, ...]]:
+    """What columns in brackets are called -> these."""
+    return {called(parts): parts for parts in source.columns.values() if not isinstance(parts, str)}
+
+
 def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTable:
     """The table with a column of structs for each modality that is of several columns.
 
     Raises:
         DataError: one of these is missing, or a target, which no model may see.
     """
-    several = {modality: parts for modality, parts in source.columns.items() if not isinstance(parts, str)}
-    structs = {called(parts): parts for parts in several.values()}
-    for modality, parts in several.items():
-        _require_inputs(table, source, parts, f"source '{name}', columns.{modality}")
+    structs = _parts(source)
+    for modality, column in source.column_names.items():
+        if column in structs:
+            _require_inputs(table, source, structs[column], f"source '{name}', columns.{modality}")
 
     def read(column: str) -> pa.ChunkedArray:
         if column not in structs:
             return table.read(column)
-        values = [table.read(part).combine_chunks() for part in structs[column]]
+        values = [_entries(table, source, part).combine_chunks() for part in structs[column]]
         return pa.chunked_array([pa.StructArray.from_arrays(values, names=structs[column])])
 
     schema = table.schema
