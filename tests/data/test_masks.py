@@ -13,6 +13,7 @@ from PIL import Image
 from item_tables import column_of, in_memory, struct_of
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble
+from polyfed.data.images import Augment
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
@@ -64,6 +65,29 @@ def test_a_missing_or_broken_mask_is_named(tmp_path: Path) -> None:
 
 def test_spec(tmp_path: Path) -> None:
     assert Masks(size=24).spec("mask", DataContext(tmp_path)).shape == (24, 24)
+
+
+@pytest.mark.parametrize(("ignore", "outside"), [(None, 0), (255, 255)])
+def test_what_comes_in_has_no_class(ignore: int | None, outside: int, tmp_path: Path) -> None:
+    view = Masks.model_validate({"size": 16, "classes": 150, "ignore": ignore, "augment": {"shift": 8}})
+    rows = view.open(column(np.full((16, 16), 149), np.full((16, 16), 7)), "mask", DataContext(tmp_path))
+    for seed in range(3):
+        moved = rows(torch.arange(2), torch.Generator().manual_seed(seed))
+        assert moved.dtype == torch.uint8
+        for mask, number in zip(moved, (149, 7), strict=True):
+            assert {*mask.unique().tolist()} == {number, outside}
+
+
+def test_what_moves_does_not_grow_with_the_classes_that_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = []
+    monkeypatch.setattr(Augment, "moved", lambda self, x, generator: shapes.append(x.shape) or x)
+    rows = Masks(size=16, classes=150).open(column(np.eye(16) * 149, np.eye(16) * 7), "mask", DataContext(tmp_path))
+    eye = torch.eye(16, dtype=torch.uint8)
+    assert torch.equal(rows(torch.arange(2), torch.Generator()), torch.stack([149 * eye, 7 * eye]))
+    assert rows(torch.arange(0), torch.Generator()).shape == (0, 16, 16)
+    assert shapes == [(2, 2, 16, 16), (0, 1, 16, 16)]
 
 
 MOVES = {"rotate": 30, "crop": 0.3, "shift": 3, "flip": True, "jitter": True}

@@ -124,18 +124,22 @@ class MaskRows:
         if view.classes is None:
             moved = values if generator is None else view.augment.moved(values, generator)
             return (moved[:, 0] > view.threshold).to(torch.uint8)
-        numbers = torch.tensor([*range(view.classes), *([] if view.ignore is None else [view.ignore])])
-        planes = values == numbers[:, None, None]
-        if not bool(planes.any(1).all()):
-            raise self._unknown(values[~planes.any(1, keepdim=True)])
+        present = torch.zeros(len(values), 256, dtype=torch.bool).scatter_(1, values.flatten(1).long(), True)
+        if unknown := {*present.any(0).nonzero()[:, 0].tolist()} - {*range(view.classes), view.ignore}:
+            raise self._unknown(min(unknown))
         if generator is None:
             return values[:, 0]
-        # plane by plane: a mean of the numbers of two classes is that of a third
-        moved = view.augment.moved(255 * planes.to(torch.uint8), generator)
-        return numbers[moved.argmax(1)].to(torch.uint8)
+        # plane by plane: a mean of the numbers of two classes is that of a third; each picture has planes of its own
+        most = max(present.sum(1).tolist(), default=1)
+        numbers = present.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        planes = 255 * (values == numbers[:, :, None, None]).to(torch.uint8)
+        strongest, place = view.augment.moved(planes, generator).max(1)
+        moved = numbers.gather(1, place.flatten(1)).view_as(place).to(torch.uint8)
+        # what comes in from outside of the picture has no class
+        return moved.where(strongest > 0, view.ignore or 0)
 
-    def _unknown(self, values: UInt8[Tensor, " k"]) -> DataError:
+    def _unknown(self, value: int) -> DataError:
         return DataError(
-            f"{self.where} has the value {int(values[0])}, and there are {self.view.classes} classes, numbered from 0; "
+            f"{self.where} has the value {value}, and there are {self.view.classes} classes, numbered from 0; "
             "name all classes, or set ignore to a value that stands for none"
         )
