@@ -13,6 +13,7 @@ import torch
 from scipy.io import wavfile
 
 from polyfed.core.errors import DataError
+from polyfed.data.backbone_inputs import SoundPreparation
 from polyfed.data.preparation import prepare_folder
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column
@@ -51,6 +52,8 @@ def test_arrays_files_and_our_own_wav(tmp_path: Path) -> None:
         np.testing.assert_allclose(waveform(value, 16000, tmp_path), TONE, atol=1e-4)
     decoded = {"array": TONE.tolist(), "sampling_rate": 16000, "path": "tone.wav"}
     np.testing.assert_array_equal(waveform(decoded, 16000), TONE)
+    stereo = {"array": np.stack([TONE, 0 * TONE]), "sampling_rate": 16000}
+    np.testing.assert_allclose(waveform(stereo, 16000), TONE / 2)
 
 
 def test_another_rate_keeps_length_and_pitch_and_what_is_late_is_not_read() -> None:
@@ -60,7 +63,16 @@ def test_another_rate_keeps_length_and_pitch_and_what_is_late_is_not_read() -> N
     assert len(waveform(written(TONE), 16000, most=0.1)) == 1600
 
 
-@pytest.mark.parametrize("value", [b"no sound", {"bytes": None, "path": None}, written(np.full(9, np.nan, np.float32))])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"no sound",
+        {"bytes": None, "path": None},
+        written(np.full(9, np.nan, np.float32)),
+        {"array": np.zeros((400, 2)), "sampling_rate": 16000},
+        {"array": np.zeros((1, 2, 400)), "sampling_rate": 16000},
+    ],
+)
 def test_what_is_no_recording_is_refused(value: object) -> None:
     with pytest.raises((ValueError, OSError)):
         waveform(value, 16000)
@@ -96,6 +108,12 @@ def test_one_frame_equals_loops() -> None:
 
 def test_silence_and_a_short_recording_are_finite() -> None:
     assert log_mel(torch.zeros(10), 16000, 8).tolist() == [[pytest.approx(math.log(2**-23))] * 8]
+
+
+def test_a_backbone_reads_no_more_of_a_recording_than_it_takes() -> None:
+    late = np.concatenate([TONE, np.full(4000, np.nan, np.float32)])
+    found = SoundPreparation(16000, 8, 20, mean=-4.0, std=2.0)([written(late)]).x
+    torch.testing.assert_close(found, (log_mel(torch.from_numpy(TONE), 16000, 8)[None, :20] + 4) / 2)
 
 
 # ---- the view

@@ -25,8 +25,7 @@ from polyfed.data.backbones import (
     read_backbone_config,
 )
 from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
-from polyfed.data.sounds import waveform
-from polyfed.data.spectrograms import fitted, log_mel
+from polyfed.data.spectrograms import recorded_mel
 
 InputKind = Literal["picture", "sound", "text"]
 _BANDS = "num_mel_bins"
@@ -267,6 +266,6 @@ class SoundPreparation:
         Raises:
             Exception: of many kinds, as scipy's, if a value is no recording.
         """
-        waves = [torch.from_numpy(waveform(value, self.rate, folder)) for value in values]
-        spectrograms = torch.stack([fitted(log_mel(wave, self.rate, self.bands), self.frames) for wave in waves])
+        each = [recorded_mel(value, self.rate, self.bands, self.frames, folder) for value in values]
+        spectrograms = torch.stack(each)
         return Prepared((spectrograms - self.mean) / self.std, None)

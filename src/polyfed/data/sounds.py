@@ -24,7 +24,7 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
 
     Args:
         value: WAV (whole numbers of any width, or fractions) in a struct {bytes, path} or as bytes, or a struct
-            {array, sampling_rate}, as ``datasets`` has it decoded.
+            {array, sampling_rate}, as ``datasets`` has it decoded: [n], or [channels, n].
         rate: of the result.
         folder: of the data set, which a path must lie in.
         most: seconds that are read at most; None: all.
@@ -33,7 +33,7 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
         ValueError, OSError: it cannot be read, or has no samples.
     """
     if isinstance(value, dict) and value.get("array") is not None:
-        own, samples = int(value["sampling_rate"]), np.asarray(value["array"], dtype=np.float32)
+        own, samples = int(value["sampling_rate"]), _by_sample(np.asarray(value["array"], dtype=np.float32))
     else:
         own, samples = wavfile.read(io.BytesIO(picture_bytes(value, folder)))
         samples = _as_fractions(samples)
@@ -46,6 +46,13 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
     shared = math.gcd(own, rate)
     resampled = mono if own == rate else signal.resample_poly(mono, rate // shared, own // shared)
     return np.asarray(resampled, dtype=np.float32)
+
+
+def _by_sample(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n] or [channels, n] as [n] or [n, channels]; [n, channels] of others would be taken for n channels."""
+    if array.ndim == 1 or (array.ndim == 2 and array.shape[0] <= array.shape[1]):
+        return array.T
+    raise ValueError(f"an array of shape {list(array.shape)}; give [samples] or [channels, samples]")
 
 
 def _as_fractions(samples: NDArray[Any]) -> Float[np.ndarray, "n ..."]:

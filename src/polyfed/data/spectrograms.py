@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from polyfed.data.sounds import waveform
+
 _EMPHASIS = 0.97
 _LOWEST = 20.0  # hertz
 _FLOOR = torch.finfo(torch.float32).eps  # silence has no logarithm
+
+
+def recorded_mel(
+    value: Any, rate: int, bands: int, frames: int, folder: Path | None = None
+) -> Float[Tensor, "frames bands"]:
+    """``log_mel`` of a recording, cut or filled up to ``frames``; what comes later is neither read nor resampled.
+
+    Args:
+        value: as for ``waveform``, whose errors it has.
+        rate: samples a second, to which it is resampled.
+        bands: number of triangles.
+        frames: of the result.
+        folder: of the data set.
+    """
+    samples = waveform(value, rate, folder, most=0.01 * (frames + 3))
+    return fitted(log_mel(torch.from_numpy(samples), rate, bands), frames)
 
 
 def log_mel(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Float, Int64
@@ -18,9 +17,8 @@ from polyfed.core.settings import Settings
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import unreadable
 from polyfed.data.samples import Inputs
-from polyfed.data.sounds import waveform
 from polyfed.data.source import Column
-from polyfed.data.spectrograms import fitted, log_mel
+from polyfed.data.spectrograms import recorded_mel
 from polyfed.data.stored_inputs import StoredInputs
 from polyfed.data.stored_rows import StoredRows
 from polyfed.data.view import DataContext, InputSpec, View
@@ -87,10 +85,6 @@ class Mel(View):
         """Shape (1, bands, frames) or (frames, bands)."""
         return InputSpec((1, self.bands, self.frames) if self.layout == "map" else (self.frames, self.bands))
 
-    def spectrogram(self, samples: Float[np.ndarray, " n"]) -> Float[Tensor, "frames bands"]:
-        """Not standardised."""
-        return fitted(log_mel(torch.from_numpy(samples), self.rate, self.bands), self.frames)
-
 
 class MelComputation:
     """Spectrograms of any rows of a column."""
@@ -106,9 +100,9 @@ class MelComputation:
         return torch.stack([self._of(row, self.values[row].as_py()) for row in rows])
 
     def _of(self, row: int, value: Any) -> Float[Tensor, "frames bands"]:
-        seconds = 0.01 * (self.view.frames + 3)  # what comes later is cut off anyway
+        view = self.view
         try:
-            return self.view.spectrogram(waveform(value, self.view.rate, self.column.folder, seconds))
+            return recorded_mel(value, view.rate, view.bands, view.frames, self.column.folder)
         except Exception as error:  # scipy raises errors of many kinds for what is no WAV
             raise unreadable(self.column, row, value, error, "not a readable recording") from error
 
