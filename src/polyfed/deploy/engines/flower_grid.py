@@ -44,6 +44,7 @@ class NodeDirectory:
         spec: the run's spec, JSON.
         poll: seconds between looks.
         absence: seconds that a node may be away.
+        waiting: what nodes were given, of all exchanges that go on, and have not answered.
     """
 
     grid: Any
@@ -53,6 +54,7 @@ class NodeDirectory:
     absence: float
     node_of: dict[str, int] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    waiting: set[_Bundle] = field(default_factory=set)
     _described: dict[str, list[ClientInfo]] = field(default_factory=dict)
     _asked: set[int] = field(default_factory=set)
     _missed: dict[str, float] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class NodeDirectory:
         node = self.node_of.get(client)
         if node not in self.sites.online():
             return None
-        del self._missed[client]
+        self._missed.pop(client, None)  # another exchange may have found it first
         return node
 
     def _wait(self, met: Callable[[], bool], seconds: float) -> None:
@@ -160,13 +162,15 @@ def push(grid: Any, messages: Sequence[Any]) -> list[str]:
     return [str(message_id or "") for message_id in ids] + [""] * (len(messages) - len(ids))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Bundle:
-    """Requests to clients of one node that travel as one message."""
+    """Requests to clients of one node that travel as one message; ``queued`` clients are served until it is done."""
 
     requests: list[Request] = field(default_factory=list)
     envelopes: list[Envelope] = field(default_factory=list)
     message: str = ""
+    node: int | None = None
+    queued: int = 0
     pushed: float = 0.0
     sent: int = 0
 
@@ -181,7 +185,8 @@ class GridExchange:
     Args:
         directory: who is where.
         requests: to carry.
-        deadline: seconds a client has, or None; a message with several clients has as many times that.
+        deadline: seconds a client has, or None; as a node serves one client after the other, a message has that for
+            each client of it and of those that the node was given before.
         settings: of the engine.
         limits: on what is received.
         stopped: set when the run is to end.
@@ -218,6 +223,7 @@ class GridExchange:
             for answer in self._received(bundle):
                 self._answers[answer.client] = answer
             self._queues[node].remove(bundle)
+            self._directory.waiting.discard(bundle)
             self._top_up(node)
         return self._answers.pop(client)
 
@@ -253,11 +259,17 @@ class GridExchange:
             self._send(ready)
 
     def _send(self, ready: Sequence[tuple[_Bundle, int]]) -> None:
+        for bundle, node in ready:
+            bundle.node = node
+            self._directory.waiting.add(bundle)  # before it counts: another thread may do so at this moment
+            bundle.queued = sum(len(one.requests) for one in list(self._directory.waiting) if one.node == node)
         messages = [self._message(bundle, node) for bundle, node in ready]
         for (bundle, _), name in zip(ready, push(self._directory.grid, messages), strict=True):
             bundle.message = name
             bundle.pushed = time.monotonic()
             bundle.sent += bool(name)
+            if not name:
+                self._directory.waiting.discard(bundle)
 
     def _message(self, bundle: _Bundle, node: int) -> Any:
         own = sorted({place for envelope in bundle.envelopes for place in envelope.places})
@@ -318,7 +330,7 @@ class GridExchange:
 
     def _patience(self, bundle: _Bundle) -> float:
         assert self._deadline is not None
-        return self._deadline * len(bundle.requests)
+        return self._deadline * bundle.queued
 
     def _opened(self, bundle: _Bundle, message: Any) -> list[Answer]:
         try:
