@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 import polyfed
 from misbehaving import contents, cut_short
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.engines.engine import Hosting
 from polyfed.engines.local import InProcess, LocalEngine
+from polyfed.federation import real_time
 from polyfed.federation.cohort import Engine
+from polyfed.federation.paces import Deadline
+from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Answer, Request
 from small_federations import Config, federation_for
@@ -83,7 +88,7 @@ def replayed(config: Config, path: Path) -> Config:
 
 PACES: dict[str, Config] = {
     "async": {"name": "async"},
-    "buffered": {"name": "buffered", "replies": 2, "concurrency": 3, "max_staleness": 1},
+    "buffered": {"name": "buffered", "replies": 2, "concurrency": 3, "max_staleness": 0},
     "deadline": {"name": "deadline", "seconds": 0.05},
 }
 
@@ -99,6 +104,44 @@ def test_what_came_when_is_replayed_to_the_same_bits(method: str, pace: str, tmp
     simulated = polyfed.run(Experiment.parse(again), tmp_path / "simulated", quiet=True)
     assert contents(simulated) == contents(real)
     assert (simulated.folder / "pace.jsonl").read_bytes() == (real.folder / "pace.jsonl").read_bytes()
+    assert_counted(real)
+
+
+def assert_counted(run: polyfed.Run) -> None:
+    """What crossed is in the ledger, used or not; who was at work after a round was not measured then."""
+    ended = [event for event in run.records.paced if event.event not in ("opened", "started")]
+    ledger = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
+    crossed = [(line["round"], line["client"]) for line in ledger if (line["step"], line["direction"]) == ("fit", "up")]
+    assert {(event.round, event.client) for event in ended if event.error is None} == {*crossed}
+    for measured in run.records.measurements:
+        past = [event for event in run.records.paced if event.round <= measured.round]
+        latest = {event.client: event.event for event in past}
+        assert measured.round == 0 or latest.get(measured.participant) != "started"
+
+
+def test_a_round_is_opened_once_the_server_has_done_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a round of so many seconds lasts from then; a replay has the same times."""
+    clock = [100.0]
+    monkeypatch.setattr(real_time, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    timeline = real_time.RealTime({}, send=lambda request: Answer(request.client))
+    timeline.opens(1)
+    clock[0] += 5
+    assert Deadline(seconds=3).limit(timeline.opens(2)) == 8
+    again = ReplayedTime({}, told={}, opened={event.round: event for event in timeline.events})
+    assert [again.opens(number) for number in (1, 2)] == [event.seconds for event in timeline.events]
+
+
+def test_an_engine_that_fails_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no answer is no client's fault."""
+
+    def exchange(engine: ErraticEngine, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        if threading.current_thread() is threading.main_thread():
+            return LocalEngine.exchange(engine, requests, deadline)
+        raise ExchangeError("the grid is down")
+
+    monkeypatch.setattr(ErraticEngine, "exchange", exchange)
+    with pytest.raises(ExchangeError, match="the grid is down"):
+        polyfed.run(Experiment.parse(erratic("fedavg", PACES["async"])), tmp_path / "run", quiet=True)
 
 
 def test_a_killed_server_asks_again_who_was_at_work(tmp_path: Path) -> None:

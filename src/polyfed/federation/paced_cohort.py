@@ -44,7 +44,7 @@ class PacedCohort(Cohort):
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
         """Start who is idle; what comes until the round is full, or has lasted long enough, or nobody is at work."""
-        opened = self.timeline.now
+        opened = self.timeline.opens(self.round)
         self._start(ask, phase)
         # as long as replies are refused, more are waited for
         while due := self._due(ask, phase, opened):
@@ -97,11 +97,22 @@ class PacedCohort(Cohort):
                 break
             self.timeline.take(coming)
             if self._is_old(coming.request):
-                self.timeline.note(DROPPED, coming.request, self.round, coming.ends)
+                self._drop(coming)
                 continue
             self._versions[coming.request.client] = coming.request.round, coming.request.phase
             due.append(coming)
         return due
+
+    def _drop(self, work: AtWork) -> None:
+        """Count a reply that is too old: in real time it has crossed, in virtual time it is not even computed."""
+        error = None
+        if self.timeline.is_real:
+            asked = replace(work.request, payload=self.channel.transport.encode(work.request.payload))
+            (answer,) = self.channel.exchange([asked], self.reply_policy(asked.step).deadline)
+            error = answer.error
+            if answer.payload is not None:
+                self.channel.dropped(replace(asked, round=self.round), answer.payload)
+        self.timeline.note(DROPPED, work.request, self.round, work.ends, error)
 
     def _is_old(self, request: Request) -> bool:
         most = self.pace.max_staleness

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, Queue
 
 from polyfed.federation.timeline import AtWork, Exchange, Timeline
+from polyfed.federation.timeline_events import OPENED, TimelineEvent
 from polyfed.wire.messages import Answer, Request
 
-_LOOK = 0.5  # seconds between looks whether the run is to end
 _TICK = 1e-6  # seconds; no two replies come at one time, so that a replay has their order
 
 
@@ -21,8 +21,8 @@ _TICK = 1e-6  # seconds; no two replies come at one time, so that a replay has t
 class RealTime(Timeline):
     """Clients at work elsewhere, each asked in a thread of its own.
 
-    ``now`` is when the last reply was taken, so that all times are those of replies. What was at work when a run was
-    killed is asked again, with what it was sent before.
+    ``now`` is when the last reply was taken, or a round was opened since. What was at work when a run was killed is
+    asked again, with what it was sent before.
 
     Attributes:
         send: carries a request, before it is encoded, and waits for its answer.
@@ -30,12 +30,23 @@ class RealTime(Timeline):
 
     send: Callable[[Request], Answer]
     _asked: set[str] = field(default_factory=set)
-    _arrived: Queue[AtWork] = field(default_factory=Queue)
+    _arrived: Queue[AtWork | Exception] = field(default_factory=Queue)
     _answers: dict[str, Answer] = field(default_factory=dict)
     _coming: AtWork | None = None
     _last: float = 0.0
     _origin: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_real(self) -> bool:
+        return True
+
+    def opens(self, number: int) -> float:
+        """Now: the server's own work since the last reply is no part of the round's time."""
+        with self._lock:
+            self.now = self._moment()
+        self.events.append(TimelineEvent(number, "", OPENED, "", number, self.now))
+        return self.now
 
     def ends_of(self, request: Request) -> float:
         return math.inf
@@ -45,12 +56,20 @@ class RealTime(Timeline):
         return False
 
     def next(self, limit: float = math.inf) -> AtWork | None:
-        """Whose reply came next, once it is there; None at a time at which none is."""
+        """Whose reply came next, once it is there; None at a time at which none is.
+
+        Raises:
+            Exception: what ``send`` raised.
+        """
         for client in self.at_work.keys() - self._asked:
             self._ask(client)
         while self._coming is None and self.at_work:
+            patience = None if limit == math.inf else max(0.0, limit - self._clock())
             try:
-                self._coming = self._arrived.get(timeout=max(0.0, min(_LOOK, limit - self._clock())))
+                coming = self._arrived.get(timeout=patience)
+                if isinstance(coming, Exception):
+                    raise coming
+                self._coming = coming
             except Empty:
                 if self._clock() >= limit:
                     break
@@ -81,12 +100,17 @@ class RealTime(Timeline):
     def _wait(self, work: AtWork) -> None:
         try:
             answer = self.send(work.request)
-        except Exception as error:  # what is raised in a thread is nobody's answer
-            answer = Answer(work.request.client, error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # no client's fault, which would be an answer
+            self._arrived.put(error)
+            return
         with self._lock:  # in the order of their times
-            self._last = max(self._last + _TICK, self._clock())
             self._answers[work.request.client] = answer
-            self._arrived.put(replace(work, ends=self._last))
+            self._arrived.put(replace(work, ends=self._moment()))
+
+    def _moment(self) -> float:
+        """Now, later than any other moment; under the lock."""
+        self._last = max(self._last + _TICK, self._clock())
+        return self._last
 
     def _clock(self) -> float:
         """Seconds since the run began, while it was at work."""

@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.untrusted import file_json, typed
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.timeline import AtWork, Exchange, Timeline
-from polyfed.federation.timeline_events import STARTED, TimelineEvent
+from polyfed.federation.timeline_events import OPENED, STARTED, TimelineEvent
 from polyfed.federation.times import ClientTimes
 from polyfed.wire.messages import Answer, Request
 
@@ -25,9 +25,11 @@ class ReplayedTime(Timeline):
 
     Attributes:
         told: client and round in which it was asked -> what came of it.
+        opened: round -> when it was opened; empty for virtual time.
     """
 
     told: Mapping[_Key, TimelineEvent]
+    opened: Mapping[int, TimelineEvent]
 
     @classmethod
     def read(cls, path: Path, clients: Sequence[ClientInfo]) -> Self:
@@ -42,11 +44,24 @@ class ReplayedTime(Timeline):
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.pace.replay: '{path}' cannot be read: {error}") from error
         times = {client.id: ClientTimes(seconds=1) for client in clients}
+        opened = {line.round: line for line in lines if line.event == OPENED}
+        lines = [line for line in lines if line.event != OPENED]
         others = sorted({line.client for line in lines} - times.keys())
         if others or not lines:
             whose = f"is of a run with client '{others[0]}', who is not here" if others else "has no replies"
             raise ConfigError(f"run.pace.replay: '{path}' {whose}; give that of a run of these clients")
-        return cls(times, told={(line.client, line.asked): line for line in lines if line.event != STARTED})
+        told = {(line.client, line.asked): line for line in lines if line.event != STARTED}
+        return cls(times, told=told, opened=opened)
+
+    @property
+    def is_real(self) -> bool:
+        return bool(self.opened)
+
+    def opens(self, number: int) -> float:
+        if (line := self.opened.get(number)) is not None:
+            self.now = line.seconds
+            self.events.append(line)
+        return self.now
 
     def ends_of(self, request: Request) -> float:
         told = self.told.get((request.client, request.round))

@@ -52,6 +52,15 @@ class Timeline:
     at_work: dict[str, AtWork] = field(default_factory=dict)
     events: list[TimelineEvent] = field(default_factory=list)
 
+    @property
+    def is_real(self) -> bool:
+        """Whether clients have a real clock, or had when this was recorded: what they do takes them, used or not."""
+        return False
+
+    def opens(self, number: int) -> float:
+        """The time at which a round begins to wait for replies."""
+        return self.now
+
     def ends_of(self, request: Request) -> float:
         """When a client that is asked now replies."""
         times = self.times[request.client]
@@ -72,8 +81,9 @@ class Timeline:
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody replies at this very time."""
-        return self.next(self.now) is not None
+        """Whether somebody replies at this very time, and not before a real round was opened."""
+        coming = self.next(self.now)
+        return coming is not None and coming.ends == self.now
 
     def next(self, limit: float = math.inf) -> AtWork | None:
         """Who replies next, up to a time; of several at one time the first in client order."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STARTED, REPLIED, DROPPED, LOST = "started", "replied", "dropped", "lost"
-"""A client was asked; its reply counts; its reply is too old; it did not reply, or what it did was refused."""
+OPENED, STARTED, REPLIED, DROPPED, LOST = "opened", "started", "replied", "dropped", "lost"
+"""A round began to wait, in real time; a client was asked; its reply counts; its reply is too old; it did not reply, or
+what it did was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class TimelineEvent:
 
     Attributes:
         round: number of the server step.
-        client: its id.
+        client: its id; of ``opened`` nobody's.
         event: one of those above.
         step: that it was asked to perform.
         asked: round in which it was asked.

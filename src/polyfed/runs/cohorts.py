@@ -165,6 +165,11 @@ class Cohorts:
         return isinstance(pace, LatePace) or pace.clients is not None
 
     @property
+    def busy(self) -> set[str]:
+        """Clients that would answer nothing else before what they are at work on."""
+        return set(self.timeline.at_work) if self.keeps_time and self.timeline.is_real else set()
+
+    @property
     def _filters(self) -> tuple[Filter, ...]:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
         pace = self.experiment.run.pace

@@ -54,8 +54,8 @@ class Evaluations:
                     self._select(number, metrics[self.server.task.primary])
 
     def measure_clients(self, number: int, ledger: Ledger) -> None:
-        """On their own test samples, those that may have changed."""
-        clients = self.due()
+        """On their own test samples, those that may have changed and are not busy; others keep their last figures."""
+        clients = tuple(client for client in self.due() if client.id not in self.cohorts.busy)
         if not clients:
             return
         cohort = self.cohorts.evaluating(number, clients, ledger)

@@ -53,5 +53,9 @@ class Channel:
         finally:  # what is refused has crossed too
             self._enter(request, "up", wire, plain)
 
+    def dropped(self, request: Request, wire: Payload) -> None:
+        """Enter a reply that nobody reads."""
+        self._enter(request, "up", wire, None)
+
     def _enter(self, request: Request, direction: Direction, wire: Payload, plain: Payload | None) -> None:
         self.ledger.enter(request.round, request.client, direction, self.purpose + request.step, wire, plain)
