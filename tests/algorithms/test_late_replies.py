@@ -108,6 +108,21 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(target, (fresh + own + 2**-0.5 * (late - own)) / 2, atol=1e-5)
 
 
+def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = prepared(paced("fedavg", {"name": "sync", "clients": SLOW}), tmp_path)
+    carry = session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        answers = carry(requests, deadline)
+        return (Answer("image", error="gone") if answer.client == "image" else answer for answer in answers)
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    play(session, 1, 1)
+    ended = {event.client: (event.event, event.error) for event in session.cohorts.timeline.events}
+    assert ended.pop("image") == ("lost", "gone")
+    assert {*ended.values()} == {("replied", None)}
+
+
 def _own(session: Session) -> tuple[Any, str]:
     method: Any = session.experiment.algorithm
     outputs = method.public.server_outputs(session.server)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
-from polyfed.federation.timeline_events import REPLIED, STARTED, TimelineEvent
+from polyfed.federation.timeline_events import STARTED, TimelineEvent
 from polyfed.federation.times import ClientTimes
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
@@ -66,13 +66,13 @@ class Timeline:
         times = self.times[request.client]
         return times.begins(self.now) + times.seconds
 
-    def wait_for(self, requests: Iterable[Request]) -> None:
-        """All of them are at work, and time goes on until the last has replied."""
+    def wait_for(self, requests: Iterable[Request]) -> Iterator[AtWork]:
+        """All of them are at work, and time goes on until the last has replied; who did what until when."""
         for request in requests:
             self.start(request)
         while (coming := self.next()) is not None:
             self.take(coming)
-            self.note(REPLIED, coming.request, coming.request.round, coming.ends)
+            yield coming
 
     def start(self, request: Request) -> None:
         """A client begins, or will as soon as it is awake."""

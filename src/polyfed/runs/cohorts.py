@@ -25,7 +25,7 @@ from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import Timeline
+from polyfed.federation.timeline import AtWork, Timeline
 from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
 from polyfed.federation.times import Drawn
 from polyfed.federation.types import Blueprint
@@ -241,18 +241,19 @@ class _Told(CohortListener):
     cohorts: Cohorts
     round: int
     is_timed: bool
+    waited: dict[str, AtWork] = field(default_factory=dict)
 
     def asking(self, step: str, clients: Sequence[str]) -> None:
         if self.is_timed:
-            self.cohorts.timeline.wait_for(
-                Request(client, step, self.round, 0, None, Payload({})) for client in clients
-            )
+            requests = (Request(client, step, self.round, 0, None, Payload({})) for client in clients)
+            self.waited.update((work.request.client, work) for work in self.cohorts.timeline.wait_for(requests))
         self.cohorts.expenses.note(step, clients)
         self.cohorts.events.handle(StepStarted(step, clients))
         self.cohorts.waiting_since = time.monotonic()
 
     def answered(self, client: ClientInfo, step: str) -> None:
         now = time.monotonic()
+        self._note(REPLIED, client)
         self.cohorts.events.handle(ClientDone(client.id, step, now - self.cohorts.waiting_since))
         self.cohorts.waiting_since = now
         if client.id in self.cohorts.away:
@@ -264,10 +265,16 @@ class _Told(CohortListener):
 
     def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
         log.warning("round %d: client %s is excluded: %s", self.round, client.id, reason)
+        self._note(LOST, client, reason)
         self.cohorts.happened(self.round, client.id, "client_excluded", reason)
         self.cohorts.away.add(client.id)
         if details:
             self.cohorts.folder.add_traceback(self.round, client.id, details)
+
+    def _note(self, event: str, client: ClientInfo, error: str | None = None) -> None:
+        """What became, in virtual time, of what a client was waited for."""
+        if (work := self.waited.pop(client.id, None)) is not None:
+            self.cohorts.timeline.note(event, work.request, self.round, work.ends, error)
 
 
 def accepted_in(facts: Mapping[str, Any]) -> dict[str, StateVersion]:
