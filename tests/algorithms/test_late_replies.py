@@ -174,6 +174,16 @@ def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, pace: str, 
         ("fedavg", {"aggregation": {"robust": "median"}}, "aggregation.robust 'median' compares"),
         ("fedavg", {"aggregation": {"secure": "unmasked", "clip": None}}, "sums the replies of clients that agree"),
         ("fedavg", {"run": {"pace": {"name": "buffered", "replies": 9}}}, "there are 5 clients"),
+        (
+            "fedavg",
+            {"run": {"min_clients": 4}},
+            "run.min_clients is 4, but a round of run.pace 'buffered' ends after 3",
+        ),
+        (
+            "fedavg",
+            {"run": {"pace": {"name": "async"}, "phases": {"fit": {"min_clients": 2}}}},
+            "phases.fit.min_clients is 2",
+        ),
     ],
 )
 def test_refused(method: str, changes: Config, message: str, tmp_path: Path) -> None:

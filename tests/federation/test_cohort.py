@@ -283,6 +283,12 @@ def test_a_federation_without_clients_says_that_nobody_was_asked() -> None:
         list(cohort.ask(step, weights=weights()))
 
 
+def test_fewer_clients_than_the_quorum_were_asked_nevertheless() -> None:
+    cohort, _ = cohort_of("ab", FakeEngine(), reply_policy=lambda name: ReplyPolicy(min_clients=3))
+    with pytest.raises(ExchangeError, match=r"2 of 2 clients .* is 3 \(no more were waited for\)"):
+        list(cohort.ask(step, weights=weights()))
+
+
 @pytest.mark.parametrize(
     ("quorum", "asked", "needed"),
     [

@@ -221,9 +221,10 @@ class Cohort:
         asked = len(ask.sent)
         usable, needed = asked - len(reasons), self.reply_policy(name).quorum(asked)
         if usable < needed:
+            causes = "; ".join(reasons) or ("no more were waited for" if asked else "nobody was asked")
             raise ExchangeError(
                 f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}', "
-                f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
+                f"the quorum (run.min_clients) is {needed} ({causes})"
             )
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Received]:

@@ -80,6 +80,10 @@ class LatePace(Pace):
     def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
         """Whether the server waits for no more replies than these in a round."""
 
+    def most(self, everybody: Sequence[ClientInfo]) -> int:
+        """Replies of a round, at most."""
+        return len(everybody)
+
     def limit(self, opened: float) -> float:
         """When a round that was opened at that time ends if somebody has replied, full or not."""
         return math.inf
@@ -116,9 +120,14 @@ class Buffered(LatePace):
     def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
         if isinstance(self.replies, dict):
             return all(_with(name, replied) >= needed for name, needed in self.replies.items())
+        return len(replied) >= self.most(everybody)
+
+    def most(self, everybody: Sequence[ClientInfo]) -> int:
+        if isinstance(self.replies, dict):  # however many of one modality come before enough of another
+            return len(everybody)
         # 0.3 of 10 is 3, although the product is a bit more
         share = self.replies * len(everybody) if isinstance(self.replies, float) else self.replies
-        return len(replied) >= max(1, math.ceil(share - 1e-9))
+        return max(1, math.ceil(share - 1e-9))
 
     def require(self, clients: Sequence[ClientInfo]) -> None:
         super().require(clients)
@@ -141,6 +150,9 @@ class Asynchronous(LatePace):
 
     def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
         return len(replied) > 0
+
+    def most(self, everybody: Sequence[ClientInfo]) -> int:
+        return 1
 
     def mixing(self, tau: int) -> float:
         return self.alpha * self.staleness.weight(tau)

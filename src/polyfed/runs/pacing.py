@@ -38,8 +38,21 @@ def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...
     pace.require(clients)
     if pace.clients is not None:
         pace.clients.of(clients, experiment.run.seed)
-    if isinstance(pace, LatePace) and pace.replay is not None:
-        ReplayedTime.read(pace.replay, clients)
+    if isinstance(pace, LatePace):
+        _require_quorums(experiment, pace.most(clients))
+        if pace.replay is not None:
+            ReplayedTime.read(pace.replay, clients)
+
+
+def _require_quorums(experiment: Experiment, most: int) -> None:
+    run = experiment.run
+    quorums = {f"phases.{step}.min_clients": phase.min_clients for step, phase in run.phases.items()}
+    for key, quorum in {"min_clients": run.min_clients, **quorums}.items():
+        if isinstance(quorum, int) and quorum > most:
+            raise ConfigError(
+                f"run.{key} is {quorum}, but a round of run.pace '{run.pace.component_name()}' ends after {most} at "
+                f"the latest; give {most} or fewer, or a share of them (up to 1.0)"
+            )
 
 
 def _of_method(experiment: Experiment) -> Iterator[str]:
