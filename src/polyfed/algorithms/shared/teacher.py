@@ -110,7 +110,7 @@ class Teacher(Settings):
             keep_rows: whether each client's rows are kept beside their mean.
             largest: norm of a client's row at most, longer ones are scaled down; None: that of what crosses.
         """
-        return Ensembles(self, public, server, own, keep_rows or self.judge_clients, largest or public.kind.largest)
+        return Ensembles(self, public, server, own, keep_rows, largest or public.kind.largest)
 
     def target(self, mean: Ensembled, own: Float[Tensor, "n w"]) -> Ensembled:
         """What the server is to learn of a weighted mean, beside its own outputs."""
@@ -137,6 +137,7 @@ class Ensembles:
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
         self._rows: dict[str, dict[str, Rows]] = {}
+        self._judged: dict[str, dict[str, Tensor]] = {}
 
     def add(self, reply: Reply, payload: PublicOutputs) -> None:
         """Fold in one client's outputs; no row outweighs others by its norm."""
@@ -199,6 +200,8 @@ class Ensembles:
         mixing: float = 1.0,
     ) -> None:
         """Fold in a client's rows; of one that the server follows in part, its own rows are the rest."""
+        if self._teacher.judge_clients:
+            self._judged.setdefault(sender, {})[output] = values
         if mixing < 1:
             values = torch.lerp(self._server_outputs[output].to(values), values, mixing)
         if output not in self._ensembles:
@@ -235,11 +238,7 @@ class Ensembles:
         if not count or self._public.exchanges_scores:
             return {}
         judge = Judge(self._server, self._server_outputs, self._samples, self._shown(count))
-        clients: dict[str, dict[str, Tensor]] = {}
-        for output, rows in self._rows.items() if self._teacher.judge_clients else ():
-            for sender, (values, _) in rows.items():
-                clients.setdefault(sender, {})[output] = values
-        return judge.metrics(targets, clients)
+        return judge.metrics(targets, self._judged)
 
     def _shown(self, count: int) -> Tensor:
         return fixed_sample(self._server, len(self._samples), count)
