@@ -140,6 +140,21 @@ def test_the_last_ask_bounds_the_next_and_what_is_within_stays_bit_for_bit() -> 
     assert "weights: 'w' moved 20 times as far as aggregation.clip lets it" in told["c3"]
 
 
+def test_asks_of_too_few_replies_count_together_and_a_client_once() -> None:
+    """As where the server steps after each reply; rows are bounded by nothing else."""
+    link, rows = NormClip(Clipping(), {}), torch.eye(4)
+    asked = [(0, 1.0), (0, 50.0), (0, 1.0), (1, 2.0), (2, 3.0), (0, 80.0), (3, 2.0)]
+    found = list[float]()
+    for place, length in asked:
+        client, told = info(f"c{place}"), dict[str, str]()
+        payload = Payload({"representations": Representations({"text": length * rows}, order="o")})
+        (reply,) = link(iter([Received(client, payload)]), ask_of([client], payload.bundles, told=told))
+        found.append(float(reply.payload.bundles["representations"]["text"].max()))
+        assert len(told) == (length == 80.0)
+    assert found == pytest.approx([1.0, 50.0, 1.0, 2.0, 3.0, 0.8, 2.0])  # a bound of 4 x 2; 80 is ten of it
+    assert [sorted(clients) for clients in link.few.values()] == [["c0", "c3"]]
+
+
 @pytest.mark.parametrize("attackers", [(0, 1), (8, 9), (3, 7)])
 def test_outliers_are_told_wherever_they_stand_and_nobody_else(attackers: tuple[int, ...]) -> None:
     sent, usual = {"w": vector(30.0)}, Medians()

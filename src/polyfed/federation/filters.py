@@ -244,6 +244,8 @@ CHECKS: tuple[Filter, ...] = (checks({}),)
 
 Medians = dict[str, Usual]
 """Step, field and architecture -> what was usual there at the last ask."""
+Few = dict[str, dict[str, Usual]]
+"""The same -> client -> lengths of its last update, where too few have come since for a median."""
 
 
 @dataclass(frozen=True)
@@ -255,17 +257,23 @@ class NormClip:
 
     Attributes:
         clipping: how long what may be.
-        usual: what was, in the last ask of each step; brought up to date once all have passed.
+        usual: what was, in the last ask of each step, or asks where one has too few replies; brought up to date once
+            all have passed.
+        few: what those asks had.
     """
 
     clipping: Clipping
     usual: Medians
+    few: Few = field(default_factory=dict)
 
     def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
         if ask.schema.kind == "fresh":
             yield from replies
             return
-        seen, waiting = _Seen(), list[tuple[Received, Mapping[str, Norms]]]()
+        seen, waiting = (
+            _Seen({key: dict(lengths) for key, lengths in self.few.items()}),
+            list[tuple[Received, Mapping[str, Norms]]](),
+        )
         for reply in replies:
             norms = seen.noted(reply, ask)
             if waiting or any(_key(reply, name, ask) not in self.usual for name in ask.changes):
@@ -279,6 +287,8 @@ class NormClip:
             # of changes the most is kept: first ones are long, and newcomers come at any time
             before = self.usual.get(key, {}) if key.split("/")[1] in ask.changes else {}
             self.usual[key] = {name: max(value, before.get(name, 0.0)) for name, value in usual.items()}
+        self.few.clear()
+        self.few.update((key, lengths) for key, lengths in seen.lengths.items() if len(lengths) < ENOUGH)
 
     def _held(self, reply: Received, norms: Mapping[str, Norms], ask: Ask, usual: Mapping[str, Usual]) -> Received:
         fields, notes, farthest = dict(reply.payload.fields), [], 1.0
@@ -323,9 +333,9 @@ class NormClip:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Lengths of the updates of an ask, and what they say is usual."""
+    """Lengths of the updates of an ask, and of those before with too few, and what they say is usual."""
 
-    lengths: dict[str, list[Usual]] = field(default_factory=dict)
+    lengths: Few
     entries: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def noted(self, reply: Received, ask: Ask) -> Mapping[str, Norms]:
@@ -334,12 +344,12 @@ class _Seen:
         norms = {name: update_norms(bundle, ask.start(reply.client, name)) for name, bundle in bundles.items()}
         for name, bundle in bundles.items():
             key = _key(reply, name, ask)
-            self.lengths.setdefault(key, []).append(lengths(norms[name]))
+            self.lengths.setdefault(key, {})[reply.client.id] = lengths(norms[name])
             self.entries.setdefault(key, _entries(bundle))
         return norms
 
     def medians(self) -> Medians:
-        found = {key: medians(seen, self.entries[key]) for key, seen in self.lengths.items()}
+        found = {key: medians(list(self.lengths[key].values()), entries) for key, entries in self.entries.items()}
         return {key: usual for key, usual in found.items() if usual}
 
 

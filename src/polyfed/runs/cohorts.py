@@ -15,7 +15,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
-from polyfed.federation.filters import Filter, Medians, NormClip, checks
+from polyfed.federation.filters import Few, Filter, Medians, NormClip, checks
 from polyfed.federation.late_replies import LateReplies
 from polyfed.federation.paced_cohort import PacedCohort
 from polyfed.federation.paces import LatePace
@@ -55,6 +55,7 @@ class Cohorts:
         events: are told of answers and exclusions.
         accepted: client -> version of its state after the last step whose reply was accepted.
         medians: how long updates last were, by which the next are bounded.
+        few: how long those were of which too few have come since for a median.
         away: clients that were excluded and have not answered since.
         fingerprint: of the run's spec, which keys of masked sums depend on.
         notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
@@ -68,6 +69,7 @@ class Cohorts:
     events: Callback
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     medians: Medians = field(default_factory=dict)
+    few: Few = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     fingerprint: str = ""
     notices: list[tuple[str, str, str]] = field(default_factory=list)
@@ -175,7 +177,7 @@ class Cohorts:
         pace = self.experiment.run.pace
         return (
             checks(self.server.counted),
-            *(() if clip is None else (NormClip(clip, self.medians),)),
+            *(() if clip is None else (NormClip(clip, self.medians, self.few),)),
             *(() if rule is None else (RobustReplies(rule),)),
             # last: bounds are on what a client has changed, not on what that counts for
             *((LateReplies(pace),) if isinstance(pace, LatePace) else ()),
@@ -217,7 +219,8 @@ class Cohorts:
     # ---- what a checkpoint keeps
 
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"away": sorted(self.away), "accepted": self.accepted, "medians": self.medians}
+        facts: dict[str, Any] = {"away": sorted(self.away), "accepted": self.accepted}
+        facts |= {"medians": self.medians, "few": self.few}
         facts |= {PRIVACY: self.expenses.asked} if self.expenses.asked else {}
         return facts | ({PACE: self.timeline.facts()} if self.keeps_time else {})
 
@@ -232,6 +235,7 @@ class Cohorts:
         self.accepted = accepted_in(facts)
         self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
         self.medians = {key: dict(values) for key, values in facts["medians"].items()}
+        self.few = {key: dict(lengths) for key, lengths in facts["few"].items()}
 
 
 @dataclass(frozen=True)

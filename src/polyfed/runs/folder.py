@@ -72,6 +72,7 @@ class _Facts:
     away: Sequence[str]
     accepted: Mapping[str, tuple[int, int]]
     medians: Mapping[str, Mapping[str, Any]]
+    few: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
