@@ -20,7 +20,7 @@ from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
 from polyfed.deploy.keys import create_keys, public_half, read_certificate, read_public
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings, to_yaml
-from polyfed.runs.experiment import Experiment
+from polyfed.runs.experiment import Experiment, merged
 
 
 def create(folder: Path, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Path]:
@@ -35,11 +35,17 @@ def test_there_is_a_folder_for_the_server_and_every_group(tmp_path: Path) -> Non
     assert secrets == {"ca.key": 0o600, "server.key": 0o600}
 
 
-def test_simulated_gaps_are_not_deployed(tmp_path: Path) -> None:
-    settings = experiment_settings()
-    settings["clients"]["hospital"]["missing"] = {"rates": {"text": 0.5}}
-    with pytest.raises(ConfigError, match=r"clients.hospital.missing takes data away for simulations"):
-        create(tmp_path / "f", settings)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": {"hospital": {"missing": {"rates": {"text": 0.5}}}}}, "missing takes data away for simulations"),
+        ({"run": {"pace": {"name": "async", "clients": "drawn"}}}, "run.pace.clients: a deployment has a real clock"),
+        ({"run": {"pace": {"name": "async", "replay": "a"}}}, "run.pace.replay: a deployment has a real clock"),
+    ],
+)
+def test_simulations_are_not_deployed(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create(tmp_path / "f", merged(experiment_settings(), changes))
     assert not (tmp_path / "f").exists()
 
 

@@ -101,6 +101,15 @@ def test_a_round_that_asks_no_client_says_so():
     assert "5/5" not in stream.getvalue()
 
 
+def test_who_is_still_at_work_after_a_round_has_not_answered():
+    target, stream = console(terminal=False)
+    progress = PlainProgress(target)
+    events = RunStarted("run", 1, 5), RoundStarted(1, [*"abcde"]), Measured(1, "server", "pace", {"replies": 1.0})
+    for event in (*events, RoundComplete(1, 2.0)):
+        progress.handle(event)
+    assert "1/5 clients" in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("of_clients", "expected"),
     [

@@ -26,6 +26,7 @@ from polyfed.deploy.settings import (
 )
 from polyfed.federation.membership import member_ids
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.pacing import require_real_clock
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
@@ -67,7 +68,7 @@ def create_federation(
         keys: make the sites' private keys here too, and admit the sites: for a federation on one machine only.
 
     Raises:
-        ConfigError: no client group, one called ``server``, or a host that is none.
+        ConfigError: no client group, one called ``server``, what only simulations have, or a host that is none.
         RunError: the folder is there already or cannot be written to; nothing of it is left then.
     """
     address = parse_settings(ServerAddress, {"hosts": list(hosts), "port": port, "superlink_port": superlink_port})
@@ -101,6 +102,7 @@ def _require_no_simulation(experiment: Experiment) -> None:
             )
     if experiment.run.attackers:
         raise ConfigError("run.attackers is for simulations; sites do not attack: leave it out of what is deployed")
+    require_real_clock(experiment.run.pace)
 
 
 def admit_site(server: Path, name: str, public_key: Path) -> Path:

@@ -261,6 +261,11 @@ class Cohort:
             self.accepted[client.id] = self.version(client, phase)
         self.listener.answered(client, step)
 
+    @property
+    def awaited(self) -> set[str]:
+        """Clients whose replies may come."""
+        return {client.id for client in self.clients}
+
     def may_have_changed(self, asked: set[str]) -> set[str]:
         """Clients whose state may have changed in this round, which began with those that were ``asked``."""
         return asked

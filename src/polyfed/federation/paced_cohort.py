@@ -56,6 +56,10 @@ class PacedCohort(Cohort):
         self.replied.append(client)
         super().accept(client, step, phase)
 
+    @property
+    def awaited(self) -> set[str]:
+        return super().awaited | self.timeline.at_work.keys()
+
     def may_have_changed(self, asked: set[str]) -> set[str]:
         return {client.id for client in self.replied}
 

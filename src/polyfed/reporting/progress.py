@@ -22,7 +22,7 @@ from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import duration
 from polyfed.runs import events
 from polyfed.runs.events import Callback
-from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.records import PACE, SERVER, RunRecords
 
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
 _HIGHEST, _HEADER = 20, 3  # lines of the picture, and of one that has only a header
@@ -89,8 +89,9 @@ class PlainProgress(Callback):
     def _round_parts(self, number: int, seconds: float) -> Iterator[str]:
         yield f"round {number}/{self._state.rounds}"
         yield duration(seconds)
-        answered = self._cohort - self._excluded
-        yield f"{answered}/{self._cohort} clients" if self._cohort else "no client is asked"
+        replies = self._metrics.get((SERVER, PACE), {}).get("replies", math.inf)  # of all steps, where time is kept
+        answered = min(self._cohort - self._excluded, replies)
+        yield f"{answered:g}/{self._cohort} clients" if self._cohort else "no client is asked"
         yield from (f"{participant}: {text}" for participant, text in summaries(self._metrics).items())
         if self._state.left:
             yield f"{duration(self._state.left)} left"

@@ -81,7 +81,7 @@ class Loop:
         cfg, started, ledger = self.experiment, time.monotonic(), Ledger()
         self.server.begin(number)
         cohort = self.cohorts.drawn(number, ledger)
-        asked = {client.id for client in cohort.clients}
+        asked = cohort.awaited
         self.events.handle(RoundStarted(number, sorted(asked) if cfg.algorithm.asks_clients else []))
         # draws of the server depend on nothing but seed and round: a resumed round repeats them
         with isolated(cfg.run.seed, number, SERVER):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.paces import LatePace
+from polyfed.federation.paces import LatePace, Pace
 from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.schema import steps_of
@@ -19,13 +19,23 @@ def require_pace(experiment: Experiment) -> None:
         ConfigError: something does, or there is no virtual time to set.
     """
     pace, run = experiment.run.pace, experiment.run
-    if pace.clients is not None and run.engine.is_deployed:
-        raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
+    if run.engine.is_deployed:
+        require_real_clock(pace)
     if isinstance(pace, LatePace):
-        if pace.replay is not None and run.engine.is_deployed:
-            raise ConfigError("run.pace.replay: a deployment has a real clock; replay it in a simulation")
         for reason in (*_of_method(experiment), *_of_run(experiment)):
             raise ConfigError(f"run.pace '{pace.component_name()}' gives the server late replies, and {reason}")
+
+
+def require_real_clock(pace: Pace) -> None:
+    """Check that a pace suits a deployment.
+
+    Raises:
+        ConfigError: it sets virtual times.
+    """
+    if pace.clients is not None:
+        raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
+    if isinstance(pace, LatePace) and pace.replay is not None:
+        raise ConfigError("run.pace.replay: a deployment has a real clock; replay it in a simulation")
 
 
 def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
