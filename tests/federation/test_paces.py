@@ -138,13 +138,15 @@ def test_times_of_a_trace(tmp_path: Path) -> None:
         (Times, {"name": "trace", "path": "nowhere.json"}, "cannot be read"),
         (Times, {"name": "trace", "path": "TRACE"}, "has no times of client 'c0'"),
         (Times, {"name": "trace", "path": "WRONG"}, "seconds"),
+        (Times, {"name": "trace", "path": "LIST"}, "must be a mapping, client -> times"),
     ],
 )
 def test_refused(family: type[Settings], settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     lines: dict[str, Any] = {name: {"seconds": 1} for name in ("a0", "a1", "b0")}
     (tmp_path / "TRACE").write_text(json.dumps(lines))
     (tmp_path / "WRONG").write_text(json.dumps(lines | {"c0": {"seconds": 0}}))
-    if settings.get("path") in ("TRACE", "WRONG"):
+    (tmp_path / "LIST").write_text(json.dumps([lines]))
+    if settings.get("path") in ("TRACE", "WRONG", "LIST"):
         settings = settings | {"path": str(tmp_path / settings["path"])}
     with pytest.raises(ConfigError, match=message):
         used(family, settings)

@@ -117,8 +117,10 @@ class Trace(Times):
             content = file_json(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{where} cannot be read: {error}") from error
-        if not isinstance(content, Mapping) or (missing := [one.id for one in clients if one.id not in content]):
-            raise ConfigError(f"{where} has no times of client '{missing[0] if isinstance(content, Mapping) else ''}'")
+        if not isinstance(content, Mapping):
+            raise ConfigError(f'{where} must be a mapping, client -> times, such as {{"image-0": {{"seconds": 3}}}}')
+        if missing := [one.id for one in clients if one.id not in content]:
+            raise ConfigError(f"{where} has no times of client '{missing[0]}'")
         try:
             return {client.id: parse_settings(ClientTimes, content[client.id]) for client in clients}
         except ConfigError as error:
