@@ -270,10 +270,7 @@ class NormClip:
         if ask.schema.kind == "fresh":
             yield from replies
             return
-        seen, waiting = (
-            _Seen({key: dict(lengths) for key, lengths in self.few.items()}),
-            list[tuple[Received, Mapping[str, Norms]]](),
-        )
+        seen, waiting = _Seen(self.few), list[tuple[Received, Mapping[str, Norms]]]()
         for reply in replies:
             norms = seen.noted(reply, ask)
             if waiting or any(_key(reply, name, ask) not in self.usual for name in ask.changes):
@@ -287,8 +284,7 @@ class NormClip:
             # of changes the most is kept: first ones are long, and newcomers come at any time
             before = self.usual.get(key, {}) if key.split("/")[1] in ask.changes else {}
             self.usual[key] = {name: max(value, before.get(name, 0.0)) for name, value in usual.items()}
-        self.few.clear()
-        self.few.update((key, lengths) for key, lengths in seen.lengths.items() if len(lengths) < ENOUGH)
+        seen.forget()
 
     def _held(self, reply: Received, norms: Mapping[str, Norms], ask: Ask, usual: Mapping[str, Usual]) -> Received:
         fields, notes, farthest = dict(reply.payload.fields), [], 1.0
@@ -351,6 +347,12 @@ class _Seen:
     def medians(self) -> Medians:
         found = {key: medians(list(self.lengths[key].values()), entries) for key, entries in self.entries.items()}
         return {key: usual for key, usual in found.items() if usual}
+
+    def forget(self) -> None:
+        """Let go of what has told a median."""
+        for key in self.entries:
+            if len(self.lengths[key]) >= ENOUGH:
+                del self.lengths[key]
 
 
 def _key(reply: Received, name: str, ask: Ask) -> str:

@@ -44,14 +44,17 @@ class ReplayedTime(Timeline):
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.pace.replay: '{path}' cannot be read: {error}") from error
         times = {client.id: ClientTimes(seconds=1) for client in clients}
-        opened = {line.round: line for line in lines if line.event == OPENED}
-        lines = [line for line in lines if line.event != OPENED]
-        others = sorted({line.client for line in lines} - times.keys())
+        others = sorted({line.client for line in lines if line.event != OPENED} - times.keys())
         if others or not lines:
             whose = f"is of a run with client '{others[0]}', who is not here" if others else "has no replies"
             raise ConfigError(f"run.pace.replay: '{path}' {whose}; give that of a run of these clients")
-        told = {(line.client, line.asked): line for line in lines if line.event != STARTED}
-        return cls(times, told=told, opened=opened)
+        return cls.of(times, lines)
+
+    @classmethod
+    def of(cls, times: Mapping[str, ClientTimes], lines: Sequence[TimelineEvent]) -> Self:
+        """The times that were written down of a run."""
+        told = {(line.client, line.asked): line for line in lines if line.event not in (OPENED, STARTED)}
+        return cls(times, told=told, opened={line.round: line for line in lines if line.event == OPENED})
 
     @property
     def is_real(self) -> bool:
