@@ -172,7 +172,6 @@ def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, pace: str, 
         ("creamfl", {"algorithm": {"public": {"samples": 10}}}, "algorithm.public.samples"),
         ("fedavg", {"algorithm": {"averaging": {"mean": "sequential"}}}, "averaging.mean 'sequential'"),
         ("fedavg", {"aggregation": {"robust": "median"}}, "aggregation.robust 'median' compares"),
-        ("fedavg", {"aggregation": {"secure": "unmasked", "clip": None}}, "sums the replies of clients that agree"),
         ("fedavg", {"run": {"pace": {"name": "buffered", "replies": 9}}}, "there are 5 clients"),
         (
             "fedavg",

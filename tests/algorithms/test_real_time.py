@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 import polyfed
+from masked_runs import federation
 from misbehaving import contents, cut_short
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.engines.engine import Hosting
@@ -23,6 +24,7 @@ from polyfed.federation import real_time
 from polyfed.federation.cohort import Engine
 from polyfed.federation.paces import Deadline
 from polyfed.federation.replayed_time import ReplayedTime
+from polyfed.privacy.masking.mask_keeper import MASKING
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Answer, Request
 from small_federations import Config, federation_for
@@ -58,8 +60,9 @@ class ErraticEngine(LocalEngine):
         time.sleep(CHANCE.uniform(0.0, 0.05))
         with COMPUTING:
             answers = list(super().exchange(requests, deadline))
-        is_lost = CHANCE.random() < 0.1
-        return iter([Answer(answers[0].client, error="the line broke")] if is_lost else answers)
+        if CHANCE.random() < 0.1 and requests[0].step not in MASKING:
+            answers[0] = Answer(answers[0].client, error="the line broke")
+        return iter(answers)
 
 
 COMPUTING = threading.Lock()
@@ -81,7 +84,8 @@ def clients_compute_while_the_server_waits(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def erratic(method: str, pace: Config, rounds: int = 4) -> Config:
-    config = federation_for(method)
+    # groups of four bear one loss
+    config = federation(clients=8) if method == "masked" else federation_for(method)
     engine = {"name": f"{Erratic.__module__}.Erratic"}
     config["run"] |= {"rounds": rounds, "eval_every": 2, "pace": pace, "engine": engine}
     return config
@@ -95,12 +99,17 @@ PACES: dict[str, Config] = {
     "async": {"name": "async"},
     "buffered": {"name": "buffered", "replies": 2, "concurrency": 3, "max_staleness": 0},
     "deadline": {"name": "deadline", "seconds": 0.05},
+    "groups": {"name": "buffered", "replies": 4, "max_staleness": 1},
 }
 
 
 @pytest.mark.parametrize(
     ("method", "pace"),
-    [("fedavg", "buffered"), *(pytest.param("creamfl", pace, marks=pytest.mark.slow) for pace in PACES)],
+    [
+        ("fedavg", "buffered"),
+        ("masked", "groups"),
+        *(pytest.param("creamfl", pace, marks=pytest.mark.slow) for pace in ("async", "buffered", "deadline")),
+    ],
 )
 def test_what_came_when_is_replayed_to_the_same_bits(method: str, pace: str, tmp_path: Path) -> None:
     config = erratic(method, PACES[pace])

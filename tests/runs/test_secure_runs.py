@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +12,19 @@ import pytest
 import torch
 
 import polyfed
-from misbehaving import contents, cut_short
+from masked_runs import Faulty, between, federation, left
+from misbehaving import cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
-from polyfed.engines.local import LocalEngine
 from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, SEALED, SHARES, bytes_bundle
-from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle, Weights
 from sessions import first_cohort, prepared, site_of, taught
-from small_federations import Config, adapted, federation_for, tiny_experiment, topics
-
-
-def federation(secure: Any = "pairwise_masks", clients: int = 4, method: Any = "fedavg", **run: Any) -> Config:
-    config = topics(name=method) if isinstance(method, str) else topics(**method)
-    config["clients"]["text"]["count"] = clients
-    config["data"]["sources"]["texts"]["train"] = 60 * clients
-    config["aggregation"] = {"secure": secure}
-    config["run"] |= {"rounds": 2} | run
-    return config
+from small_federations import Config, adapted, federation_for, tiny_experiment
 
 
 def weights(config: Config, folder: Path) -> dict[str, bytes]:
     return left(polyfed.run(Experiment.parse(config), folder, quiet=True).folder)
-
-
-def left(folder: Path) -> dict[str, bytes]:
-    # the ledger differs by the key phases, and nothing else may
-    return {name: value for name, value in contents(folder).items() if name != "ledger.jsonl"}
 
 
 @pytest.mark.parametrize(
@@ -112,34 +97,6 @@ def test_whole_numbers_cost_no_accuracy(tmp_path: Path) -> None:
     )
     assert secure["accuracy"] == pytest.approx(plain["accuracy"], abs=3.0)
     assert plain["accuracy"] > 30
-
-
-@dataclass
-class Faulty:
-    """An engine that loses answers, and remembers what the server gets."""
-
-    engine: LocalEngine
-    loses: dict[tuple[str, str], str] = field(default_factory=dict)
-    seen: list[tuple[Request, Answer]] = field(default_factory=list)
-    changes: Callable[[Request], Request] = lambda request: request
-
-    def clients(self) -> Any:
-        return self.engine.clients()
-
-    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for answer, request in zip(
-            self.engine.exchange([self.changes(one) for one in requests], deadline), requests, strict=True
-        ):
-            self.seen.append((request, answer))
-            reason = self.loses.get((request.client, request.step))
-            yield Answer(request.client, error=reason) if reason else answer
-
-
-def between(session: Session, kind: type[Faulty] = Faulty, **faults: Any) -> Faulty:
-    """Puts it between the server and its engine."""
-    assert isinstance(session.engine, LocalEngine)
-    session.engine = session.cohorts.engine = engine = kind(session.engine, **faults)
-    return engine
 
 
 def one_round(config: Config, folder: Path, **faults: Any) -> tuple[dict[str, torch.Tensor], Faulty]:

@@ -15,7 +15,7 @@ from polyfed.federation.filters import CHECKS, Ask, Filter, Received
 from polyfed.federation.secure_ask import SecureAsk, SecureSums
 from polyfed.wire.channel import Channel
 from polyfed.wire.messages import Answer, Request, StateVersion
-from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle, Weights
+from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import schema_of
 
 _T = TypeVar("_T")
@@ -182,9 +182,7 @@ class Cohort:
 
         def drop(client: ClientInfo, reason: str, details: str) -> None:
             reasons.append(f"{client.id}: {reason}")
-            # later asks of the round go on without it
-            self.clients = tuple(other for other in self.clients if other.id != client.id)
-            self.listener.excluded(client, reason, details)
+            self.drop(client, reason, details)
 
         def origin(client: ClientInfo, field_name: str) -> Mapping[str, Tensor] | None:
             start = (origins or {}).get(field_name)
@@ -208,10 +206,7 @@ class Cohort:
             drop=drop,
         )
         if self.secure is not None and name in self.secure.weights:
-            by_samples = self.secure.weights[name] is not None or Prototypes in schema.returns.values()
-            deadline = self.reply_policy(name).deadline
-            secure = SecureAsk(self.secure, self, name, phase, drop, deadline, by_samples)
-            replies = self._summed(secure, self._all_sent(ask), checked)
+            replies = self.summed(self.secure, ask, phase)
         else:
             replies = self.replies(ask, phase)
             for passing in self.filters:
@@ -261,6 +256,11 @@ class Cohort:
             self.accepted[client.id] = self.version(client, phase)
         self.listener.answered(client, step)
 
+    def drop(self, client: ClientInfo, reason: str, details: str) -> None:
+        """Put a client out of the round: later asks go on without it."""
+        self.clients = tuple(other for other in self.clients if other.id != client.id)
+        self.listener.excluded(client, reason, details)
+
     @property
     def awaited(self) -> set[str]:
         """Clients whose replies may come."""
@@ -274,18 +274,25 @@ class Cohort:
         """What a step leaves of a client's state."""
         return self.round, phase
 
-    def _summed(
-        self, ask: SecureAsk, sent: Mapping[str, Payload], check: Callable[[Payload, ClientInfo], None]
-    ) -> Iterator[Received]:
+    def summed(self, sums: SecureSums, ask: Ask, phase: int) -> Iterator[Received]:
         """The mean of each type in place of its clients' replies."""
+        sent = self._all_sent(ask)
         self.listener.asking(ask.step, list(sent))
-        for reply in ask.replies(self.channel.exchange(ask.requests(sent), ask.deadline)):
-            try:
-                reply.payload.require_sound(self.channel.limits)
-                check(reply.payload, reply.client)
-            except PayloadError as error:
-                raise ExchangeError(f"round {self.round}: the sum of '{ask.step}': {error}") from error
-            yield reply
+        replies = SecureAsk(sums, self, ask.step, phase, ask.drop).replies(sent)
+        return map(lambda reply: self.sound_sum(reply, ask), replies)
+
+    def sound_sum(self, reply: Received, ask: Ask) -> Received:
+        """A sum that the method may use.
+
+        Raises:
+            ExchangeError: it may not.
+        """
+        try:
+            reply.payload.require_sound(self.channel.limits)
+            ask.check(reply.payload, reply.client)
+        except PayloadError as error:
+            raise ExchangeError(f"round {self.round}: the sum of '{ask.step}': {error}") from error
+        return reply
 
 
 def _received(client: ClientInfo, answer: Answer) -> Received:

@@ -14,7 +14,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Ask, Received
 from polyfed.federation.paces import LatePace
-from polyfed.federation.timeline import AtWork, Timeline
+from polyfed.federation.timeline import AtWork, Job, Timeline
 from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
 from polyfed.wire.messages import Request, StateVersion
 
@@ -33,6 +33,7 @@ class PacedCohort(Cohort):
         everybody: all clients, in client order.
         seed: of the run, for the order in which clients are started if not all may be at work.
         replied: whose replies were accepted in this round, in that order.
+        versions: client whose reply has come in this round -> what its step leaves of its state.
     """
 
     pace: LatePace
@@ -40,14 +41,14 @@ class PacedCohort(Cohort):
     everybody: tuple[ClientInfo, ...]
     seed: int
     replied: list[ClientInfo] = field(default_factory=list)
-    _versions: dict[str, StateVersion] = field(default_factory=dict)
+    versions: dict[str, StateVersion] = field(default_factory=dict)
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
         """Start who is idle; what comes until the round is full, or has lasted long enough, or nobody is at work."""
         opened = self.timeline.opens(self.round)
-        self._start(ask, phase)
+        self.start(ask, phase)
         # as long as replies are refused, more are waited for
-        while due := self._due(ask, phase, opened):
+        while due := self.due(ask, phase, opened):
             yield from self._replied(ask, due)
         if self.timeline.at_work and math.isfinite(limit := self.pace.limit(opened)):
             self.timeline.pass_to(limit)
@@ -64,16 +65,17 @@ class PacedCohort(Cohort):
         return {client.id for client in self.replied}
 
     def version(self, client: ClientInfo, phase: int) -> StateVersion:
-        return self._versions[client.id]
+        return self.versions[client.id]
 
     # ---- who is started
 
-    def _start(self, ask: Ask, phase: int) -> None:
+    def start(self, ask: Ask, phase: int) -> None:
         """Start idle clients, each once a round, as many as may be at work."""
         room = len(self.everybody) if self.pace.concurrency is None else self.pace.concurrency
-        at_work, taken = self.timeline.at_work, self._versions
-        idle = [name for name in self._order if name not in at_work and name not in taken]
-        started = set(idle[: max(0, room - len(at_work))])
+        busy, started = self.timeline.at_work.keys() | self.versions.keys(), set[str]()
+        for group in self._order:
+            if busy.isdisjoint(group) and len(self.timeline.at_work) + len(started) + len(group) <= room:
+                started.update(group)
         sent = {client.id: ask.now(client) for client in self.clients if client.id in started}
         if not sent:
             return
@@ -82,34 +84,36 @@ class PacedCohort(Cohort):
             self.timeline.start(replace(request, payload=sent[name]))
 
     @cached_property
-    def _order(self) -> list[str]:
+    def _order(self) -> list[Sequence[str]]:
         """Who may be started in this round, in the order in which they are while not all may be at work."""
         clients = [client.id for client in self.clients]
-        drawn = torch.randperm(len(clients), generator=generator(self.seed, self.round, "started")).tolist()
-        return [clients[place] for place in drawn] if self.pace.concurrency else clients
+        groups = self.timeline.groups or [(name,) for name in clients]
+        whole = [group for group in groups if set(clients).issuperset(group)]
+        drawn = torch.randperm(len(whole), generator=generator(self.seed, self.round, "started")).tolist()
+        return [whole[place] for place in drawn] if self.pace.concurrency else whole
 
     # ---- whose replies come
 
-    def _due(self, ask: Ask, phase: int, opened: float) -> list[AtWork]:
+    def due(self, ask: Ask, phase: int, opened: float) -> list[AtWork]:
         """Whose replies fill the round, in the order in which these come, and are not too old."""
         due: list[AtWork] = []
         while not self.pace.is_full([*self.replied, *map(self._sender, due)], self.everybody):
             if not self.timeline.is_due:  # nobody is started between two replies that come at one time
-                self._start(ask, phase)
+                self.start(ask, phase)
             coming = self.timeline.next(self.pace.limit(opened) if due or self.replied else math.inf)
             if coming is None:
                 break
             self.timeline.take(coming)
-            if self._is_old(coming.request):
-                self._drop(coming)
+            if self._is_old(coming[0].request):
+                self.drop_old(coming)
                 continue
-            self._versions[coming.request.client] = coming.request.round, coming.request.phase
-            due.append(coming)
+            self.versions |= {one.request.client: (one.request.round, one.request.phase) for one in coming}
+            due += coming
         return due
 
-    def _drop(self, work: AtWork) -> None:
+    def drop_old(self, job: Job) -> None:
         """Count a reply that is too old: in real time it has crossed, in virtual time it is not even computed."""
-        error = None
+        (work,), error = job, None
         if self.timeline.is_real:
             asked = replace(work.request, payload=self.channel.transport.encode(work.request.payload))
             (answer,) = self.channel.exchange([asked], self.reply_policy(asked.step).deadline)
@@ -123,10 +127,10 @@ class PacedCohort(Cohort):
         return most is not None and self.round - request.round > most
 
     def _sender(self, work: AtWork) -> ClientInfo:
-        return self._by_id[work.request.client]
+        return self.by_id[work.request.client]
 
     @cached_property
-    def _by_id(self) -> dict[str, ClientInfo]:
+    def by_id(self) -> dict[str, ClientInfo]:
         return {client.id: client for client in self.everybody}
 
     def _replied(self, ask: Ask, due: Sequence[AtWork]) -> Iterator[Received]:

@@ -92,6 +92,11 @@ class LatePace(Pace):
         """How far the server follows a reply of staleness tau, in (0, 1]."""
         return self.staleness.weight(tau)
 
+    @property
+    def no_groups(self) -> str | None:
+        """Why a round's replies cannot be those of one fixed group, in words; None: they can, of ``most`` or more."""
+        return None
+
     def require(self, clients: Sequence[ClientInfo]) -> None:
         if self.concurrency is not None and self.concurrency > len(clients):
             raise ConfigError(f"run.pace.concurrency is {self.concurrency}, but there are {len(clients)} clients")
@@ -129,6 +134,12 @@ class Buffered(LatePace):
         share = self.replies * len(everybody) if isinstance(self.replies, float) else self.replies
         return max(1, math.ceil(share - 1e-9))
 
+    @property
+    def no_groups(self) -> str | None:
+        return (
+            "run.pace.replies by modality is none; give a number or a share" if isinstance(self.replies, dict) else None
+        )
+
     def require(self, clients: Sequence[ClientInfo]) -> None:
         super().require(clients)
         numbers = self.replies if isinstance(self.replies, dict) else {}
@@ -157,6 +168,10 @@ class Asynchronous(LatePace):
     def mixing(self, tau: int) -> float:
         return self.alpha * self.staleness.weight(tau)
 
+    @property
+    def no_groups(self) -> str | None:
+        return "a sum of one reply hides nothing; set run.pace to buffered"
+
 
 class Deadline(LatePace):
     """Semi-synchronous: a round ends after so many seconds, at the first reply at the earliest; later replies count in
@@ -171,6 +186,10 @@ class Deadline(LatePace):
 
     def limit(self, opened: float) -> float:
         return opened + self.seconds
+
+    @property
+    def no_groups(self) -> str | None:
+        return "who is late has masks of a sum that is over; set run.pace to buffered, or to sync with run.deadline"
 
 
 def _with(modality: str, clients: Sequence[ClientInfo]) -> int:

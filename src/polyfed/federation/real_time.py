@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, Queue
+from typing import Any
 
-from polyfed.federation.timeline import AtWork, Exchange, Timeline
+from polyfed.federation.timeline import Exchange, Job, Timeline, done_at
 from polyfed.federation.timeline_events import OPENED, TimelineEvent
 from polyfed.wire.messages import Answer, Request
 
@@ -19,20 +20,20 @@ _TICK = 1e-6  # seconds; no two replies come at one time, so that a replay has t
 
 @dataclass(kw_only=True)
 class RealTime(Timeline):
-    """Clients at work elsewhere, each asked in a thread of its own.
+    """Clients at work elsewhere, each asked in a thread of its own, or the group that is summed with it.
 
     ``now`` is when the last reply was taken, or a round was opened since. What was at work when a run was killed is
     asked again, with what it was sent before.
 
     Attributes:
-        send: carries a request, before it is encoded, and waits for its answer.
+        send: carries a job's requests, before they are encoded, and waits for what comes of them.
     """
 
-    send: Callable[[Request], Answer]
+    send: Callable[[Sequence[Request]], Any]
     _asked: set[str] = field(default_factory=set)
-    _arrived: Queue[AtWork | Exception] = field(default_factory=Queue)
-    _answers: dict[str, Answer] = field(default_factory=dict)
-    _coming: AtWork | None = None
+    _arrived: Queue[Job | Exception] = field(default_factory=Queue)
+    _results: dict[str, Any] = field(default_factory=dict)
+    _coming: Job | None = None
     _last: float = 0.0
     _origin: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -55,14 +56,15 @@ class RealTime(Timeline):
     def is_due(self) -> bool:
         return False
 
-    def next(self, limit: float = math.inf) -> AtWork | None:
+    def next(self, limit: float = math.inf) -> Job | None:
         """Whose reply came next, once it is there; None at a time at which none is.
 
         Raises:
             Exception: what ``send`` raised.
         """
-        for client in self.at_work.keys() - self._asked:
-            self._ask(client)
+        for job in self.jobs():
+            if job[0].request.client not in self._asked:
+                self._ask(job)
         while self._coming is None and self.at_work:
             patience = None if limit == math.inf else max(0.0, limit - self._clock())
             try:
@@ -73,12 +75,12 @@ class RealTime(Timeline):
             except Empty:
                 if self._clock() >= limit:
                     break
-        return self._coming if self._coming is not None and self._coming.ends <= limit else None
+        return self._coming if self._coming is not None and done_at(self._coming) <= limit else None
 
-    def take(self, work: AtWork) -> None:
-        super().take(work)
+    def take(self, job: Job) -> None:
+        super().take(job)
         self._coming = None
-        self._asked.discard(work.request.client)
+        self._asked.discard(job[0].request.client)
 
     def pass_to(self, limit: float) -> None:
         super().pass_to(limit)
@@ -87,25 +89,29 @@ class RealTime(Timeline):
 
     def carried(self, exchange: Exchange) -> Exchange:
         def held(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-            return (self._answers.pop(request.client) for request in requests)
+            return (self._results.pop(request.client) for request in requests)
 
         return held
 
-    def _ask(self, client: str) -> None:
-        self._asked.add(client)
+    def result(self, job: Job, perform: Callable[[Sequence[Request]], Any]) -> Any:
+        return self._results.pop(job[0].request.client)
+
+    def _ask(self, job: Job) -> None:
+        self._asked.add(job[0].request.client)
         self._clock()
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(self._wait, self.at_work[client]), daemon=True).start()
+        threading.Thread(target=context.run, args=(self._wait, job), daemon=True).start()
 
-    def _wait(self, work: AtWork) -> None:
+    def _wait(self, job: Job) -> None:
         try:
-            answer = self.send(work.request)
+            result = self.send([one.request for one in job])
         except Exception as error:  # no client's fault, which would be an answer
             self._arrived.put(error)
             return
         with self._lock:  # in the order of their times
-            self._answers[work.request.client] = answer
-            self._arrived.put(replace(work, ends=self._moment()))
+            self._results[job[0].request.client] = result
+            moment = self._moment()
+            self._arrived.put(tuple(replace(one, ends=moment) for one in job))
 
     def _moment(self) -> float:
         """Now, later than any other moment; under the lock."""

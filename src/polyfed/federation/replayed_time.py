@@ -11,7 +11,7 @@ from typing import Self
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.untrusted import file_json, typed
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.timeline import AtWork, Exchange, Timeline
+from polyfed.federation.timeline import Exchange, Job, Timeline, done_at
 from polyfed.federation.timeline_events import OPENED, STARTED, TimelineEvent
 from polyfed.federation.times import ClientTimes
 from polyfed.wire.messages import Answer, Request
@@ -70,20 +70,21 @@ class ReplayedTime(Timeline):
         told = self.told.get((request.client, request.round))
         return math.inf if told is None else told.seconds
 
-    def next(self, limit: float = math.inf) -> AtWork | None:
+    def next(self, limit: float = math.inf) -> Job | None:
         coming = super().next(limit)
-        if coming is not None and coming.ends == math.inf:
+        if coming is not None and done_at(coming) == math.inf:
             raise ExchangeError("run.pace.replay has no further replies: the run that it is of went no further")
         return coming
 
     def carried(self, exchange: Exchange) -> Exchange:
-        """Who did not answer does not, for the same reason; the others are asked."""
+        """Who did not answer that step does not, for the same reason; the others are asked."""
 
         def answered(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-            lost = {one.client: self.told[one.client, one.round].error for one in requests}
-            answers = exchange([one for one in requests if lost[one.client] is None], deadline)
+            told = {one.client: self.told[one.client, one.round] for one in requests}
+            lost = {one.client: told[one.client].error for one in requests if told[one.client].step == one.step}
+            answers = exchange([one for one in requests if lost.get(one.client) is None], deadline)
             for one in requests:
-                error = lost[one.client]
+                error = lost.get(one.client)
                 yield next(answers) if error is None else Answer(one.client, error=error)
 
         return answered

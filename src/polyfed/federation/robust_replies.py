@@ -18,6 +18,7 @@ from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tenso
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Ask, Received
+from polyfed.federation.types import by_architecture
 from polyfed.privacy.rules import RobustRule
 from polyfed.wire.payload import Payload, Prototypes, TensorBundle
 
@@ -28,17 +29,10 @@ def require_enough(rule: RobustRule, clients: Sequence[ClientInfo], when: str) -
     Raises:
         ConfigError: a type has too few clients.
     """
-    for members in _by_type(clients).values():
+    for members in by_architecture(clients).values():
         false = rule.false_clients(len(members))
         if len(members) < rule.required(false):
             raise ConfigError(f"{when}: {_too_few(rule, false, members, len(members))}")
-
-
-def _by_type(clients: Sequence[ClientInfo]) -> dict[str, list[ClientInfo]]:
-    types: dict[str, list[ClientInfo]] = {}
-    for client in clients:
-        types.setdefault(client.architecture, []).append(client)
-    return types
 
 
 def _too_few(rule: RobustRule, false: int, members: Sequence[ClientInfo], asked: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Received
+from polyfed.federation.types import by_architecture
 from polyfed.privacy.masking.fixed_point import Residues, total
 from polyfed.privacy.masking.mask_keeper import (
     KEYS,
@@ -25,6 +26,7 @@ from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import FEWEST, SecureSum
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
+from polyfed.wire.schema import StepSchema
 
 if TYPE_CHECKING:
     from polyfed.federation.cohort import Cohort
@@ -41,11 +43,17 @@ class SecureSums:
         rule: that holds.
         run: fingerprint of the run's spec, which keys depend on.
         weights: client step -> scalar field of its reply that is its weight; None: each client counts alike.
+        steps: of the method.
     """
 
     rule: SecureSum
     run: str
     weights: Mapping[str, str | None]
+    steps: Mapping[str, StepSchema]
+
+    def by_samples(self, step: str) -> bool:
+        """Whether a step's weights are numbers of samples, and not 1."""
+        return self.weights[step] is not None or Prototypes in self.steps[step].returns.values()
 
 
 def require_several(clients: Sequence[ClientInfo], when: str) -> None:
@@ -54,19 +62,12 @@ def require_several(clients: Sequence[ClientInfo], when: str) -> None:
     Raises:
         ConfigError: a type has too few clients.
     """
-    for kind in _by_type(clients).values():
+    for kind in by_architecture(clients).values():
         if len(kind) < FEWEST:
             raise ConfigError(
                 f"{when}: aggregation.secure needs {FEWEST} clients of a type, and type '{kind[0].group}' has "
                 f"{len(kind)} ({', '.join(client.id for client in kind)}); ask more clients, or leave it out"
             )
-
-
-def _by_type(clients: Sequence[ClientInfo]) -> dict[str, list[ClientInfo]]:
-    types: dict[str, list[ClientInfo]] = {}
-    for client in clients:
-        types.setdefault(client.architecture, []).append(client)
-    return types
 
 
 @dataclass
@@ -81,7 +82,7 @@ class _Type:
         sealed: receiver -> sender -> shares.
         sent: whose words arrived.
         words, layout: sum of what they sent.
-        missing: client -> why it is not in the sum.
+        missing: client -> in which step it failed, and why.
     """
 
     asked: Sequence[ClientInfo]
@@ -92,7 +93,7 @@ class _Type:
     sent: list[ClientInfo] = field(default_factory=list)
     words: Residues | None = None
     layout: str = ""
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def told_keys(kind: _Type) -> dict[str, TensorBundle]:
@@ -109,8 +110,6 @@ class SecureAsk:
         cohort: who asks; clients that fail are put out of it.
         step, phase: what is asked, and its number in the round.
         drop: puts a client out.
-        deadline: seconds for each exchange.
-        by_samples: whether weights are numbers of samples, and not 1.
     """
 
     sums: SecureSums
@@ -118,20 +117,11 @@ class SecureAsk:
     step: str
     phase: int
     drop: Exclude
-    deadline: float | None
-    by_samples: bool
     _types: dict[str, _Type] = field(default_factory=dict, init=False)
 
-    def requests(self, sent: Mapping[str, Payload]) -> list[Request]:
-        """The step's requests to those who have exchanged keys and shares with the others of their type.
-
-        Args:
-            sent: client -> what it is asked.
-
-        Raises:
-            ExchangeError: of a type too few are left.
-        """
-        self._types = {name: _Type(kind) for name, kind in _by_type(self.cohort.clients).items()}
+    def _requests(self, sent: Mapping[str, Payload]) -> list[Request]:
+        """The step's requests to those who have exchanged keys and shares with the others of their type."""
+        self._types = {name: _Type(kind) for name, kind in by_architecture(self.cohort.clients).items()}
         contents = {
             client.id: Payload({**sent[client.id].fields, TOTAL: self._total(self._of(client))})
             for client in self.cohort.clients
@@ -159,19 +149,20 @@ class SecureAsk:
     def _with_shares(self, client: ClientInfo, plain: Payload) -> Payload:
         return Payload({**plain.fields, SEALED: bytes_bundle(self._of(client).sealed[client.id])})
 
-    def replies(self, answers: Iterator[Answer]) -> Iterator[Received]:
+    def replies(self, sent: Mapping[str, Payload]) -> Iterator[Received]:
         """The mean of each type, from each of its clients; prototypes once, as they count by class.
 
         Raises:
             ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is none.
         """
+        requests = self._requests(sent)
         asked = {client.id: client for client in self.cohort.clients}
-        for answer in answers:
+        for answer in self._exchange(requests):
             client = asked[answer.client]
             try:
                 self._fold(client, self._decoded(self.step, client, answer))
             except PayloadError as error:
-                self._lost(client, str(error), answer.details)
+                self._lost(client, self.step, str(error), answer.details)
         self._require_enough(lambda kind: kind.sent)
         shares = self._shares_of_survivors() if self.sums.rule.masks else {}
         for kind in self._types.values():
@@ -185,7 +176,7 @@ class SecureAsk:
             public = bytes_in(payload, KEYS)
             signed = bytes_in(payload, SIGNED) if SIGNED in payload.fields else {}
             if set(public) != {client.id} or set(signed) - {client.id}:
-                self._lost(client, f"keys of {sorted({*public, *signed})} in place of its own")
+                self._lost(client, KEYS, f"keys of {sorted({*public, *signed})} in place of its own")
             else:
                 self._of(client).public |= public
                 self._of(client).signed |= signed
@@ -198,7 +189,7 @@ class SecureAsk:
         for client, payload in self._carried(SHARES, wanted):
             own = bytes_in(payload, SEALED)
             if set(own) != set(self._of(client).public) - {client.id}:
-                self._lost(client, "it made shares for others than it was asked to")
+                self._lost(client, SHARES, "it made shares for others than it was asked to")
             else:
                 made[client.id] = own
         for client in self.cohort.clients:
@@ -228,7 +219,7 @@ class SecureAsk:
             try:
                 shares[client.id] = bytes_in(self._decoded(OPENING, client, answer), OPENING)
             except PayloadError as error:
-                self._of(client).missing[client.id] = str(error)
+                self._of(client).missing[client.id] = OPENING, str(error)
         return shares
 
     def _unfolded(self, kind: _Type, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[Received]:
@@ -270,7 +261,7 @@ class SecureAsk:
                 payload = self._decoded(step, client, answer)
                 bytes_in(payload, SEALED if step == SHARES else step)
             except PayloadError as error:
-                self._lost(client, str(error), answer.details)
+                self._lost(client, step, str(error), answer.details)
                 continue
             yield client, payload
 
@@ -279,7 +270,10 @@ class SecureAsk:
         asked = [client.id for client in cohort.clients if client.id in payloads]
         requests = [Request(name, step, cohort.round, self.phase, None, payloads[name]) for name in asked]
         sent = [cohort.channel.sends(request, request.payload) for request in requests]
-        return cohort.channel.exchange(sent, self.deadline)
+        return self._exchange(sent)
+
+    def _exchange(self, requests: list[Request]) -> Iterator[Answer]:
+        return self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.step).deadline)
 
     def _decoded(self, step: str, client: ClientInfo, answer: Answer) -> Payload:
         if answer.payload is None:
@@ -293,10 +287,17 @@ class SecureAsk:
         return self._types[client.architecture]
 
     def _total(self, kind: _Type) -> int:
-        return max(1, sum(client.samples for client in kind.asked)) if self.by_samples else len(kind.asked)
+        return (
+            max(1, sum(client.samples for client in kind.asked)) if self.sums.by_samples(self.step) else len(kind.asked)
+        )
 
-    def _lost(self, client: ClientInfo, reason: str, details: str = "") -> None:
-        self._of(client).missing[client.id] = reason
+    @property
+    def missing(self) -> dict[str, tuple[str, str]]:
+        """Client -> in which step it failed, and why; whose masks could be taken off is in the sum all the same."""
+        return {name: failed for kind in self._types.values() for name, failed in kind.missing.items()}
+
+    def _lost(self, client: ClientInfo, step: str, reason: str, details: str = "") -> None:
+        self._of(client).missing[client.id] = step, reason
         self.drop(client, reason, details)
 
     def _require_enough(self, left: Callable[[_Type], Sequence[ClientInfo]]) -> None:
@@ -313,5 +314,5 @@ class SecureAsk:
         return f"round {self.cohort.round}: '{self.step}', type '{groups}'"
 
     def _who_is_missing(self, kind: _Type) -> str:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in kind.missing.items())
+        reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in kind.missing.items())
         return f" (missing: {reasons})" if reasons else ""

@@ -17,6 +17,8 @@ from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
 
+Job = tuple["AtWork", ...]
+"""Clients whose replies come at once: one alone, or a group whose replies are summed."""
 Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]
 _OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
 """On what is read of a checkpoint: what the server sent itself."""
@@ -36,6 +38,10 @@ class AtWork:
     ends: float
 
 
+def done_at(job: Job) -> float:
+    return max(one.ends for one in job)
+
+
 @dataclass
 class Timeline:
     """The clients of a run in time.
@@ -45,12 +51,14 @@ class Timeline:
         now: seconds since the run began.
         at_work: client -> what it is doing; lasts from round to round.
         events: lines of ``pace.jsonl`` that are not written yet.
+        groups: clients whose replies come at once; none: each alone.
     """
 
     times: Mapping[str, ClientTimes]
     now: float = 0.0
     at_work: dict[str, AtWork] = field(default_factory=dict)
     events: list[TimelineEvent] = field(default_factory=list)
+    groups: Sequence[Sequence[str]] = ()
 
     @property
     def is_real(self) -> bool:
@@ -72,7 +80,7 @@ class Timeline:
             self.start(request)
         while (coming := self.next()) is not None:
             self.take(coming)
-            yield coming
+            yield from coming
 
     def start(self, request: Request) -> None:
         """A client begins, or will as soon as it is awake."""
@@ -83,22 +91,30 @@ class Timeline:
     def is_due(self) -> bool:
         """Whether somebody replies at this very time, and not before a real round was opened."""
         coming = self.next(self.now)
-        return coming is not None and coming.ends == self.now
+        return coming is not None and done_at(coming) == self.now
 
-    def next(self, limit: float = math.inf) -> AtWork | None:
+    def jobs(self) -> list[Job]:
+        """Who is at work, in client order; a group once its last client has replied."""
+        groups = self.groups or [(client,) for client in self.times]
+        return [tuple(self.at_work[client] for client in group) for group in groups if group[0] in self.at_work]
+
+    def next(self, limit: float = math.inf) -> Job | None:
         """Who replies next, up to a time; of several at one time the first in client order."""
-        places = {client: place for place, client in enumerate(self.times)}
-        coming = [one for one in self.at_work.values() if one.ends <= limit]
-        return min(coming, key=lambda one: (one.ends, places[one.request.client]), default=None)
+        return min((job for job in self.jobs() if done_at(job) <= limit), key=done_at, default=None)
 
-    def take(self, work: AtWork) -> None:
-        """Go on to a reply."""
-        del self.at_work[work.request.client]
-        self.now = max(self.now, work.ends)
+    def take(self, job: Job) -> None:
+        """Go on to when it is done."""
+        for one in job:
+            del self.at_work[one.request.client]
+        self.now = max(self.now, done_at(job))
 
     def pass_to(self, limit: float) -> None:
         """Go on to a time at which nobody replies."""
         self.now = max(self.now, limit)
+
+    def result(self, job: Job, perform: Callable[[Sequence[Request]], Any]) -> Any:
+        """What comes of a group's requests that are due, as ``perform`` makes it, or made it where time is real."""
+        return perform([one.request for one in job])
 
     def carried(self, exchange: Exchange) -> Exchange:
         """How requests whose replies are due are carried; see ``Channel.exchange``."""

@@ -17,7 +17,7 @@ class TimelineEvent:
         round: number of the server step.
         client: its id; of ``opened`` nobody's.
         event: one of those above.
-        step: that it was asked to perform.
+        step: that it was asked to perform; of a masked sum the phase in which it failed.
         asked: round in which it was asked.
         seconds: since the run began.
         error: why it did not reply, where it did not.

@@ -62,19 +62,24 @@ def differently_named(types: Mapping[str, ClientType]) -> list[list[str]]:
     return [names for names in alike.values() if len(names) > 1]
 
 
+def by_architecture(clients: Sequence[ClientInfo]) -> dict[str, list[ClientInfo]]:
+    kinds: dict[str, list[ClientInfo]] = {}
+    for client in clients:
+        kinds.setdefault(client.architecture, []).append(client)
+    return kinds
+
+
 def client_types(clients: Sequence[ClientInfo]) -> dict[str, ClientType]:
     """Types by name, in the order of their first clients.
 
     A type is called after its groups; where one group has several architectures, these are numbered.
     """
-    by_architecture: dict[str, list[ClientInfo]] = {}
-    for client in clients:
-        by_architecture.setdefault(client.architecture, []).append(client)
-    groups = ["+".join(dict.fromkeys(client.group for client in members)) for members in by_architecture.values()]
+    kinds = by_architecture(clients)
+    groups = ["+".join(dict.fromkeys(client.group for client in members)) for members in kinds.values()]
     names = [f"{name}-{groups[:k].count(name)}" if groups.count(name) > 1 else name for k, name in enumerate(groups)]
     return {
         name: ClientType(name, architecture, members[0].modalities, tuple(members))
-        for name, (architecture, members) in zip(names, by_architecture.items(), strict=True)
+        for name, (architecture, members) in zip(names, kinds.items(), strict=True)
     }
 
 

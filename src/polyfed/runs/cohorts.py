@@ -16,6 +16,8 @@ from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
 from polyfed.federation.filters import Few, Filter, Medians, NormClip, checks
+from polyfed.federation.group_sums import GroupSum, GroupSums, groups_of
+from polyfed.federation.grouped_cohort import GroupedCohort
 from polyfed.federation.late_replies import LateReplies
 from polyfed.federation.paced_cohort import PacedCohort
 from polyfed.federation.paces import LatePace
@@ -39,6 +41,7 @@ from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
+from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +87,8 @@ class Cohorts:
         clients = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
         make: Callable[..., Cohort] = Cohort
         if isinstance(pace := run.pace, LatePace):
-            make = partial(PacedCohort, pace=pace, timeline=self.timeline, everybody=self.server.clients, seed=run.seed)
+            kind = GroupedCohort if self.timeline.groups else PacedCohort
+            make = partial(kind, pace=pace, timeline=self.timeline, everybody=self.server.clients, seed=run.seed)
         return self._of(number, clients, ledger, run.reply_policy, make=make)
 
     def evaluating(self, number: int, clients: tuple[ClientInfo, ...], ledger: Ledger) -> Cohort:
@@ -148,15 +152,26 @@ class Cohorts:
     @cached_property
     def timeline(self) -> Timeline:
         """The clients in time: virtual, as it was in another run, or in a deployment the real one."""
+        timeline, pace = self._time(), self.experiment.run.pace
+        if isinstance(pace, LatePace) and self._secure is not None:
+            groups = groups_of(self.server.clients, pace.most(self.server.clients))
+            timeline.groups = [tuple(client.id for client in group) for group in groups]
+        return timeline
+
+    def _time(self) -> Timeline:
         run, clients = self.experiment.run, self.server.clients
         if isinstance(run.pace, LatePace) and run.pace.replay is not None:
             return ReplayedTime.read(run.pace.replay, clients)
         times = (run.pace.clients or Drawn()).of(clients, run.seed)
         return RealTime(times, send=self._sent) if run.engine.is_deployed else Timeline(times)
 
-    def _sent(self, request: Request) -> Answer:
-        """The answer to a request that is not encoded yet."""
+    def _sent(self, requests: Sequence[Request]) -> Answer | GroupSum:
+        """The answer to a request that is not encoded yet, or the sum of the answers to several."""
         run = self.experiment.run
+        if self._secure is not None:
+            channel = Channel(self.engine.exchange, run.transport, Ledger(), run.limits)
+            return GroupSums(self._secure, channel, run.reply_policy, self.server.clients)(requests)
+        (request,) = requests
         encoded = replace(request, payload=run.transport.encode(request.payload))
         return next(self.engine.exchange([encoded], run.reply_policy(request.step).deadline))
 
@@ -187,7 +202,8 @@ class Cohorts:
     def _secure(self) -> SecureSums | None:
         rule = self.experiment.aggregation.secure
         # a method's sums only: whoever evaluates learns of each client
-        return None if rule is None else SecureSums(rule, self.fingerprint, self.experiment.algorithm.summed)
+        method = self.experiment.algorithm
+        return None if rule is None else SecureSums(rule, self.fingerprint, method.summed, steps_of(method))
 
     # ---- what becomes of clients
 

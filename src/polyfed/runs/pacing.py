@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.group_sums import groups_of
 from polyfed.federation.paces import LatePace, Pace
 from polyfed.federation.replayed_time import ReplayedTime
+from polyfed.federation.secure_ask import require_several
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.schema import steps_of
 
@@ -22,7 +24,7 @@ def require_pace(experiment: Experiment) -> None:
     if run.engine.is_deployed:
         require_real_clock(pace)
     if isinstance(pace, LatePace):
-        for reason in (*_of_method(experiment), *_of_run(experiment)):
+        for reason in (*_of_method(experiment), *_of_run(experiment, pace)):
             raise ConfigError(f"run.pace '{pace.component_name()}' gives the server late replies, and {reason}")
 
 
@@ -50,8 +52,19 @@ def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...
         pace.clients.of(clients, experiment.run.seed)
     if isinstance(pace, LatePace):
         _require_quorums(experiment, pace.most(clients))
+        if experiment.aggregation.secure is not None:
+            _require_groups(pace, clients)
         if pace.replay is not None:
             ReplayedTime.read(pace.replay, clients)
+
+
+def _require_groups(pace: LatePace, clients: tuple[ClientInfo, ...]) -> None:
+    groups = groups_of(clients, pace.most(clients))
+    for group in groups:
+        require_several(group, f"in groups of {len(group)} (raise run.pace.replies for larger ones)")
+    largest = max(map(len, groups))
+    if pace.concurrency is not None and pace.concurrency < largest:
+        raise ConfigError(f"run.pace.concurrency is {pace.concurrency}, and aggregation.secure asks {largest} at once")
 
 
 def _require_quorums(experiment: Experiment, most: int) -> None:
@@ -80,13 +93,13 @@ def _of_method(experiment: Experiment) -> Iterator[str]:
         yield "algorithm.averaging.mean 'sequential' needs to know whose come; set that to exact"
 
 
-def _of_run(experiment: Experiment) -> Iterator[str]:
+def _of_run(experiment: Experiment, pace: LatePace) -> Iterator[str]:
     secure, robust = experiment.aggregation.secure, experiment.aggregation.robust
     if secure is not None:
-        yield (
-            f"aggregation.secure '{secure.component_name()}' sums the replies of clients that agree on masks before "
-            "they train, to one request: who is late would have masks of another sum; leave one of the two out"
-        )
+        drawn = "run.sampling.cohort draws other clients each round; leave it out"
+        reason = pace.no_groups or (drawn if experiment.run.sampling.cohort is not None else None)
+        if reason is not None:
+            yield f"aggregation.secure '{secure.component_name()}' sums those of fixed groups of clients: {reason}"
     if robust is not None:
         yield (
             f"aggregation.robust '{robust.component_name()}' compares replies of all clients of a type that start from "
