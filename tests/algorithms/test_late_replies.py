@@ -12,6 +12,7 @@ import torch
 
 import polyfed
 from by_hand import copies, play
+from masked_runs import federation
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.creamfl import CreamFL
@@ -108,6 +109,42 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(target, (fresh + own + 2**-0.5 * (late - own)) / 2, atol=1e-5)
 
 
+def ruled(rule: Config, pace: Config, rounds: int = 6) -> Config:
+    config = federation(None, 5, rounds=rounds, eval_every=rounds, pace=pace)
+    config["algorithm"]["local_epochs"] = 1
+    return config | {"aggregation": {"robust": rule, "clip": None}}
+
+
+def test_robust_rules_compare_what_late_replies_count_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W + median_c s_c (W_c - W_v), coordinate by coordinate."""
+    session = prepared(ruled({"name": "median"}, {"name": "buffered", "replies": 3, "clients": SLOW}), tmp_path)
+    seen, (kind,), tau = watched(session, monkeypatch), session.server.weights, list[int]()
+    for number in range(1, 7):
+        seen.clear()
+        before = copies(session.server.weights)[kind]
+        play(session, number, number)
+        assert len(seen) == 3
+        tau += [number - request.round for request, _ in seen]
+        for name, old in before.items():
+            rows = []
+            for request, answer in seen:
+                then, trained = (fields_of(message, "weights")[name].double() for message in (request, answer))
+                rows.append((1 + number - request.round) ** -0.5 * (trained - then))
+            expected = old.double() + torch.stack(rows).median(0).values
+            assert torch.allclose(session.server.weights[kind][name].double(), expected, atol=1e-6), name
+    assert max(tau) > 1
+
+
+@pytest.mark.parametrize("rule", ["krum", pytest.param("geometric_median", marks=pytest.mark.slow)])
+def test_a_rule_for_all_replies_is_that_of_a_round_that_waits(rule: str, tmp_path: Path) -> None:
+    equal = {"clients": "drawn"}
+    runs = [
+        polyfed.run(Experiment.parse(ruled({"name": rule}, pace | equal, 2)), tmp_path / str(pace["name"]), quiet=True)
+        for pace in ({"name": "sync"}, {"name": "buffered", "replies": 1.0})
+    ]
+    assert contents(runs[0]) == contents(runs[1])
+
+
 def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = prepared(paced("fedavg", {"name": "sync", "clients": SLOW}), tmp_path)
     carry = session.engine.exchange
@@ -171,7 +208,16 @@ def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, pace: str, 
         ("server_only", {}, "'server_only' asks nobody"),
         ("creamfl", {"algorithm": {"public": {"samples": 10}}}, "algorithm.public.samples"),
         ("fedavg", {"algorithm": {"averaging": {"mean": "sequential"}}}, "averaging.mean 'sequential'"),
-        ("fedavg", {"aggregation": {"robust": "median"}}, "aggregation.robust 'median' compares"),
+        (
+            "fedavg",
+            {"aggregation": {"robust": "median"}},
+            "needs 3 replies of it, .* 'buffered' is sure of 0",
+        ),
+        (
+            "fedavg",
+            {"aggregation": {"robust": "median"}, "run": {"sampling": {"cohort": 4}}},
+            "aggregation.robust 'median' needs many of a type: leave run.sampling.cohort out",
+        ),
         ("fedavg", {"run": {"pace": {"name": "buffered", "replies": 9}}}, "there are 5 clients"),
         (
             "fedavg",

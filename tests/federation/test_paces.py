@@ -60,6 +60,24 @@ def test_when_a_round_is_full(pace: dict[str, Any], replied: str, full: bool) ->
     assert made.is_full([client for client in CLIENTS if client.id in replied.split()], CLIENTS) is full
 
 
+@pytest.mark.parametrize(
+    ("pace", "kind", "fewest"),
+    [
+        ({"name": "buffered", "replies": 3}, "a0 a1", 1),
+        ({"name": "buffered", "replies": 2}, "a0 a1", 0),
+        ({"name": "buffered", "replies": 1.0}, "a0 a1", 2),
+        ({"name": "buffered", "replies": {"image": 3, "text": 1}}, "a0 a1", 2),
+        ({"name": "buffered", "replies": {"image": 3, "text": 1}}, "c0", 1),
+        ({"name": "async"}, "a0 a1 b0 c0", 1),
+        ({"name": "async"}, "a0 a1", 0),
+        ({"name": "deadline", "seconds": 3}, "a0 a1 b0", 0),
+    ],
+)
+def test_how_many_of_a_type_reply_for_sure(pace: dict[str, Any], kind: str, fewest: int) -> None:
+    made: Any = Pace.named(pace["name"])(**{key: value for key, value in pace.items() if key != "name"})
+    assert made.fewest([client for client in CLIENTS if client.id in kind.split()], CLIENTS) == fewest
+
+
 def test_mixing_of_asynchronous_replies() -> None:
     pace: Any = Pace.named("async")(alpha=0.6, staleness=Polynomial())
     assert [pace.mixing(tau) for tau in (0, 3)] == [0.6, 0.3]

@@ -84,6 +84,10 @@ class LatePace(Pace):
         """Replies of a round, at most."""
         return len(everybody)
 
+    def fewest(self, kind: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> int:
+        """Replies of these clients in a round, at least, as long as enough are at work."""
+        return 1 if len(kind) == len(everybody) else 0
+
     def limit(self, opened: float) -> float:
         """When a round that was opened at that time ends if somebody has replied, full or not."""
         return math.inf
@@ -133,6 +137,12 @@ class Buffered(LatePace):
         # 0.3 of 10 is 3, although the product is a bit more
         share = self.replies * len(everybody) if isinstance(self.replies, float) else self.replies
         return max(1, math.ceil(share - 1e-9))
+
+    def fewest(self, kind: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> int:
+        others = [client for client in everybody if client not in kind]
+        if isinstance(self.replies, dict):
+            return max(0, *(needed - _with(name, others) for name, needed in self.replies.items()))
+        return max(0, self.most(everybody) - len(others))
 
     @property
     def no_groups(self) -> str | None:

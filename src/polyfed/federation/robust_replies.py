@@ -46,9 +46,15 @@ def _too_few(rule: RobustRule, false: int, members: Sequence[ClientInfo], asked:
 
 @dataclass(frozen=True)
 class RobustReplies:
-    """Puts what stands for a type in place of the tensors of its replies, which wait for each other."""
+    """Puts what stands for a type in place of the tensors of its replies, which wait for each other.
+
+    Attributes:
+        rule: by which.
+        in_order: whether replies come in client order, so that a type is whole once its last client has replied.
+    """
 
     rule: RobustRule
+    in_order: bool = True
 
     def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
         """The same senders, type by type; what holds no tensors passes as it is.
@@ -60,15 +66,15 @@ class RobustReplies:
             yield from replies
             return
         waiting: dict[str, list[Received]] = {}
-        position = {client.id: k for k, client in enumerate(ask.clients)}
+        position = {client.id: k for k, client in enumerate(ask.clients) if self.in_order}
         last = {client.architecture: k for k, client in enumerate(ask.clients)}
         for reply in replies:
             if reply.payload.bundles:
                 waiting.setdefault(reply.client.architecture, []).append(reply)
             else:
                 yield reply
-            # replies come in client order: of a type whose last client is behind us, no more will
-            for kind in [kind for kind in waiting if last[kind] <= position[reply.client.id]]:
+            # of a type whose last client is behind us, no more will come
+            for kind in [kind for kind in waiting if last[kind] <= position.get(reply.client.id, -1)]:
                 yield from self._of_type(waiting.pop(kind), ask)
         for sent in waiting.values():
             yield from self._of_type(sent, ask)

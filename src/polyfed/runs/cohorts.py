@@ -190,12 +190,13 @@ class Cohorts:
     def _filters(self) -> tuple[Filter, ...]:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
         pace = self.experiment.run.pace
+        is_late = isinstance(pace, LatePace)
         return (
             checks(self.server.counted),
+            # bounds are on what a client has changed, not on what that counts for; rules compare what does
             *(() if clip is None else (NormClip(clip, self.medians, self.few),)),
-            *(() if rule is None else (RobustReplies(rule),)),
-            # last: bounds are on what a client has changed, not on what that counts for
             *((LateReplies(pace),) if isinstance(pace, LatePace) else ()),
+            *(() if rule is None else (RobustReplies(rule, in_order=not is_late),)),
         )
 
     @property

@@ -10,6 +10,8 @@ from polyfed.federation.group_sums import groups_of
 from polyfed.federation.paces import LatePace, Pace
 from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.federation.secure_ask import require_several
+from polyfed.federation.types import by_architecture
+from polyfed.privacy.rules import RobustRule
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.schema import steps_of
 
@@ -54,6 +56,8 @@ def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...
         _require_quorums(experiment, pace.most(clients))
         if experiment.aggregation.secure is not None:
             _require_groups(pace, clients)
+        if experiment.aggregation.robust is not None:
+            _require_honest(experiment.aggregation.robust, pace, clients)
         if pace.replay is not None:
             ReplayedTime.read(pace.replay, clients)
 
@@ -65,6 +69,19 @@ def _require_groups(pace: LatePace, clients: tuple[ClientInfo, ...]) -> None:
     largest = max(map(len, groups))
     if pace.concurrency is not None and pace.concurrency < largest:
         raise ConfigError(f"run.pace.concurrency is {pace.concurrency}, and aggregation.secure asks {largest} at once")
+
+
+def _require_honest(rule: RobustRule, pace: LatePace, clients: tuple[ClientInfo, ...]) -> None:
+    """All false clients of a type may be among those who reply first."""
+    for members in by_architecture(clients).values():
+        false, fewest = rule.false_clients(len(members)), pace.fewest(members, clients)
+        if fewest < rule.required(false):
+            raise ConfigError(
+                f"aggregation.robust '{rule.component_name()}' that tolerates {false} of {len(members)} clients of "
+                f"type '{members[0].group}' needs {rule.required(false)} replies of it, and a step of run.pace "
+                f"'{pace.component_name()}' is sure of {fewest}; set it to buffered with more replies, by modality "
+                "where there are several types, or to sync"
+            )
 
 
 def _require_quorums(experiment: Experiment, most: int) -> None:
@@ -100,8 +117,5 @@ def _of_run(experiment: Experiment, pace: LatePace) -> Iterator[str]:
         reason = pace.no_groups or (drawn if experiment.run.sampling.cohort is not None else None)
         if reason is not None:
             yield f"aggregation.secure '{secure.component_name()}' sums those of fixed groups of clients: {reason}"
-    if robust is not None:
-        yield (
-            f"aggregation.robust '{robust.component_name()}' compares replies of all clients of a type that start from "
-            "one model; leave one of the two out"
-        )
+    if robust is not None and experiment.run.sampling.cohort is not None:
+        yield f"aggregation.robust '{robust.component_name()}' needs many of a type: leave run.sampling.cohort out"
