@@ -5,15 +5,18 @@ from __future__ import annotations
 from itertools import combinations
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import assert_learns_topics, assert_mean, copies, plain_training
 from gap_rounds import embedded, mean_of_present, with_gaps
+from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
 from polyfed.data.samples import Batch
-from polyfed.models.model import Model
-from sessions import first_cohort, prepared
+from polyfed.models.model import CachedModel, Model
+from polyfed.tasks.imputation import Embeddings, Imputer
+from sessions import first_cohort, prepared, woken
 from small_federations import topics
 
 
@@ -54,6 +57,30 @@ def test_a_round_equals_a_plain_loop(tmp_path: Path) -> None:
             for info in members.clients
         }
         assert_mean(server.weights[kind], trained, {info.id: server.weight(info) for info in members.clients})
+
+
+def test_the_contrasts_see_the_modality_dropout_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_gaps("fedmac", between=0.0)
+    for group in config["clients"].values():
+        group["task"] = {"name": "classification", "imputation": {"name": "drop", "dropout": 0.99}}
+    session, draws, fused = prepared(config, tmp_path), list[Embeddings](), list[Tensor | None]()
+    draw = Imputer.thinned
+    monkeypatch.setattr(Imputer, "thinned", lambda *given: draws.append(draw(*given)) or draws[-1])
+    client = woken(session, "paired-0")
+    client.model.train()
+
+    def noted(model: CachedModel, batch: Batch) -> Tensor:
+        fused.append(SampleEmbeddings.of(client, model, batch).fused)
+        return batch.no_loss
+
+    batch = next(client.batches(client.train, "task"))
+    client.training_loss(batch, regulariser=noted)
+    (thin,) = draws
+    z = {name: dict(zip(part.places.tolist(), part.values, strict=True)) for name, part in thin.items()}
+    assert sum(map(len, z.values())) < sum(map(len, embedded(client.model, batch).values()))
+    assert fused[0] is not None
+    expected = torch.stack([mean_of_present(z, k) for k in range(len(fused[0]))])
+    torch.testing.assert_close(fused[0], expected)
 
 
 def test_clients_of_one_modality_train_as_in_fedavg_and_learn(tmp_path: Path) -> None:

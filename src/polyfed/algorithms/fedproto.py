@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyfed.aggregation.prototypes import (
-    ClassAverage,
     ClassMeans,
     GlobalPrototypes,
     MeanWeighting,
@@ -40,18 +37,21 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.shared.class_prototypes import (
     PROTOTYPES,
     PrototypeCheck,
+    as_prototypes,
+    class_features,
     global_prototypes,
     known_classes,
-    require_shape,
+    own_prototypes,
+    prototypes_for,
+    received_prototypes,
 )
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.data.samples import Batch, Samples
+from polyfed.data.samples import Batch
 from polyfed.federation.trainer import Regulariser
 from polyfed.federation.types import class_space
 from polyfed.losses.classification import distances, prototype_distance
 from polyfed.losses.distillation import Distillation
-from polyfed.models.model import CachedModel, Embedder
-from polyfed.tasks import evaluating
+from polyfed.models.model import CachedModel
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Prototypes
@@ -141,9 +141,7 @@ class FedProto(Algorithm):
         return renewed(mean_prototypes(sent, self.weighting), old)
 
     def prototypes_for(self, server: Server, client: ClientInfo) -> Prototypes:
-        """Global prototypes of the classes of a client; empty while there are none."""
-        kept = server.state.get(PROTOTYPES, {})
-        return Prototypes({name: kept[name] for name in kept if self.admits(client, name.rpartition(".")[0])})
+        return prototypes_for(server, client, self.admits)
 
     def admits(self, client: ClientInfo, space: str) -> bool:
         """Whether a class space can be that of a client; see ``space_of``."""
@@ -177,59 +175,27 @@ class FedProto(Algorithm):
         rows, present = table(*received), received.present
 
         def pull(model: CachedModel, batch: Batch) -> Tensor:
-            # the task has embedded this batch already, and `model` remembers
-            batch = task.usable(batch)
-            if not len(batch):
-                return batch.no_loss
-            features, labels = self.feature(model, client, batch), batch.targets[task.target].long()
+            own = task.classified(model, client.head, batch)
+            if not own.parts:
+                return own.batch.no_loss
+            features, labels = as_prototypes(own.feature, unit=self.normalise), own.batch.targets[task.target].long()
             return self.proto_weight * prototype_distance(features, rows, present, labels, self.distance)
 
         return pull
 
     def own(self, client: Client) -> Prototypes:
-        """Means of the features of the client's training samples by class; empty if there are no classes, or none that
-        it has samples enough of, unless noise is to hide that."""
+        """Prototypes of the client's training samples; empty if there are no classes."""
         if not isinstance(client.task, Classification):
             return Prototypes({})
-        average = ClassAverage(known_classes(client), client.model.dim, client.device)
-        for features, labels in self.features(client, client.task, client.train):
-            average.add(features, labels)
-        means = average.result(self.min_count)
-        is_sent = len(means.counts) or client.protected
-        return Prototypes(prototype_tensors(self.space_of(client), means) if is_sent else {})
+        space, fewest = self.space_of(client), self.min_count
+        return own_prototypes(client, client.train, space, unit=self.normalise, min_count=fewest)
 
     def space_of(self, client: Client) -> str:
         """Name of a client's class space: of its target and classes, or what ``shared`` calls it."""
         return self.shared.get(client.info.group, class_space(client.head_name))
 
     def received(self, client: Client, prototypes: Prototypes) -> GlobalPrototypes | None:
-        """Global prototypes of the client's classes, on its device, or None.
-
-        Raises:
-            PayloadError: they have another number of classes or another width.
-        """
-        if not isinstance(client.task, Classification):
-            return None
-        space = self.space_of(client)
-        own = by_space(prototypes, GlobalPrototypes).get(space)
-        if own is None:
-            return None
-        require_shape(space, own.shape, (known_classes(client), client.model.dim))
-        return GlobalPrototypes(*(part.to(client.device) for part in own))
-
-    def feature(self, model: Embedder, client: Client, batch: Batch) -> Float[Tensor, "b d"]:
-        """What the classifier takes of a batch, of unit length if so asked."""
-        assert isinstance(client.task, Classification)
-        feature = client.task.feature(model, client.head, batch)
-        return F.normalize(feature.float(), dim=-1) if self.normalise else feature
-
-    def features(self, client: Client, task: Classification, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features and classes of samples, batch by batch in order, in evaluation mode and view."""
-        with evaluating(client.model):
-            for batch in (one.to(client.device) for one in task.usable(samples).batches(client.evaluation_batch)):
-                with client.autocast():
-                    features = self.feature(client.model, client, batch)
-                yield features.float(), batch.targets[task.target].long()
+        return received_prototypes(client, prototypes, self.space_of(client))
 
     @client_query(float)
     def assess_nearest(self, client: Client, prototypes: Prototypes) -> Reply:
@@ -238,7 +204,7 @@ class FedProto(Algorithm):
         if client.test is None or not isinstance(client.task, Classification):
             return Reply(**metrics)
         received, classes, outcomes = self.received(client, prototypes), known_classes(client), []
-        for features, labels in self.features(client, client.task, client.test):
+        for features, labels in class_features(client, client.test, unit=self.normalise):
             # classes without a prototype are never named; not by -inf: a tie of all must count against the model
             scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)
             if received is not None:

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.prototypes import (
-    ClassAverage,
     ClassMeans,
     GlobalPrototypes,
     MeanWeighting,
@@ -40,8 +39,9 @@ from polyfed.algorithms.shared.class_prototypes import (
     PROTOTYPES,
     PrototypeCheck,
     global_prototypes,
-    known_classes,
-    require_shape,
+    own_prototypes,
+    prototypes_for,
+    received_prototypes,
 )
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
 from polyfed.data.samples import Batch
@@ -49,7 +49,6 @@ from polyfed.federation.types import class_space
 from polyfed.losses.classification import prototype_contrast, prototype_distance
 from polyfed.losses.distillation import squared_distance
 from polyfed.models.model import CachedModel
-from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Prototypes
 
@@ -102,7 +101,7 @@ class MFCPL(Algorithm):
             self.fit,
             check=both(server.weights_check(), PrototypeCheck(admits, server)),
             weights=each(server.weights_for),
-            prototypes=each(lambda client: self.prototypes_for(server, client)),
+            prototypes=each(lambda client: prototypes_for(server, client, admits)),
         )
         server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
         known = global_prototypes(server)
@@ -113,37 +112,24 @@ class MFCPL(Algorithm):
         }
         server.record(prototypes=float(sum(len(one.means) for one in known.values())))
 
-    def prototypes_for(self, server: Server, client: ClientInfo) -> Prototypes:
-        """Complete prototypes of a client's classes; empty while there are none."""
-        kept = server.state.get(PROTOTYPES, {})
-        return Prototypes({name: kept[name] for name in kept if admits(client, name.rpartition(".")[0])})
-
     # ---- client half
 
     @client_step(weights=Weights, prototypes=Prototypes, num_examples=int)
     def fit(self, client: Client, weights: Weights, prototypes: Prototypes) -> Reply:
         """Train the received model on the task and the three terms; send it, and its own complete prototypes."""
         client.load_weights(weights)
-        known = self.received(client, prototypes)
+        known = received_prototypes(client, prototypes, class_space(client.head_name))
+        rows = None if known is None else known._replace(means=table(*known))
 
         def guidance(model: CachedModel, batch: Batch) -> Tensor:
             own = SampleEmbeddings.of(client, model, batch)
-            return self.alignment * self.apart(own) + (0.0 if known is None else self.guided(own, known))
+            return self.alignment * self.apart(own) + (0.0 if rows is None else self.guided(own, rows))
 
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=guidance)
         return Reply(weights=client.weights, prototypes=self.own(client), num_examples=client.num_examples)
 
-    def received(self, client: Client, prototypes: Prototypes) -> GlobalPrototypes | None:
-        """Prototypes of the client's classes, on its device, with a row for every class; None before there are any."""
-        known = by_space(prototypes, GlobalPrototypes).get(class_space(client.head_name))
-        if known is None or not isinstance(client.task, Classification):
-            return None
-        require_shape(class_space(client.head_name), known.shape, (known_classes(client), client.model.dim))
-        means, present = (part.to(client.device) for part in known)
-        return GlobalPrototypes(table(means, present), present)
-
     def guided(self, own: SampleEmbeddings, known: GlobalPrototypes) -> Tensor:
-        """CMPR and CMPC, weighted."""
+        """CMPR and CMPC, weighted; ``known`` with a row for every class."""
         if own.fused is None:
             return own.batch.no_loss
         f, labels, width = F.normalize(own.fused.float(), dim=1), own.labels, known.means.shape[1]
@@ -159,18 +145,10 @@ class MFCPL(Algorithm):
 
     def own(self, client: Client) -> Prototypes:
         """Means by class of unit features, over the samples that lack none of several modalities; empty without."""
-        task = client.task
-        if not isinstance(task, Classification) or len(client.modalities) < 2:
+        if not isinstance(client.task, Classification) or len(client.modalities) < 2:
             return Prototypes({})
-        average = ClassAverage(known_classes(client), client.model.dim, client.device)
         complete = client.train.having(*client.modalities)
-        with evaluating(client.model), client.autocast():
-            for batch in (one.to(client.device) for one in complete.batches(client.evaluation_batch)):
-                feature = task.feature(client.model, client.head, batch).float()
-                average.add(F.normalize(feature, dim=1), batch.targets[task.target].long())
-        means = average.result()
-        is_sent = len(means.counts) or client.protected  # noise hides which classes a client has
-        return Prototypes(prototype_tensors(class_space(client.head_name), means) if is_sent else {})
+        return own_prototypes(client, complete, class_space(client.head_name), unit=True)
 
 
 def admits(client: ClientInfo, space: str) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -319,6 +319,15 @@ class CachedModel(CachedEmbedder):
     def __init__(self, model: Model) -> None:
         super().__init__(model.embed, model.positions, model.detail)
         self.model = model
+        self._last: dict[nn.Module | None, tuple[object, Any]] = {}
+
+    def once(self, head: nn.Module | None, batch: object, make: Callable[[], _Value]) -> _Value:
+        """What is made for a head of a batch, remembered for its last batch: all losses have one draw of it."""
+        last = self._last.get(head)
+        if last is None or last[0] is not batch:
+            last = self._last[head] = (batch, make())
+        made: _Value = last[1]
+        return made
 
     @property
     def device(self) -> torch.device:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -17,7 +19,7 @@ from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_count
-from polyfed.models.model import Embedder
+from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.imputation import Embeddings, Imputation, Imputer, embeddings_of
@@ -55,6 +57,26 @@ class ClassNames(Settings):
     def texts(self, names: Sequence[str]) -> list[str]:
         """One a class; an underscore in a name stands for a space."""
         return [self.template.replace("{}", name.replace("_", " ")) for name in names]
+
+
+@dataclass(frozen=True)
+class Classified:
+    """What is classified of a batch.
+
+    Attributes:
+        batch: the samples that are usable.
+        parts: their embeddings.
+        fuse: makes one of those of each sample.
+    """
+
+    batch: Batch
+    parts: Embeddings
+    fuse: Callable[[Embeddings, int], Tensor]
+
+    @cached_property
+    def feature(self) -> Float[Tensor, "b d"]:
+        """What each sample is classified by: one draw of modality dropout and of what imputations draw."""
+        return self.fuse(self.parts, len(self.batch))
 
 
 class Classification(Task):
@@ -179,16 +201,15 @@ class Classification(Task):
         return samples.having_any(*wanted)
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        batch = self.usable(batch)
-        if not len(batch):
-            return batch.no_loss
-        labels, imputer = batch.targets[self.target].long(), _imputer(head)
-        parts = self.embeddings(model, head, batch)
+        own = self.classified(model, head, batch)
+        if not own.parts:
+            return own.batch.no_loss
+        labels, imputer = own.batch.targets[self.target].long(), _imputer(head)
         if imputer is not None and imputer.training:
-            imputer.observe(parts, labels)
-        loss = self._loss(_classified(model, head, self.fused(head, parts, len(batch))), labels, head)
-        own = None if imputer is None else imputer.loss(parts, len(batch))
-        return loss if own is None else loss + own
+            imputer.observe(own.parts, labels)
+        loss = self._loss(_classified(model, head, own.feature), labels, head)
+        further = None if imputer is None else imputer.loss(own.parts, len(own.batch))
+        return loss if further is None else loss + further
 
     def _loss(self, logits: Tensor, labels: Tensor, head: nn.Module | None) -> Tensor:
         loss = margin_cross_entropy(logits, labels, self.margin)
@@ -261,26 +282,26 @@ class Classification(Task):
 
     def feature(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b d"]:
         """What is classified: the embedding of the one modality, or the mean of those of several."""
-        return self.fused(head, self.embeddings(model, head, batch), len(batch))
+        return self._embedded(model, head, batch).feature
 
-    def embeddings(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Embeddings:
-        """Embeddings of what is classified by, of the usable samples of a batch."""
-        imputer, modalities = _imputer(head), self._modalities(tuple(batch.inputs))
-        return embeddings_of(model, batch, modalities if imputer is None else imputer.modalities)
+    def classified(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Classified:
+        """What is classified of the usable samples of a batch, the same for all its losses."""
 
-    def fused(self, head: nn.Module | None, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
-        """What is classified of ``count`` samples, of their embeddings."""
-        imputer, values = _imputer(head), [part.values for part in parts.values()]
-        if imputer is not None:
-            mean: Tensor = imputer(parts, count)
-            return mean
-        # of embeddings, not of logits: one head serves any number of modalities
-        return torch.stack(values).mean(0) if len(values) > 1 else values[0]
+        def make() -> Classified:
+            return self._embedded(model, head, self.usable(batch))
+
+        return model.once(head, batch, make) if isinstance(model, CachedModel) else make()
+
+    def _embedded(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Classified:
+        imputer = _imputer(head)
+        if not len(batch):
+            return Classified(batch, {}, _mean)
+        modalities = self._modalities(tuple(batch.inputs)) if imputer is None else imputer.modalities
+        return Classified(batch, embeddings_of(model, batch, modalities), imputer or _mean)
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
         """See ``Task``; of the samples that are usable."""
-        batch = self.usable(batch)
-        return _classified(model, head, self.feature(model, head, batch))
+        return _classified(model, head, self.classified(model, head, batch).feature)
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
         wanted = available if self.modality is None else (self.modality,)
@@ -330,6 +351,12 @@ def _patterns(samples: Samples) -> dict[str, Int64[Tensor, " k"]]:
         names = "_".join(name for name, has in zip(samples.modalities, pattern.tolist(), strict=True) if has)
         patterns[names] = (masks == pattern[:, None]).all(0).nonzero()[:, 0]
     return patterns
+
+
+def _mean(parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
+    values = [part.values for part in parts.values()]
+    # of embeddings, not of logits: one head serves any number of modalities
+    return torch.stack(values).mean(0) if len(values) > 1 else values[0]
 
 
 def _imputer(head: nn.Module | None) -> Imputer | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from typing import Self
 
@@ -29,31 +28,21 @@ class SampleEmbeddings:
         client: whose samples, model and task.
         batch: the samples.
         parts: modality -> embeddings of those that have it.
+        fused: what the task classifies of each sample, as it does; None where it does not, or there is no sample.
     """
 
     client: Client
     batch: Batch
     parts: Embeddings
+    fused: Float[Tensor, "b d"] | None = None
 
     @classmethod
     def of(cls, client: Client, model: CachedModel, batch: Batch) -> Self:
-        task, batch = client.task, client.task.usable(batch)
-        if not len(batch):
-            return cls(client, batch, {})
-        if isinstance(task, Classification):
-            return cls(client, batch, task.embeddings(model, client.head, batch))
-        return cls(client, batch, embeddings_of(model, batch, client.modalities))
-
-    @cached_property
-    def fused(self) -> Float[Tensor, "b d"] | None:
-        """What the task classifies of each sample; None where it does not, or there is no sample.
-
-        Fused anew: with modality dropout, or noise of an imputation, the draw is another than that of the task's loss.
-        """
-        task = self.client.task
-        if not isinstance(task, Classification) or not self.parts:
-            return None
-        return task.fused(self.client.head, self.parts, len(self.batch))
+        if isinstance(client.task, Classification):
+            own = client.task.classified(model, client.head, batch)
+            return cls(client, own.batch, own.parts, own.feature if own.parts else None)
+        batch = client.task.usable(batch)
+        return cls(client, batch, embeddings_of(model, batch, client.modalities) if len(batch) else {})
 
     @property
     def is_fused(self) -> bool:
