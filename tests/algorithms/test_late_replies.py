@@ -109,6 +109,43 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(target, (fresh + own + 2**-0.5 * (late - own)) / 2, atol=1e-5)
 
 
+def test_prototypes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a late client's class means the server goes s of the way from its own; new classes it takes as they are."""
+    config = paced("fedproto", {"name": "buffered", "replies": 2, "clients": SLOW}, 5)
+    config["algorithm"] |= {"weighting": "uniform", "largest_norm": None}
+    session, tau = prepared(config, tmp_path), list[int]()
+    times = [ClientTimes(seconds=t) for t in (7, 2, 3)]
+    session.cohorts.timeline.times = dict(zip(session.cohorts.timeline.times, times, strict=True))
+    seen = watched(session, monkeypatch)
+    for number in range(1, 6):
+        seen.clear()
+        old = _rows(session.server.state.get("prototypes", {}))
+        play(session, number, number)
+        told: dict[tuple[str, int], list[torch.Tensor]] = {}
+        for request, answer in seen:
+            s = (1 + number - request.round) ** -0.5
+            for key, row in _rows(fields_of(answer, "prototypes")).items():
+                told.setdefault(key, []).append(old[key] + s * (row - old[key]) if key in old else row)
+        tau += [number - request.round for request, _ in seen]
+        found = _rows(session.server.state["prototypes"])
+        expected = old | {key: torch.stack(rows).mean(0) for key, rows in told.items()}
+        assert found.keys() == expected.keys()
+        for key, row in expected.items():
+            torch.testing.assert_close(found[key], row, rtol=0, atol=1e-5)
+    assert max(tau) > 1
+
+
+def _rows(tensors: Any) -> dict[tuple[str, int], torch.Tensor]:
+    spaces = {name.rpartition(".")[0] for name in tensors}
+    return {
+        (space, label): row
+        for space in spaces
+        for label, row in zip(
+            tensors[f"{space}.present"].nonzero().flatten().tolist(), tensors[f"{space}.means"], strict=True
+        )
+    }
+
+
 def ruled(rule: Config, pace: Config, rounds: int = 6) -> Config:
     config = federation(None, 5, rounds=rounds, eval_every=rounds, pace=pace)
     config["algorithm"]["local_epochs"] = 1
@@ -187,9 +224,10 @@ def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path
 )
 def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, pace: str, tmp_path: Path) -> None:
     """What was at work before the kill replies after it, to the model that it was sent before."""
-    own: Config = {"replies": 2} if pace == "buffered" else {}
+    own: Config = {"replies": 0.33} if pace == "buffered" else {}
     config = paced(method, {"name": pace, "clients": SLOW} | own, 6)
     finished = polyfed.run(Experiment.parse(config), tmp_path / "finished", quiet=True)
+    assert not finished.records.excluded()
     asked = [json.loads(line) for line in (finished.folder / "pace.jsonl").read_text().splitlines()]
     assert any(line["asked"] < 4 <= line["round"] for line in asked if line["event"] == "replied")
     config["run"] |= {"engine": {"name": "local", "serialize": True}}

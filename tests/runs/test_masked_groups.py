@@ -16,7 +16,7 @@ from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.group_sums import groups_of
+from polyfed.federation.group_sums import mask_groups
 from polyfed.privacy.masking.fixed_point import FixedPoint
 from polyfed.privacy.masking.mask_keeper import KEYS, OPENING
 from polyfed.privacy.masking.summed import SummedReply
@@ -27,8 +27,10 @@ from small_federations import Config
 GROUPS: Config = {"name": "buffered", "replies": 3, "clients": {"name": "drawn", "skew": 10}}
 
 
-def grouped(secure: Any = "pairwise_masks", clients: int = 6, rounds: int = 5, **run: Any) -> Config:
-    config = federation(secure, clients, rounds=rounds, eval_every=rounds, **{"pace": GROUPS} | run)
+def grouped(
+    secure: Any = "pairwise_masks", clients: int = 6, rounds: int = 5, method: Any = "fedavg", **run: Any
+) -> Config:
+    config = federation(secure, clients, method, rounds=rounds, eval_every=rounds, **{"pace": GROUPS} | run)
     config["algorithm"]["local_epochs"] = 1
     return config
 
@@ -39,12 +41,12 @@ def paced(folder: Path) -> list[dict[str, Any]]:
 
 def test_groups_are_dealt_out_of_every_type() -> None:
     many = [ClientInfo(f"{kind}{k}", kind, ("image",), "task", 1, kind) for kind in "ab" for k in range(7)]
-    groups = groups_of(many, 6)
+    groups = mask_groups(many, 6)
     assert [[client.id for client in group] for group in groups] == [
         ["a0", "a2", "a4", "a6", "b1", "b3", "b5"],
         ["a1", "a3", "a5", "b0", "b2", "b4", "b6"],
     ]
-    assert groups_of(many, 8) == groups_of(many, 14) == [tuple(many)]
+    assert mask_groups(many, 8) == mask_groups(many, 14) == [tuple(many)]
 
 
 def test_a_group_of_all_is_a_round_that_waits(tmp_path: Path) -> None:
@@ -55,14 +57,17 @@ def test_a_group_of_all_is_a_round_that_waits(tmp_path: Path) -> None:
     assert contents(runs[0]) == contents(runs[1])
 
 
-def test_a_killed_run_ends_in_the_bits_of_an_unmasked_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", ["fedavg", pytest.param({"name": "fedproto", "largest_norm": None}, marks=pytest.mark.slow)]
+)
+def test_a_killed_run_ends_in_the_bits_of_an_unmasked_one(method: Any, tmp_path: Path) -> None:
     """Amid a group: its members make new keys for what they were asked before."""
-    clear = polyfed.run(Experiment.parse(grouped("unmasked")), tmp_path / "clear", quiet=True)
+    clear = polyfed.run(Experiment.parse(grouped("unmasked", method=method)), tmp_path / "clear", quiet=True)
     replied = [line for line in paced(clear.folder) if line["event"] == "replied"]
     assert any(line["asked"] < 3 <= line["round"] for line in replied)
     members = {tuple(line["client"] for line in replied if line["round"] == number) for number in range(1, 6)}
     assert members == {("text-0", "text-2", "text-4"), ("text-1", "text-3", "text-5")}
-    resumed = polyfed.resume(cut_short(grouped(), tmp_path / "cut", at=3), quiet=True)
+    resumed = polyfed.resume(cut_short(grouped(method=method), tmp_path / "cut", at=3), quiet=True)
     assert left(resumed.folder) == left(clear.folder)
     assert paced(resumed.folder) == paced(clear.folder)
 

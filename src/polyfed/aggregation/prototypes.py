@@ -65,6 +65,13 @@ class ClassMeans(NamedTuple):
         norms = torch.linalg.vector_norm(self.means, dim=1, keepdim=True)
         return self._replace(means=self.means / norms.clamp_min(1))
 
+    def followed(self, old: GlobalPrototypes | None, mixing: float) -> ClassMeans:
+        """The same as far as a server follows it: P + mixing (mean - P) of classes with a global prototype P."""
+        if old is None or mixing == 1:
+            return self
+        rows, known = table(*old).to(self.means)[self.present], old.present.to(self.present.device)[self.present]
+        return self._replace(means=torch.where(known[:, None], torch.lerp(rows, self.means, mixing), self.means))
+
 
 class GlobalPrototypes(NamedTuple):
     """Global prototypes of the c classes that have one."""

@@ -69,6 +69,7 @@ class FedAFD(Algorithm):
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
     shares_encoders: ClassVar[bool] = True
+    takes_late_replies: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
     adversarial: AdversarialAlignment | None = Field(
@@ -138,7 +139,8 @@ class FedAFD(Algorithm):
             version=version,
         )
         for reply in replies:
-            server.state.setdefault("received", {})[reply.sender.id] = torch.tensor(version)
+            sent = 0 if self.fusion is None else self.fusion.broadcast(server.clock.round - reply.staleness)
+            server.state.setdefault("received", {})[reply.sender.id] = torch.tensor(sent)
             ensembles.add(reply, reply.representations)
         return ensembles.targets()
 

@@ -101,6 +101,7 @@ class FedET(Algorithm):
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
+    takes_late_replies: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5
     diversity: float = Field(default=0.05, ge=0, description="lambda, factor of the divergence from who contradicts")
@@ -183,8 +184,9 @@ class FedET(Algorithm):
             self.fold_weights(server, reply, means)
             for output, values in ensembles.received(reply.knowledge).items():
                 # held, not folded in: who contradicts is known once the consensus is
-                vote = ClientOutput(reply.sender.id, values, ensembles.log_weights(reply, output, values))
-                votes.setdefault(output, []).append(vote)
+                weights = ensembles.log_weights(reply, output, values)
+                rows = ensembles.followed(output, values, reply.mixing)
+                votes.setdefault(output, []).append(ClientOutput(reply.sender.id, rows, weights))
         head, own = means.pop(_HEAD, None), server.model.exchanged()
         server.weights |= {kind: mean.take() for kind, mean in means.items()}
         with torch.no_grad():

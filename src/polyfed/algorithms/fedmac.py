@@ -44,6 +44,7 @@ class FedMAC(Algorithm):
     """
 
     has_global_models: ClassVar[bool] = True
+    takes_late_replies: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = None

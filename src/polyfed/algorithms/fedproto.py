@@ -70,6 +70,7 @@ class FedProto(Algorithm):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+    takes_late_replies: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 1
     local_steps: LocalSteps = None
@@ -112,13 +113,13 @@ class FedProto(Algorithm):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast global prototypes, train, collect the clients' own, learn new global ones."""
-        prototypes = each(lambda client: self.prototypes_for(server, client))
+        prototypes, known = each(lambda client: self.prototypes_for(server, client)), global_prototypes(server)
         sent: dict[str, list[ClassMeans]] = {}
         for reply in cohort.ask(self.fit, check=PrototypeCheck(self.admits, server), prototypes=prototypes):
             for space, own in by_space(reply.prototypes, ClassMeans).items():
                 # a client that claims more samples than it joined with does not count for more
-                own = own.at_most(server.weight(reply.sender))
-                sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in own)))
+                own = ClassMeans(*(part.to(server.device) for part in own.at_most(server.weight(reply.sender))))
+                sent.setdefault(space, []).append(own.followed(known.get(space), reply.mixing))
         if not sent:
             _require_earlier(server, cohort, self.min_count)
         scaled = 0
@@ -128,7 +129,7 @@ class FedProto(Algorithm):
                 # bounded before they are averaged: one false row would move a mean without limit
                 rows, number = bounded(rows, self.largest_norm)
             honest = [one._replace(means=row) for one, row in zip(means, rows, strict=True)]
-            new = self.learn(server, space, honest, global_prototypes(server).get(space))
+            new = self.learn(server, space, honest, known.get(space))
             server.state[PROTOTYPES] = dict(server.state.get(PROTOTYPES, {})) | prototype_tensors(space, new)
             scaled += number
         present = [prototypes.present.sum() for prototypes in global_prototypes(server).values()]
@@ -220,7 +221,8 @@ class FedProto(Algorithm):
 
 
 def _require_earlier(server: Server, cohort: Cohort, min_count: int) -> None:
-    if PROTOTYPES not in server.state and cohort.clients == server.clients:
+    everybody = {client.id for client in server.clients}
+    if PROTOTYPES not in server.state and cohort.may_have_changed({one.id for one in cohort.clients}) == everybody:
         raise ConfigError(
             "no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
             f"({min_count}) is more than any has of a class; give some the task 'classification', or lower it"

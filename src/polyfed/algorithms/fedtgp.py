@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,8 @@ class FedTGP(FedProto):
 
     Plain SGD, as released, has no state: the generator is all that lasts.
     """
+
+    takes_late_replies: ClassVar[bool] = False
 
     weighting: MeanWeighting = Field(
         default="uniform", description="of clients in the class means that gaps are measured between; as released"

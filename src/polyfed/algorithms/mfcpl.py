@@ -71,6 +71,7 @@ class MFCPL(Algorithm):
     """
 
     has_global_models: ClassVar[bool] = True
+    takes_late_replies: ClassVar[bool] = True
 
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = None
@@ -90,12 +91,13 @@ class MFCPL(Algorithm):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast weights and prototypes, train, average both."""
-        sent: dict[str, list[ClassMeans]] = {}
+        sent, known = dict[str, list[ClassMeans]](), global_prototypes(server)
 
         def fold(reply: Reply) -> None:
             for space, own in by_space(reply.prototypes, ClassMeans).items():
                 means = own.at_most(server.weight(reply.sender)).shortened()
-                sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
+                means = ClassMeans(*(part.to(server.device) for part in means))
+                sent.setdefault(space, []).append(means.followed(known.get(space), reply.mixing))
 
         replies = cohort.ask(
             self.fit,
@@ -104,7 +106,6 @@ class MFCPL(Algorithm):
             prototypes=each(lambda client: prototypes_for(server, client, admits)),
         )
         server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
-        known = global_prototypes(server)
         for space, means in sent.items():
             known[space] = renewed(mean_prototypes(means, self.weighting), known.get(space))
         server.state[PROTOTYPES] = {

@@ -27,18 +27,19 @@ class Reply:
     Attributes:
         mixing: how far the server follows it, in (0, 1]; less than 1 for one that is late. Its ``weights`` are as if it
             were not.
+        staleness: server steps since its sender was asked.
     """
 
     def __init__(self, **fields: TensorBundle | Scalar) -> None:
         self.payload = Payload(fields)
         self.client: ClientInfo | None = None
-        self.mixing = 1.0
+        self.mixing, self.staleness = 1.0, 0
 
     @classmethod
-    def received(cls, payload: Payload, client: ClientInfo, mixing: float = 1.0) -> Reply:
+    def received(cls, payload: Payload, client: ClientInfo, mixing: float = 1.0, staleness: int = 0) -> Reply:
         """A reply as the server gets it."""
         reply = cls(**payload.fields)
-        reply.client, reply.mixing = client, mixing
+        reply.client, reply.mixing, reply.staleness = client, mixing, staleness
         return reply
 
     @property
@@ -212,7 +213,7 @@ class Cohort:
             for passing in self.filters:
                 replies = passing(replies, ask)
         for reply in replies:
-            yield Reply.received(reply.payload, reply.client, reply.mixing)
+            yield Reply.received(reply.payload, reply.client, reply.mixing, reply.staleness)
         asked = len(ask.sent)
         usable, needed = asked - len(reasons), self.reply_policy(name).quorum(asked)
         if usable < needed:

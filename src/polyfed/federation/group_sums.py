@@ -19,7 +19,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request
 
 
-def groups_of(clients: Sequence[ClientInfo], size: int) -> list[tuple[ClientInfo, ...]]:
+def mask_groups(clients: Sequence[ClientInfo], size: int) -> list[tuple[ClientInfo, ...]]:
     """As many groups of ``size`` clients or more as there can be, among which each type is dealt out evenly.
 
     They are the same in all rounds, so that no client can be told from two overlapping sums.

@@ -63,8 +63,7 @@ class RealTime(Timeline):
             Exception: what ``send`` raised.
         """
         for job in self.jobs():
-            if job[0].request.client not in self._asked:
-                self._ask(job)
+            self._ask(job)
         while self._coming is None and self.at_work:
             patience = None if limit == math.inf else max(0.0, limit - self._clock())
             try:
@@ -97,6 +96,9 @@ class RealTime(Timeline):
         return self._results.pop(job[0].request.client)
 
     def _ask(self, job: Job) -> None:
+        """Ask, unless that is done."""
+        if job[0].request.client in self._asked:
+            return
         self._asked.add(job[0].request.client)
         self._clock()
         context = contextvars.copy_context()

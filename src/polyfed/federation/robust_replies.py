@@ -66,18 +66,22 @@ class RobustReplies:
             yield from replies
             return
         waiting: dict[str, list[Received]] = {}
-        position = {client.id: k for k, client in enumerate(ask.clients) if self.in_order}
-        last = {client.architecture: k for k, client in enumerate(ask.clients)}
+        places, last = self._places(ask.clients)
         for reply in replies:
             if reply.payload.bundles:
                 waiting.setdefault(reply.client.architecture, []).append(reply)
             else:
                 yield reply
             # of a type whose last client is behind us, no more will come
-            for kind in [kind for kind in waiting if last[kind] <= position.get(reply.client.id, -1)]:
+            for kind in [kind for kind in waiting if last.get(kind, 0) <= places.get(reply.client.id, -1)]:
                 yield from self._of_type(waiting.pop(kind), ask)
         for sent in waiting.values():
             yield from self._of_type(sent, ask)
+
+    def _places(self, clients: Sequence[ClientInfo]) -> tuple[dict[str, int], dict[str, int]]:
+        """Client -> its place, and type -> that of its last client; empty where replies have another order."""
+        placed = [(k, client) for k, client in enumerate(clients) if self.in_order]
+        return {client.id: k for k, client in placed}, {client.architecture: k for k, client in placed}
 
     def _of_type(self, sent: Sequence[Received], ask: Ask) -> Iterator[Received]:
         false = self._require(sent, ask)

@@ -16,7 +16,7 @@ from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
 from polyfed.federation.filters import Few, Filter, Medians, NormClip, checks
-from polyfed.federation.group_sums import GroupSum, GroupSums, groups_of
+from polyfed.federation.group_sums import GroupSum, GroupSums, mask_groups
 from polyfed.federation.grouped_cohort import GroupedCohort
 from polyfed.federation.late_replies import LateReplies
 from polyfed.federation.paced_cohort import PacedCohort
@@ -154,7 +154,7 @@ class Cohorts:
         """The clients in time: virtual, as it was in another run, or in a deployment the real one."""
         timeline, pace = self._time(), self.experiment.run.pace
         if isinstance(pace, LatePace) and self._secure is not None:
-            groups = groups_of(self.server.clients, pace.most(self.server.clients))
+            groups = mask_groups(self.server.clients, pace.most(self.server.clients))
             timeline.groups = [tuple(client.id for client in group) for group in groups]
         return timeline
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.group_sums import groups_of
+from polyfed.federation.group_sums import mask_groups
 from polyfed.federation.paces import LatePace, Pace
 from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.federation.secure_ask import require_several
@@ -63,7 +63,7 @@ def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...
 
 
 def _require_groups(pace: LatePace, clients: tuple[ClientInfo, ...]) -> None:
-    groups = groups_of(clients, pace.most(clients))
+    groups = mask_groups(clients, pace.most(clients))
     for group in groups:
         require_several(group, f"in groups of {len(group)} (raise run.pace.replies for larger ones)")
     largest = max(map(len, groups))

@@ -73,15 +73,20 @@ class GuidedFusion(Settings):
 
     def current_encoders(self, server: Server) -> tuple[int, dict[str, Tensor]]:
         """The encoders that clients are to have, and the round of their broadcast."""
-        # the last round in which encoders were broadcast, counted from the first
-        version = server.clock.round - (server.clock.round - 1) % self.broadcast_every
+        version = self.broadcast(server.clock.round)
         if version == server.clock.round:
             own = server.model.exchanged()
-            now = {name: value for name, value in own.items() if name.startswith(("encoders.", "final_norm."))}
-            if self.broadcast_every == 1:  # nobody will ask for them later: no copy
+            named = {name: value for name, value in own.items() if name.startswith(("encoders.", "final_norm."))}
+            # a client at work may look at them once the server has trained on
+            now = {name: value.detach().clone() for name, value in named.items()}
+            if self.broadcast_every == 1:  # nobody will ask for them later
                 return version, now
-            server.state["broadcast"] = {name: value.detach().clone() for name, value in now.items()}
+            server.state["broadcast"] = now
         return version, server.state["broadcast"]
+
+    def broadcast(self, number: int) -> int:
+        """The round of the encoders that clients are to have in a round."""
+        return number - (number - 1) % self.broadcast_every
 
     def has_encoders(self, server: Server, client: ClientInfo, version: int) -> bool:
         """Whether a client has the encoders of the broadcast ``version``."""

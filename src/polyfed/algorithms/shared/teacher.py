@@ -202,8 +202,7 @@ class Ensembles:
         """Fold in a client's rows; of one that the server follows in part, its own rows are the rest."""
         if self._teacher.judge_clients:
             self._judged.setdefault(sender, {})[output] = values
-        if mixing < 1:
-            values = torch.lerp(self._server_outputs[output].to(values), values, mixing)
+        values = self.followed(output, values, mixing)
         if output not in self._ensembles:
             count, width = self._server_outputs[output].shape
             # weights of all samples of all clients would outgrow the ensemble
@@ -214,6 +213,10 @@ class Ensembles:
         if self._keep_rows:
             logs = torch.as_tensor(log_weights, device=values.device).expand(len(values))
             self._rows.setdefault(output, {})[sender] = Rows(values, logs)
+
+    def followed(self, output: str, values: Float[Tensor, "n w"], mixing: float) -> Float[Tensor, "n w"]:
+        """A client's rows as far as the server follows them from its own."""
+        return torch.lerp(self._server_outputs[output].to(values), values, mixing) if mixing < 1 else values
 
     def targets(self, target: Callable[[Ensembled, Tensor], Ensembled] | None = None) -> dict[str, Ensembled]:
         """What the server is to learn, for each output that somebody sent; records who sent and with which weight.
