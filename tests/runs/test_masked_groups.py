@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_who_drops_out_of_a_group_is_recovered(step: str, tmp_path: Path) -> Non
 
 
 HOW = ("pairwise_masks", "unmasked")
+
+
+def test_privacy_is_charged_for_every_request_of_a_group(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    config = grouped()
+    config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
+    run = polyfed.run(Experiment.parse(config), tmp_path, quiet=True)
+    started = Counter(line["client"] for line in paced(run.folder) if line["event"] == "started")
+    spent = {client: run.records.last(client, "privacy")["replies"] for client in started}
+    assert len({*started.values()}) > 1
+    assert spent == started
 
 
 def test_too_few_of_a_group_stop_the_run_by_name(tmp_path: Path) -> None:
