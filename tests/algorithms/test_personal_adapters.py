@@ -130,8 +130,8 @@ def test_only_one_adapter_is_trained_within_a_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
-        (None, "no encoder of this model has any; give encoders 'hf' an adapter 'lora'"),
-        ({"name": "ia3"}, "those of adapter 'ia3' do not add up; choose adapter 'lora' with dora: false"),
+        (None, "no client's model has low-rank adapters; give encoders 'hf' an adapter 'lora'"),
+        ({"name": "ia3"}, "no client's model has low-rank adapters"),
         ({"name": "lora", "dora": True}, "those of adapter 'lora with dora' do not add up"),
     ],
 )

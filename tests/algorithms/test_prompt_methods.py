@@ -225,9 +225,9 @@ PLAIN: Config = {"image": {"name": "lora"}}
 @pytest.mark.parametrize(
     ("method", "adapters", "message"),
     [
-        ("promptfl", PLAIN, "averages prompts, and a client's model has none; .* adapter 'prompts'"),
-        ("fedclip", PLAIN, "has none; give encoders 'hf' an adapter 'attention'"),
-        ("fedtpg", {"text": {"name": "prompts", "length": 2}}, "averages generators of prompts.* 'prompt_generator'"),
+        ("promptfl", PLAIN, "trains adapters 'prompts', and a model of clients.many has none"),
+        ("fedclip", PLAIN, "trains adapters 'attention', and a model of clients.many has none"),
+        ("fedtpg", {"text": {"name": "prompts", "length": 2}}, "trains adapters 'prompt_generator', and a"),
         (
             "fedtpg",
             {"text": {"name": "prompt_generator", "heads": 3}},

@@ -1,8 +1,9 @@
-"""Experiments that cannot be: each is refused before any work starts, with what is wrong, and leaves no folder."""
+"""Experiments that cannot be: each is refused as soon as it can be known, with what is wrong, and leaves no folder."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,18 @@ import pytest
 
 import polyfed
 from polyfed.algorithms.fed_mae import FedMAE
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, PolyfedError
+from polyfed.federation.data import OpenedData
+from polyfed.models.model import ModelSettings
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.loop import Loop
 from small_federations import (
     Config,
     aligned,
     classifiers,
     one_classification,
+    pixels,
     three_kinds,
     tiny_experiment,
     transformers,
@@ -80,6 +85,18 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     return copied
 
 
+def _dealt(group: str, partition: str, **settings: Any) -> Config:
+    return {f"clients.{group}.partition": {"name": partition} | settings}
+
+
+def _optimized(**settings: Any) -> Config:
+    return {"clients.image.training.optimizer": settings}
+
+
+def _noise(**norms: float) -> Config:
+    return {"reply": {"noise_multiplier": 0.1} | norms, "metrics": "clear"}
+
+
 ACROSS = {"name": "by_slot", "layers": "encoder", "range": "modality"}
 MAE = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
 DEFAULTS = {name: FedMAE.model_fields[name].default for name in MAE}
@@ -94,6 +111,9 @@ PICTURES = {
     "clients.hospital.task": LABELS["task"],
     "data.sources.scenes.targets": {"label": "label"},
 }
+MASKED = {"secure": "pairwise_masks"}
+PICTURE = "clients.image.model.encoders.image"
+LOW_RANK = {PICTURE: {"name": "hf", "weights": "vit", "adapter": {"name": "lora"}, "view": pixels()}}
 RETRIEVAL = three_kinds()["server"]["task"]
 
 fedcola, mae = partial(transformers, name="fedcola"), partial(transformers, name="fed_mae", **MAE)
@@ -102,21 +122,10 @@ centralised, fedmd = partial(single, name="centralised"), partial(three_kinds, n
 REFUSED: list[tuple[Config, Config, str]] = [
     # averages and who has what they average
     (
-        tiny(name="fedavg"),
-        {"server.model.encoders.image.widths": [16, 8]},
-        r"server\.model must be the model of one type",
-    ),
-    (
-        tiny(name="fedavg", averaging=ACROSS),
-        {"clients.image.model.encoders.image.widths": [16, 8]},
-        r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
-    ),
-    (
         three_kinds(name="fedafd"),
         {"clients.paired.task": LABELS["task"] | {"imputation": "nearest"}},
         r"clients\.paired\.task: imputation nearest looks .* set algorithm\.fusion=null",
     ),
-    (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
     *(
         (transformers(name=name, averaging={"name": name, key: value}), {}, rf"algorithm\.averaging\.{key}: {message}")
         for name in ("fediot", "fedcola")
@@ -128,16 +137,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
         )
     ),
     (fedcola(complement={"layers": "norms"}), {}, r"complement.layers: Input should be 'attention', 'mlp' or 'blocks'"),
-    (
-        fedcola(),
-        {"clients.text.model": DEEP},
-        r"'text/attention' of clients text-0, text-1 cannot be averaged .* paired",
-    ),
-    (
-        fedcola(averaging="by_type"),
-        {"clients.text.model": DEEP},
-        r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
-    ),
     # centralised
     (
         centralised(),
@@ -153,12 +152,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
     (centralised(averaging="by_type"), {}, "unknown key 'averaging'"),
     # what there is to train
     (tiny(name="fedema", task_weight=0.0, byol=None), {}, "nothing to train"),
-    (mae(task_weight=0.0), {}, r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"),
-    (
-        mae(),
-        {"clients.image": GONE, "clients.paired": GONE, "server": GONE},
-        r"text-0, text-1 cannot: .* at least two patches$",
-    ),
     (mae(**MAE | {"decoder_heads": 5}), {}, "decoder_heads 5 does not divide decoder_width 32"),
     (mae(**MAE | {"decoder_width": 30}), {}, "multiple of 4"),
     # public sets and what they know
@@ -228,7 +221,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
     ),
     (tiny(name="creamfl", distiller={"temperature": 0.2}), {}, "temperature has no effect with loss l2"),
     (fedmd(digest={"loss": "kl"}), {}, r"digest\.loss is kl, which compares class scores"),
-    (fedmd(public={"samples": 17}), {}, r"public\.samples is 17, but the public set has 16"),
     (fedmd(first_public={"epochs": 1}), {}, r"algorithm\.first_public: .* needs public.form: scores and labels"),
     (
         scores(),
@@ -275,13 +267,219 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {"run.phases": {"fti": {"deadline": 3}}},
         r"run\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, assess_global, fit",
     ),
+    # counts, and names of what is there
+    *(
+        (tiny(name="fedavg"), changes, message)
+        for changes, message in (
+            ({"server.source": "scene"}, r"server: source 'scene' is not in data\.sources; did you mean 'scenes'"),
+            ({"clients.image.test_split": "tset"}, r"source 'private': no split 'tset'; did you mean 'test'"),
+            ({"clients.paired.count": 40}, r"clients\.paired\.count is 40, but there are 32 samples of 'scenes'"),
+            ({"clients.image.items": 25}, r"clients\.image\.items is 25, but 'private' has 24"),
+            ({"clients.paired.also": {"source": "private", "items": 30}}, r"clients\.paired\.also\.items is 30"),
+            ({"clients.image.items": "public"}, r"items is public, but the public set is not of 'private' train"),
+            ({"clients.image.also": "public", "public": GONE}, "also is public, but there is no public set"),
+            ({"public.items": 49}, r"public\.items is 49, but 'scenes' has 48; lower it"),
+            ({"server.expected_test_items": 1000}, "expected_test_items is 1000, but 'scenes' test has 12 items"),
+            ({"clients.paired-0": tiny()["clients"]["image"]}, "two clients are called 'paired-0'"),
+            ({"clients.server": tiny()["clients"]["image"]}, "a client cannot be called 'server'"),
+            ({"clients.image.model.dim": 16}, r"equal .* public set: 'clients\.paired' has 8, 'clients\.image' has 16"),
+            ({"data.sources.private.columns": {"text": "captions"}}, r"private\.columns has no 'image', which a model"),
+            ({"clients.image.task": "retrieval"}, r"clients\.image\.task 'retrieval' needs 'text'"),
+            (
+                {"clients.image.task": LABELS["task"] | {"target": "topic"}},
+                r"target 'topic' is not among .*private \['label'\]",
+            ),
+            (
+                _dealt("image", "dirichlet", min_size=30),
+                r"clients\.image\.partition 'dirichlet': min_size=30 .* are 24",
+            ),
+            (
+                _dealt("paired", "quantity", min_size=17),
+                r"clients\.paired\.partition 'quantity': .*34 items, there are 32",
+            ),
+            (_dealt("paired", "shards", total=3), r"partition 'shards': total=3, but 2 clients .* need 4"),
+            (_dealt("paired", "shards", total=40), r"partition 'shards': 40 shards of only 32 items"),
+            # who is asked
+            ({"run.sampling": {"cohort": 9}}, r"run\.sampling\.cohort is 9, but there are 3 clients"),
+            ({"run.min_clients": 4}, r"run\.min_clients is 4, but a round asks 3 clients"),
+            ({"run.phases": {"fit": {"min_clients": 4}}}, r"run\.phases\.fit\.min_clients is 4"),
+            ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client 'paired-7'"),
+            ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
+            ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),
+            # how clients are trained
+            ({"clients.image.training.schedule": {"warmup": 2}}, r"schedule\.warmup is 2, but run\.rounds is 2"),
+            (_optimized(kind="sgd", betas=[0.8, 0.9]), "betas has no effect with kind: sgd"),
+            (_optimized(kind="sgd", eps=1e-6), "eps has no effect with kind: sgd"),
+            (_optimized(kind="sgd", momentum=0.0, nesterov=True), "nesterov has no effect with momentum: 0"),
+            (_optimized(kind="adamw", momentum=0.5), "momentum has no effect with kind: adamw"),
+            (_optimized(kind="adam", nesterov=True), "nesterov has no effect with kind: adam"),
+            # what protects replies
+            ({"aggregation": MASKED | {"clip": {}}}, r"hides each client's reply, and aggregation\.clip looks at each"),
+            ({"aggregation": MASKED | {"robust": "median"}}, "compares them; choose one of the two"),
+            ({"aggregation": {"secure": {"name": "pairwise_masks", "range": math.inf}}}, r"secure\.range: .*finite"),
+            ({"aggregation": MASKED, "clients.image": GONE}, "needs 3 clients of a type, and type 'paired' has 2"),
+            (
+                {"aggregation": {"robust": "krum"}, "clients.image": GONE},
+                "needs 5 replies of it, and type 'paired' has 2",
+            ),
+            ({"privacy": _noise(logits=1.0)}, "privacy does not cover .*no clipping norm: privacy.reply.weights"),
+            ({"privacy": _noise(weights=1.0) | {"metrics": "none"}}, r"run\.evaluate_clients: metrics of clients"),
+            ({"privacy": _noise(weights=1.0) | {"budget": {"epsilon": 1}}}, r"epsilon is 1, but 2 replies of a client"),
+        )
+    ),
+    (tiny(name="local"), {"aggregation": {"robust": "median"}}, "clients of 'local' send nothing that is combined"),
+    (tiny(name="scaffold"), {"run.pace": "buffered"}, "a round of 'scaffold' .* set it to sync"),
+    (tiny(name="change_distillation", warmup_rounds=2), {}, r"warmup_rounds is 2, but run\.rounds is 2"),
+    # adapters
+    *((tiny(name=name), {}, "no client's model has low-rank adapters") for name in ("fedit", "flora", "feddat")),
+    (tiny(name="fedclip"), {}, r"trains adapters 'attention', and a model of clients\.paired has none"),
+    (tiny(name="flora"), LOW_RANK, "adds to layers for good, and clients of 'image' do not exchange that"),
+    (
+        tiny(name="flexlora"),
+        LOW_RANK | {f"{PICTURE}.adapter.dora": True},
+        "adapters of clients of 'image' have magnitudes",
+    ),
+    (tiny(name="feddpa", fine_tuning={"rounds": 2}), LOW_RANK, r"fine_tuning\.rounds is 2, which leaves none"),
+    (tiny(name="rcsr"), LOW_RANK | {"clients.paired": GONE}, "aligns two modalities, and clients have image"),
 ]
 
+OPENING, BUILDING, ROUND = "opening data", "building models", "a round"
+REFUSED_LATER: list[tuple[str, str, Config, Config, str]] = [
+    (
+        OPENING,
+        "classes of a partition",
+        tiny(name="fedavg"),
+        _dealt("paired", "by_label", classes_per_client=99),
+        r"partition 'by_label': classes_per_client=99 with 2 clients",
+    ),
+    (
+        OPENING,
+        "test items of each client",
+        tiny(name="fedavg"),
+        {"clients.paired.test": "dealt", "clients.paired.count": 10},
+        r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
+    ),
+    (
+        BUILDING,
+        "samples of the public set",
+        fedmd(public={"samples": 17}),
+        {},
+        r"public\.samples is 17, but the public set has 16",
+    ),
+    (
+        BUILDING,
+        "a server model of no type",
+        tiny(name="fedavg"),
+        {"server.model.encoders.image.widths": [16, 8]},
+        r"server\.model must be the model of one type",
+    ),
+    (
+        BUILDING,
+        "layers of other shapes",
+        tiny(name="fedavg", averaging=ACROSS),
+        {"clients.image.model.encoders.image.widths": [16, 8]},
+        r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
+    ),
+    (
+        BUILDING,
+        "layers of other shapes",
+        fedcola(),
+        {"clients.text.model": DEEP},
+        r"'text/attention' of clients text-0, text-1 cannot be averaged .* paired",
+    ),
+    (
+        BUILDING,
+        "layers of other shapes",
+        fedcola(averaging="by_type"),
+        {"clients.text.model": DEEP},
+        r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
+    ),
+    (
+        BUILDING,
+        "layers that nobody has",
+        tiny(name="fediot"),
+        {},
+        r"no client's model has such layers.*averaging\.layers=encoder",
+    ),
+    (
+        BUILDING,
+        "layers that nobody has",
+        mae(task_weight=0.0),
+        {},
+        r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight",
+    ),
+    (
+        BUILDING,
+        "layers that nobody has",
+        mae(),
+        {"clients.image": GONE, "clients.paired": GONE, "server": GONE},
+        r"text-0, text-1 cannot: .* at least two patches$",
+    ),
+    (ROUND, "nothing random in a view", tiny(name="fedema", task_weight=0.0), {}, "there is nothing to train"),
+]
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
-@pytest.mark.parametrize(
-    ("config", "changes", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_an_experiment_that_cannot_be_is_refused(tmp_path: Path, config: Config, changes: Config, message: str) -> None:
+
+def refusal_ids(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def steps_of_work(monkeypatch: pytest.MonkeyPatch, *, allowed: bool) -> list[str]:
+    """What is opened, built and trained, in order; or all of it is forbidden."""
+    steps = ["loading"]
+
+    def watched(owner: type, name: str, step: str) -> None:
+        work = getattr(owner, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            assert allowed, f"{step} before the refusal"
+            steps.append(step)
+            return work(*args, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name, step in (
+        (OpenedData, "split", OPENING),
+        (OpenedData, "samples", OPENING),
+        (ModelSettings, "build", BUILDING),
+        (Loop, "round", ROUND),
+    ):
+        watched(owner, name, step)
+    return steps
+
+
+@pytest.mark.parametrize(("config", "changes", "message"), REFUSED, ids=refusal_ids)
+def test_what_settings_tell_is_refused_on_loading(
+    monkeypatch: pytest.MonkeyPatch, config: Config, changes: Config, message: str
+) -> None:
+    steps_of_work(monkeypatch, allowed=False)
+    with pytest.raises(PolyfedError, match=message):
+        Experiment.load(changed(config, changes))
+
+
+@pytest.mark.parametrize(("moment", "refusal", "config", "changes", "message"), REFUSED_LATER, ids=refusal_ids)
+def test_what_only_data_or_models_tell_is_refused_at_the_moment_that_the_reference_names(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    refusal: str,
+    config: Config,
+    changes: Config,
+    message: str,
+) -> None:
+    steps = steps_of_work(monkeypatch, allowed=True)
     with pytest.raises(ConfigError, match=message):
-        polyfed.run(Experiment.parse(changed(config, changes)), tmp_path / "runs" / "run", quiet=True)
-    assert not (tmp_path / "runs").exists()
+        polyfed.run(Experiment.load(changed(config, changes)), tmp_path / "runs" / "run", quiet=True)
+    order = ["loading", OPENING, BUILDING, ROUND]
+    assert max(steps, key=order.index) == moment
+    assert moment == ROUND or not (tmp_path / "runs").exists()
+    (line,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {moment} |")]
+    assert refusal in line
+
+
+def test_a_run_refuses_what_was_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An experiment that Python made is checked when it runs, as early."""
+    steps_of_work(monkeypatch, allowed=False)
+    config, changes, message = REFUSED[-1]
+    with pytest.raises(ConfigError, match=message):
+        polyfed.run(Experiment.parse(changed(config, changes)), tmp_path / "run", quiet=True)

@@ -102,7 +102,7 @@ def test_a_server_alone_has_the_passes_of_the_methods_server(algorithm: Config, 
 )
 def test_clients_alone_train_as_long_as_with_the_method(config: Config, training: tuple[int, int | None]) -> None:
     config["run"] |= {"evaluate_clients": False, "phases": {"fit": {"deadline": 9.0}}}
-    own, made = Experiment.load(config), twin(config, "local")
+    own, made = Experiment.read(config), twin(config, "local")
     assert (made.algorithm.component_name(), made.server) == ("local", None)
     assert (made.algorithm.local_epochs, made.algorithm.local_steps) == training
     assert (made.clients, made.public) == (own.clients, own.public)
@@ -139,7 +139,7 @@ def test_without_private_data_clients_hold_their_share_of_the_public_samples(
     assert "image, text left out" in caplog.text
     assert (made.run.sampling.cohort, made.run.min_clients, made.run.phases["fit"].min_clients) == (2, 2, 2)
     assert (made.algorithm, made.server, made.public) == (lambda own: (own.algorithm, own.server, own.public))(
-        Experiment.load(config)
+        Experiment.read(config)
     )
     there = federation(made, tmp_path)
     there.require_sound()

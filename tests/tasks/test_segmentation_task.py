@@ -206,7 +206,7 @@ REFUSED: list[tuple[Config, str]] = [
     ({"task": {"cross_entropy_weight": 0, "dice_weight": 0}}, "both 0"),
     ({"task": {"dice_weight": 0, "dice_over": "picture"}}, "dice_over has no effect"),
     ({"task": {"widths": []}}, "widths"),
-    ({"task": {"modality": "scan"}}, "segmentation of 'scan'|masks of 'scan'"),
+    ({"task": {"modality": "scan"}}, "needs 'scan', and the model there|masks of 'scan'"),
     ({"task": {"target": "outline"}}, "outline"),
     ({"task": {"size": 8}}, "the size given is 8, the view pixels"),
     ({"task": {"names": ["a", "b", "c"]}}, "value 255, and there are 3 classes"),

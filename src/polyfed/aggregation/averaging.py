@@ -8,7 +8,7 @@ global model takes, and with which coefficient: W <- W + sum of coefficient x up
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
@@ -17,6 +17,7 @@ from torch import Tensor
 from polyfed.aggregation.mean import GlobalModel, Update
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
+from polyfed.models.model import ModelSettings
 from polyfed.optim.servers import Models, Replace, ServerOptimizer
 
 
@@ -50,6 +51,13 @@ class Averaging(Settings):
             models: type -> what its global model consists of.
             updates: one by one; none is kept.
             asked: type -> samples of the clients that are asked.
+        """
+
+    def require_adapters(self, models: Sequence[tuple[str, ModelSettings]]) -> None:
+        """Check that clients will have what is averaged, by their groups' settings of models; see ``require``.
+
+        Raises:
+            ConfigError: naming what is missing.
         """
 
     def require(self, models: Mapping[str, GlobalModel]) -> None:

@@ -13,6 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort, Reply, ReplyCheck, each, noted
+from polyfed.federation.plan import Plan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
@@ -31,6 +32,7 @@ __all__ = [
     "LocalSteps",
     "LocalTraining",
     "Logits",
+    "Plan",
     "Reply",
     "ReplyCheck",
     "Representations",
@@ -111,6 +113,9 @@ class Algorithm(Settings):
     needs_server: ClassVar[bool] = False
     """Whether the method cannot work without a server model."""
 
+    needs_adapter: ClassVar[str] = ""
+    """Name of the adapter that every client's model must have; empty: none."""
+
     shares_encoders: ClassVar[bool] = False
     """Whether clients get the server's encoders; they then know its architecture (``Client.guide``)."""
 
@@ -177,7 +182,7 @@ class Algorithm(Settings):
         return self
 
     def setup(self, server: Server) -> None:
-        """Called once before the first round of a run (not on resume)."""
+        """Called once before the first round of a run (not on resume); what settings alone tell is for ``require``."""
 
     @abstractmethod
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -205,16 +210,25 @@ class Algorithm(Settings):
         """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
         return Reply(weights=client.weights, slots=encode_places(places(client.model)))
 
-    def require(self, *, has_public: bool, has_server: bool) -> None:
-        """Check that the federation suits the method.
+    def require(self, plan: Plan) -> None:
+        """Check that the federation suits the method, by settings alone: when an experiment is loaded, and once more
+        when the clients are there.
 
         Raises:
             ConfigError: it does not; the message says what is missing.
         """
-        if self.needs_public and not has_public:
+        if self.needs_public and plan.public is None:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")
-        if self.needs_server and not has_server:
+        if self.needs_server and plan.server is None:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a server model; add a 'server' section")
+        if isinstance(averaging := getattr(self, "averaging", None), Averaging):
+            averaging.require_adapters(list(plan.models()))
+        for name, model in plan.models() if self.needs_adapter else ():
+            if not any(adapter.component_name() == self.needs_adapter for adapter in model.adapters):
+                raise ConfigError(
+                    f"algorithm '{self.component_name()}' trains adapters '{self.needs_adapter}', and a model of "
+                    f"clients.{name} has none; give an encoder 'hf' of it one, or choose fedavg"
+                )
 
     def require_task(self, where: str, task: Task) -> None:
         """Raise ConfigError, which names the setting ``where``, if clients cannot be trained on this task."""

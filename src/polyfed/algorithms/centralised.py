@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from polyfed.algorithms.algorithm import (
     Lifetime,
     LocalEpochs,
     LocalSteps,
+    Plan,
     Reply,
     Server,
     Weights,
@@ -25,6 +26,7 @@ from polyfed.algorithms.algorithm import (
     noted,
 )
 from polyfed.core.errors import ConfigError
+from polyfed.federation.types import client_types
 
 _BUDGET = ("steps", "epochs", "samples")  # cost of training: optimiser steps, passes over the data, samples seen
 
@@ -49,13 +51,12 @@ class Centralised(Algorithm):
 
     # ---- server half
 
-    def setup(self, server: Server) -> None:
-        """Common initial weights.
+    def require(self, plan: Plan) -> None:
+        """See ``Algorithm``; the data of no type are spread over several clients."""
+        super().require(plan)
+        _require_pooled(plan.clients)
 
-        Raises:
-            ConfigError: the data of a type is spread over several clients.
-        """
-        _require_pooled(server)
+    def setup(self, server: Server) -> None:
         server.share_weights()
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -100,10 +101,10 @@ def _seen(client: Client, steps: int) -> int:
     return passes * in_a_pass + remainder * size
 
 
-def _require_pooled(server: Server) -> None:
-    counts = Counter(client.group for client in server.clients)
+def _require_pooled(clients: Sequence[ClientInfo]) -> None:
+    counts = Counter(client.group for client in clients)
     spread = [f"{group} ({count} clients): set clients.{group}.count=1" for group, count in counts.items() if count > 1]
-    for name, kind in server.types.items():
+    for name, kind in client_types(clients).items():
         groups = dict.fromkeys(client.group for client in kind.clients)
         if len(groups) > 1:
             spread.append(

@@ -16,6 +16,7 @@ from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
     Lifetime,
+    Plan,
     Reply,
     Representations,
     Server,
@@ -29,6 +30,7 @@ from polyfed.algorithms.shared.distiller import (
     is_joint,
     passes_of,
     require_learning,
+    require_parts,
     require_server,
     train_task,
 )
@@ -129,15 +131,20 @@ class ChangeDistillation(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Check that everybody has what the method exchanges, that distances suit it, and that clients are ever asked.
+        """Check that the public set has what the method exchanges.
 
         Raises:
-            ConfigError: it is not so.
+            ConfigError: it has not.
         """
-        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
-        if self.warmup_rounds >= server.clock.rounds:
+        require_server(server, self.public, self.teacher, self.task)
+
+    def require(self, plan: Plan) -> None:
+        """See ``Algorithm``; distances suit what crosses, and clients are asked in some round."""
+        super().require(plan)
+        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+        if self.warmup_rounds >= plan.rounds:
             raise ConfigError(
-                f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {server.clock.rounds}: nobody "
+                f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {plan.rounds}: nobody "
                 "would ever be asked; lower the one, raise the other, or run the twin server-only"
             )
         if self.digest is not None:

@@ -17,6 +17,7 @@ from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
     Lifetime,
+    Plan,
     Reply,
     Representations,
     Server,
@@ -28,6 +29,7 @@ from polyfed.algorithms.shared.distiller import (
     compares_rows,
     passes_of,
     require_learning,
+    require_parts,
     require_server,
     train_task,
 )
@@ -173,15 +175,19 @@ class CreamFL(Algorithm):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Check that everybody has what the method exchanges and contrasts.
+        """Check that the public set has what the method exchanges.
 
         Raises:
-            ConfigError: somebody has not.
+            ConfigError: it has not.
         """
-        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
-        if len(server.modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:
+        require_server(server, self.public, self.teacher, self.task)
+
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+        if len(plan.server_modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:
             raise ConfigError(
-                f"contrasts between modalities need two, but server.model encodes {list(server.modalities)}; "
+                f"contrasts between modalities need two, but server.model encodes {plan.server_modalities}; "
                 "add an encoder, or set algorithm.contrast.inter=null"
             )
 

@@ -18,6 +18,7 @@ from polyfed.algorithms.algorithm import (
     Cohort,
     LocalEpochs,
     LocalSteps,
+    Plan,
     Reply,
     ReplyCheck,
     Representations,
@@ -105,17 +106,15 @@ class CreamFLAveraged(Algorithm):
 
     # ---- server half
 
-    def setup(self, server: Server) -> None:
-        """Common initial weights.
-
-        Raises:
-            ConfigError: the server's model has one modality, so there is nothing to contrast with.
-        """
-        if len(modalities := server.modalities) < 2:
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        if len(plan.server_modalities) < 2:
             raise ConfigError(
-                f"contrasts between modalities need two, but server.model encodes {list(modalities)}; give it the "
-                "model and task of clients with several modalities"
+                f"contrasts between modalities need two, but server.model encodes {plan.server_modalities}; give it "
+                "the model and task of clients with several modalities"
             )
+
+    def setup(self, server: Server) -> None:
         server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:

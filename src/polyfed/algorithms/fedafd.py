@@ -16,6 +16,7 @@ from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
     Lifetime,
+    Plan,
     Reply,
     Representations,
     Server,
@@ -31,6 +32,7 @@ from polyfed.algorithms.shared.distiller import (
     compares_rows,
     passes_of,
     require_learning,
+    require_parts,
     require_server,
     train_task,
 )
@@ -110,13 +112,17 @@ class FedAFD(Algorithm):
 
     # ---- server half
 
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+
     def setup(self, server: Server) -> None:
         """Check that everybody has what the method exchanges.
 
         Raises:
             ConfigError: somebody has not.
         """
-        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+        require_server(server, self.public, self.teacher, self.task)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Train on P, send representations and encoders, weigh what comes back (SED), distil it."""

@@ -19,6 +19,7 @@ class FedCLIP(FedAvg):
     """
 
     learns_by_fit: ClassVar[bool] = True
+    needs_adapter: ClassVar[str] = "attention"
 
     averaging: WeightAveraging = ByName()
 

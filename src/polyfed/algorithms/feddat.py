@@ -17,6 +17,7 @@ from polyfed.algorithms.algorithm import (
     Lifetime,
     LocalEpochs,
     LocalSteps,
+    Plan,
     Reply,
     Server,
     WeightAveraging,
@@ -85,16 +86,20 @@ class FedDAT(Algorithm):
         """Start the shared adapters.
 
         Raises:
-            ConfigError: adapters are of unequal ranks, or a client's task gives no scores.
+            ConfigError: adapters are of unequal ranks.
         """
-        for client in server.clients:
+        server.share_weights(self.averaging)
+
+    def require(self, plan: Plan) -> None:
+        """See ``Algorithm``; every client's task gives scores."""
+        super().require(plan)
+        for client in plan.clients:
             kind: Any = Task.named(client.task)
             if kind.scores is Task.scores:
                 raise ConfigError(
                     f"algorithm 'feddat' distils scores, and task '{client.task}' of client '{client.id}' gives none; "
                     "choose classification, vqa, retrieval or convirt"
                 )
-        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train student and teacher, average the shared adapter."""

@@ -19,6 +19,7 @@ from polyfed.algorithms.algorithm import (
     LocalEpochs,
     LocalSteps,
     LocalTraining,
+    Plan,
     Reply,
     Server,
     WeightAveraging,
@@ -91,17 +92,20 @@ class FedDPA(Algorithm):
 
     # ---- server half
 
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        if self.fine_tuning is not None and self.fine_tuning.rounds >= plan.rounds:
+            raise ConfigError(
+                f"algorithm.fine_tuning.rounds is {self.fine_tuning.rounds}, which leaves none of run.rounds "
+                f"{plan.rounds} for the shared adapter; give at most {plan.rounds - 1}"
+            )
+
     def setup(self, server: Server) -> None:
         """Start the shared adapters.
 
         Raises:
-            ConfigError: adapters are of unequal ranks, or no round is left for the shared one.
+            ConfigError: adapters are of unequal ranks.
         """
-        if self.fine_tuning is not None and self.fine_tuning.rounds >= server.clock.rounds:
-            raise ConfigError(
-                f"algorithm.fine_tuning.rounds is {self.fine_tuning.rounds}, which leaves none of run.rounds "
-                f"{server.clock.rounds} for the shared adapter; give at most {server.clock.rounds - 1}"
-            )
         server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:

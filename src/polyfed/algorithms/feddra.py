@@ -16,6 +16,7 @@ from polyfed.algorithms.algorithm import (
     LocalEpochs,
     LocalSteps,
     LocalTraining,
+    Plan,
     Reply,
     Server,
     Weights,
@@ -35,6 +36,7 @@ from polyfed.algorithms.shared.robust_alignment import (
     measured,
     only_type,
     parts_of,
+    require_alignable,
     require_aligned,
     selected,
     server_parts,
@@ -136,11 +138,15 @@ class FedDRA(Algorithm):
 
     # ---- server half
 
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        require_alignable(plan, self.component_name())
+
     def setup(self, server: Server) -> None:
         """One initial model for all, and uniform weights.
 
         Raises:
-            ConfigError: clients differ in architecture or task, or lack align modules.
+            ConfigError: clients differ in architecture or task.
         """
         require_aligned(server, self.component_name())
         server.share_weights()

@@ -24,6 +24,7 @@ from polyfed.algorithms.algorithm import (
     Lifetime,
     LocalEpochs,
     Logits,
+    Plan,
     Reply,
     ReplyCheck,
     Representations,
@@ -39,6 +40,7 @@ from polyfed.algorithms.shared.distiller import (
     is_joint,
     passes_of,
     require_learning,
+    require_parts,
     require_server,
     train_task,
 )
@@ -142,13 +144,17 @@ class FedET(Algorithm):
 
     # ---- server half
 
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        require_parts(plan, self.public, self.teacher, self.task, self.distiller)
+
     def setup(self, server: Server) -> None:
         """Start each type's model; heads as the server's own where it has them.
 
         Raises:
             ConfigError: somebody lacks what the method exchanges.
         """
-        require_server(server, self.public, self.teacher, self.task, self.distiller)
+        require_server(server, self.public, self.teacher, self.task)
         server.weights = {
             kind: {
                 name: value.to(server.device, copy=True)

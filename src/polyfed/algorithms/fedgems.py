@@ -21,6 +21,7 @@ from polyfed.algorithms.algorithm import (
     Cohort,
     Lifetime,
     Logits,
+    Plan,
     Reply,
     Representations,
     Server,
@@ -123,24 +124,33 @@ class FedGEMS(Algorithm):
 
     # ---- server half
 
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        self.public.require(plan)
+        self._require_classes(plan)
+        if not self.public.exchanges_scores and len(plan.server_modalities) < 2:
+            raise ConfigError(
+                "algorithm fedgems with public.form: representations matches modalities, but server.model encodes "
+                f"{plan.server_modalities}; add an encoder, or set algorithm.public.form=scores"
+            )
+        self.teacher.require(plan, self.public)
+
     def setup(self, server: Server) -> None:
         """Check that the server can be right or wrong.
 
         Raises:
-            ConfigError: there are no classes, or there is no other modality.
+            ConfigError: there are no classes.
         """
-        self.public.require(server)
-        if self.public.exchanges_scores and self.public.labels(server) is None:
+        self.public.require_samples(server)
+        self._require_classes(server)
+        self.teacher.require_labels(server, self.public)
+
+    def _require_classes(self, federation: Plan | Server) -> None:
+        if self.public.exchanges_scores and not self.public.has_classes(federation):
             raise ConfigError(
                 "algorithm fedgems with public.form: scores asks who is right, but the public set has no classes; name "
                 "their column under the source's targets, or set algorithm.public.form=representations"
             )
-        if not self.public.exchanges_scores and len(server.modalities) < 2:
-            raise ConfigError(
-                "algorithm fedgems with public.form: representations matches modalities, but server.model encodes "
-                f"{list(server.modalities)}; add an encoder, or set algorithm.public.form=scores"
-            )
-        self.teacher.require(server, self.public)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Clients train and study, the server weighs their outputs, and learns where it is wrong."""

@@ -16,6 +16,7 @@ from polyfed.algorithms.algorithm import (
     Cohort,
     Lifetime,
     Logits,
+    Plan,
     Reply,
     Representations,
     Server,
@@ -29,6 +30,7 @@ from polyfed.algorithms.shared.distiller import (
     compares_rows,
     passes_of,
     require_learning,
+    require_parts,
     require_server,
     train_task,
 )
@@ -130,21 +132,29 @@ class FedMD(Algorithm):
 
     # ---- server half
 
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
+        if self.digest is not None:
+            self.digest.require(self.public)
+        self._require_labelled(plan)
+
+    def _require_labelled(self, federation: Plan | Server) -> None:
+        labelled = self.public.exchanges_scores and self.public.has_classes(federation)
+        if self.first_public is not None and not labelled:
+            raise ConfigError(
+                "algorithm.first_public: clients can only train on a labelled public set of their own classification: "
+                "it needs public.form: scores and labels; set it to null"
+            )
+
     def setup(self, server: Server) -> None:
         """Check that everybody has what crosses.
 
         Raises:
             ConfigError: somebody cannot.
         """
-        require_server(server, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
-        if self.digest is not None:
-            self.digest.require(self.public)
-        labelled = self.public.exchanges_scores and self.public.labels(server) is not None
-        if self.first_public is not None and not labelled:
-            raise ConfigError(
-                "algorithm.first_public: clients can only train on a labelled public set of their own classification: "
-                "it needs public.form: scores and labels; set it to null"
-            )
+        require_server(server, self.public, self.teacher, self.task)
+        self._require_labelled(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Clients tell, the mean of what they say is the consensus, they and the server learn it."""

@@ -18,6 +18,7 @@ from polyfed.algorithms.algorithm import (
     Cohort,
     Lifetime,
     Logits,
+    Plan,
     Reply,
     Representations,
     Server,
@@ -118,13 +119,19 @@ class FedMKD(Algorithm):
 
     # ---- server half
 
+    def require(self, plan: Plan) -> None:
+        super().require(plan)
+        self.public.require(plan)
+        if self.task is not None:
+            self.task.require(plan, self.public)
+
     def setup(self, server: Server) -> None:
         """Check that everybody has what the method exchanges.
 
         Raises:
             ConfigError: somebody has not.
         """
-        self.public.require(server)
+        self.public.require_samples(server)
         if self.task is not None:
             self.task.require(server, self.public)
 

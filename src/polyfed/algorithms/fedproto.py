@@ -28,6 +28,7 @@ from polyfed.algorithms.algorithm import (
     Lifetime,
     LocalEpochs,
     LocalSteps,
+    Plan,
     Reply,
     Server,
     client_query,
@@ -100,15 +101,12 @@ class FedProto(Algorithm):
 
     # ---- server half
 
-    def setup(self, server: Server) -> None:
-        """Check the groups that share a class space.
-
-        Raises:
-            ConfigError: there is no such group.
-        """
-        groups = {client.group for client in server.clients}
+    def require(self, plan: Plan) -> None:
+        """See ``Algorithm``; the groups that share a class space are there."""
+        super().require(plan)
+        groups = {client.group for client in plan.clients}
         for group in self.shared:
-            if group not in groups:
+            if groups and group not in groups:
                 raise ConfigError(f"algorithm.shared names '{group}', which is no group; {nearest(group, groups)}")
 
     def round(self, server: Server, cohort: Cohort) -> None:

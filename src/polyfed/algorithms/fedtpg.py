@@ -19,6 +19,7 @@ class FedTPG(FedAvg):
     """
 
     learns_by_fit: ClassVar[bool] = True
+    needs_adapter: ClassVar[str] = "prompt_generator"
 
     averaging: WeightAveraging = ByName()
 

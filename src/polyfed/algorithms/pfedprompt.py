@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from pydantic import Field
@@ -28,6 +30,8 @@ class PFedPrompt(FedAvg):
 
     Test metrics are a function of the training samples themselves, which noise in training does not hide.
     """
+
+    needs_adapter: ClassVar[str] = "prompts"
 
     averaging: WeightAveraging = ByName()
     alpha: float = Field(default=1.0, ge=0, le=1e6, description="weight of the attention; 0: as promptfl")

@@ -18,6 +18,7 @@ class PromptFL(FedAvg):
     """
 
     learns_by_fit: ClassVar[bool] = True
+    needs_adapter: ClassVar[str] = "prompts"
 
     averaging: WeightAveraging = ByName()
 

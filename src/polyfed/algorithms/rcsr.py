@@ -17,10 +17,12 @@ from polyfed.aggregation.router import Router, client_features, routing_loss
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
+    ClientInfo,
     Cohort,
     Lifetime,
     LocalEpochs,
     LocalSteps,
+    Plan,
     Reply,
     Server,
     WeightAveraging,
@@ -95,18 +97,17 @@ class RCSR(Algorithm):
 
     # ---- server half
 
-    def setup(self, server: Server) -> None:
-        """Start the shared adapters.
-
-        Raises:
-            ConfigError: the clients do not have two modalities between them.
-        """
-        names = _modalities(server)
-        if len(names) != 2:
+    def require(self, plan: Plan) -> None:
+        """See ``Algorithm``; the clients have two modalities between them."""
+        super().require(plan)
+        names = _modalities(plan.clients)
+        if plan.clients and len(names) != 2:
             raise ConfigError(
                 f"algorithm 'rcsr' aligns two modalities, and clients have {', '.join(names)}; give some clients two, "
                 "or choose another method"
             )
+
+    def setup(self, server: Server) -> None:
         server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -119,7 +120,7 @@ class RCSR(Algorithm):
         )
         # fewer than the client has where its update was scaled down, and then it counts as much less
         samples = torch.tensor([float(reply.num_examples) for reply in replies], device=server.device)
-        own = of_clients(replies, known, _modalities(server), server.device)
+        own = of_clients(replies, known, _modalities(server.clients), server.device)
         weights, settings = samples / samples.sum(), self.router
         if settings is not None:
             router = self.route(server, settings, own.shape[2])
@@ -135,7 +136,7 @@ class RCSR(Algorithm):
 
     def features(self, server: Server, replies: Sequence[Reply], own: Float[Tensor, "k 2 d"]) -> Float[Tensor, "k f"]:
         """What the router sees of each client."""
-        names = _modalities(server)
+        names = _modalities(server.clients)
         numbers = [
             [
                 *(float(change_of(reply.weights, server.weights_for(reply.sender), name)) for name in names),
@@ -166,7 +167,7 @@ class RCSR(Algorithm):
         self, server: Server, known: Mapping[str, Tensor], weights: Float[Tensor, " k"], own: Float[Tensor, "k 2 d"]
     ) -> Float[Tensor, "2 d"]:
         """New global prototypes: decay g + (1 - decay) sum_k w_k p_k, of unit norm."""
-        names = _modalities(server)
+        names = _modalities(server.clients)
         new = moving_means(known, dict(zip(names, torch.einsum("k,kmd->md", weights, own), strict=True)), self.decay)
         # none of a modality that nobody has had yet
         server.state[_PROTOTYPES] = {name: row for name, row in zip(names, new, strict=True) if bool(row.any())}
@@ -276,8 +277,8 @@ def of_clients(
     return F.normalize(torch.stack(rows, 1), dim=2)
 
 
-def _modalities(server: Server) -> list[str]:
-    return sorted({name for client in server.clients for name in client.modalities})
+def _modalities(clients: Sequence[ClientInfo]) -> list[str]:
+    return sorted({name for client in clients for name in client.modalities})
 
 
 def moving_means(known: Mapping[str, Tensor], means: Mapping[str, Tensor], decay: float) -> Float[Tensor, "2 d"]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
+from polyfed.algorithms.algorithm import Algorithm, Cohort, Plan, Server
 
 
 class ServerOnly(Algorithm):
@@ -27,8 +27,10 @@ class ServerOnly(Algorithm):
     def epochs_a_round(self) -> int:
         return max(1, self.server_epochs)
 
-    def require(self, *, has_public: bool, has_server: bool) -> None:
-        super().require(has_public=has_public or not self.server_epochs, has_server=has_server)
+    def require(self, plan: Plan) -> None:
+        """See ``Algorithm``; a server that only evaluates needs no public set."""
+        if self.server_epochs or plan.server is None:
+            super().require(plan)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Train on the public pairs; nobody is asked."""

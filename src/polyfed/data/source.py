@@ -188,6 +188,19 @@ class Source(Settings):
             DataError: the folder, the split or a named column is missing.
         """
 
+    def most_items(self, split: str, name: str) -> int | None:
+        """Items of a split at most, where settings alone say; ``name`` is what the configuration calls the source.
+
+        Raises:
+            DataError: the settings say that there is no such split.
+        """
+        return None
+
+    @property
+    def target_names(self) -> tuple[str, ...] | None:
+        """Targets of all splits; None where only the data say."""
+        return None
+
     @property
     def column_names(self) -> dict[str, str]:
         """Modality -> what its column, or columns, are called in a split."""

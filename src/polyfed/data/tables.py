@@ -106,6 +106,14 @@ class TableSource(Source):
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The table of one split; arguments and errors are those of ``open``."""
 
+    @property
+    def target_names(self) -> tuple[str, ...] | None:
+        return tuple(self.targets)
+
+    def most_items(self, split: str, name: str) -> int | None:
+        """See ``Source``."""
+        return self.first.get(split)
+
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
         """Open one split; reads its schema, the ids, and the columns that decide which rows are items."""
         for other in sorted(self.first.keys() - {split, *_USUAL}):

@@ -61,6 +61,16 @@ class Attack(Settings):
             raise ConfigError(f"run.attackers.clients is {self.clients}, which is nobody; raise it, or name clients")
         return tuple(info.id for info in eligible if info.id in chosen)
 
+    def require_known(self, infos: Sequence[ClientInfo]) -> None:
+        """Check that the clients and groups that it names are there.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        eligible = self._eligible(infos)
+        if isinstance(self.clients, tuple):
+            self._named(eligible)
+
     def _eligible(self, infos: Sequence[ClientInfo]) -> list[ClientInfo]:
         groups = dict.fromkeys(info.group for info in infos)
         for name in set(self.groups or ()) - set(groups):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,31 @@ Views = Mapping[str, View]
 def sample_views(model: ModelSettings, task: Task) -> Views:
     """Views of the modalities that samples have; what else the model encodes is the task's own, as names of classes."""
     return {name: encoder.view for name, encoder in model.encoders.items() if name not in task.own_modalities}
+
+
+def require_named_columns(public: PublicSettings, columns: Collection[str]) -> None:
+    """Check that the modalities that the settings name are in their source.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for key, names in (("without", public.without), ("unpaired", public.unpaired)):
+        for name in names:
+            if name not in columns:
+                raise ConfigError(f"public.{key}: '{public.source}' has no '{name}'; {nearest(name, columns)}")
+
+
+def require_drawable(public: PublicSettings, there: int, left: str = "") -> None:
+    """Check that there are as many items as are to be public.
+
+    Raises:
+        ConfigError: there are fewer; ``left`` says by what.
+    """
+    wanted = (public.items or 0) + public.further
+    if wanted > there:
+        further = "public.items, public.unpaired and public.gallery are together"
+        what = further if public.further else "public.items is"
+        raise ConfigError(f"{what} {wanted}, but '{public.source}' has {there}{left}; lower it")
 
 
 class OpenedData:
@@ -177,12 +202,9 @@ class PublicSet:
         # in one order, however the settings were written
         further = {f"unpaired/{name}": count for name, count in sorted(settings.unpaired.items())}
         further |= {_GALLERY: settings.gallery} if settings.gallery else {}
-        wanted = sum(further.values())
-        pairs = max(0, len(eligible) - wanted) if settings.items is None else settings.items
-        if pairs + wanted > len(eligible):
-            what = "public.items is" if not further else "public.items, public.unpaired and public.gallery are together"
-            left = " left by public.without" if settings.without else ""
-            raise ConfigError(f"{what} {pairs + wanted}, but '{settings.source}' has {len(eligible)}{left}; lower it")
+        wanted = settings.further
+        require_drawable(settings, len(eligible), " left by public.without" if settings.without else "")
+        pairs = len(eligible) - wanted if settings.items is None else settings.items
         # drawn among what is eligible, so that ``without`` changes who is drawn but not how many; pairs first, so that
         # they are the same whatever there is beside them
         order = torch.randperm(len(eligible), generator=generator(self.seed, "public"))
@@ -192,10 +214,7 @@ class PublicSet:
     def _eligible(self) -> Int64[Tensor, " n"]:
         """Items that may be public."""
         split, settings = self.split, self.settings
-        for key, names in (("without", settings.without), ("unpaired", settings.unpaired)):
-            for name in names:
-                if name not in split.columns:
-                    raise ConfigError(f"public.{key}: '{split.source}' has no '{name}'; {nearest(name, split.columns)}")
+        require_named_columns(settings, split.columns)
         allowed = torch.ones(len(split), dtype=torch.bool)
         for column in map(split.modality, split.columns):
             if column.gaps:  # a public sample lacks nothing

@@ -18,7 +18,6 @@ from polyfed.data.item_classes import Indices, ItemClasses, item_classes, item_g
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.union import union
-from polyfed.federation.client import SERVER
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
 from polyfed.federation.missing import GroupGaps, Lacking
 from polyfed.federation.settings import GroupSettings
@@ -249,28 +248,12 @@ class Membership:
 
     @cached_property
     def members(self) -> dict[str, Member]:
-        """All clients by id, in client order.
-
-        Raises:
-            ConfigError: two clients have one name, or one that the server has.
-        """
-        # 'a' with two clients and 'a-0' with one make two clients called 'a-0'
-        everybody = [member for name in self.groups for member in self._members_of(name)]
-        by_id = {member.id: member for member in everybody}
-        if len(by_id) < len(everybody):
-            twice = next(member.id for member in everybody if by_id[member.id] is not member)
-            raise ConfigError(f"two clients are called '{twice}'; rename one of the groups under 'clients'")
-        if SERVER in by_id:
-            raise ConfigError(f"clients.{SERVER}: a client cannot be called '{SERVER}'; rename the group")
-        return by_id
+        """All clients by id, in client order."""
+        return {member.id: member for name in self.groups for member in self._members_of(name)}
 
     @cached_property
     def assignments(self) -> dict[str, tuple[Assignment, ...]]:
-        """Group -> how its items are assigned to its clients, and then what they hold in addition.
-
-        Raises:
-            ConfigError: a group should hold public items, and there is no public set, or none of its split.
-        """
+        """Group -> how its items are assigned to its clients, and then what they hold in addition."""
         return {name: self._assignments_of(name, group) for name, group in self.groups.items()}
 
     def test_items(self, member: Member) -> Int64[Tensor, " k"]:
@@ -294,15 +277,10 @@ class Membership:
 
     def _assignments_of(self, name: str, group: GroupSettings) -> tuple[Assignment, ...]:
         public = group.items == "public"
-        if public and not self._is_of_public(group):
-            what = (
-                f"the public set is not of '{group.source}' {group.split}" if self.public else "there is no public set"
-            )
-            raise ConfigError(f"clients.{name}.items is public, but {what}; give a number, or leave it out")
         own = Assignment(name, group, self.seed, self.data.split, partial(self._items, name, group, public), public)
         if group.also is None:
             return (own,)
-        second = _additional_group(name, group, self.public)
+        second = group.additional(None if self.public is None else self.public.settings)
         items = partial(self._additional_items, name, group, second, group.also.public)
         return own, Assignment(f"{name}.also", second, self.seed, self.data.split, items, group.also.public)
 
@@ -317,28 +295,33 @@ class Membership:
         if public and self.public is not None:
             return self._drawn(name, group, self.public.items)
         items = torch.arange(len(self.data.split(group.source, group.split)))
-        if self.public is not None and self._is_of_public(group):
+        if self.public is not None and group.is_of(self.public.settings):
             items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
         return self._drawn(name, group, items)
 
-    def _is_of_public(self, group: GroupSettings) -> bool:
-        settings = None if self.public is None else self.public.settings
-        return settings is not None and (group.source, group.split) == (settings.source, settings.split)
-
     def _drawn(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
         """As many of the items as the group's clients share, in split order."""
+        require_enough_items(name, group, len(items))
         if isinstance(group.items, int):
-            if group.items > len(items):
-                raise ConfigError(
-                    f"clients.{name}.items is {group.items}, but '{group.source}' has {len(items)} that can be dealt "
-                    "out; lower it"
-                )
             order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
             items = items[order[: group.items]].sort().values
-        if group.count > len(items):
-            count = f"clients.{name.removesuffix('.also')}.count is {group.count}"
-            raise ConfigError(f"{count}, but there are {len(items)} samples of '{group.source}'; lower it")
         return items
+
+
+def require_enough_items(name: str, group: GroupSettings, there: int) -> None:
+    """Check that a group can deal out as many items as it is to, at least one to each client.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    wanted = group.items if isinstance(group.items, int) else there
+    if wanted > there:
+        raise ConfigError(
+            f"clients.{name}.items is {wanted}, but '{group.source}' has {there} that can be dealt out; lower it"
+        )
+    if group.count > wanted:
+        count = f"clients.{name.removesuffix('.also')}.count is {group.count}"
+        raise ConfigError(f"{count}, but there are {wanted} samples of '{group.source}'; lower it")
 
 
 def member_ids(group: str, count: int) -> list[str]:
@@ -349,18 +332,6 @@ def member_ids(group: str, count: int) -> list[str]:
 
 
 # ---- what clients hold in addition to the items of their own source: ``also`` in the settings of a group
-
-
-def _additional_group(name: str, group: GroupSettings, public: PublicSet | None) -> GroupSettings:
-    """The group as if what it holds in addition were all that it holds."""
-    also = group.also
-    assert also is not None
-    source, split = also.source, also.split
-    if also.public:
-        if public is None:
-            raise ConfigError(f"clients.{name}.also is public, but there is no public set; add a 'public' section")
-        source, split = public.settings.source, public.settings.split
-    return group.model_copy(update={"source": source, "split": split, "items": also.items, "partition": also.partition})
 
 
 def _require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from polyfed.core.activity import preparing
-from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import isolated
 from polyfed.data.assembly import of_items, require_disjoint
 from polyfed.data.samples import Samples
@@ -21,6 +21,7 @@ from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
 from polyfed.federation.membership import Assignment, ItemShare, Member, Membership, joined
+from polyfed.federation.plan import Plan, unexpected_test_items
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
@@ -52,12 +53,11 @@ class Population:
         bundles: Path | None = None,
         add_modules: Callable[[Model], None] = lambda model: None,
     ) -> None:
+        Plan(data, public, server, groups).require()
         self.server, self.groups, self.seed = server, groups, seed
         self.data = OpenedData(data, seed, bundles, lambda: {} if self.public is None else self.public.columns())
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)
         self.membership = Membership(groups, self.public, self.data, seed)
-        # wrong settings are refused here, before any data is read
-        _ = self.membership.assignments
         self._add_modules = add_modules
         self._tests: dict[tuple[str, str], Samples] = {}
 
@@ -232,20 +232,16 @@ class Population:
     def require_sound(self) -> None:
         """Check that every group's model can be built and trained for its task, and the public set.
 
-        That set must be disjoint from all private and test items, and widths be equal where there is one; what clients
-        hold in addition must be disjoint from all test items. A server that expects a number of test items must find
-        it.
+        That set must be disjoint from all private and test items; what clients hold in addition must be disjoint from
+        all test items. A server that expects a number of test items must find it.
 
         Raises:
             DataError, ConfigError: it is not so.
         """
-        self._require_models()
-        self._require_use()
         self._require_test_items()
-        self._require_learnable_parts()
+        self._require_use()
         self._require_disjoint_data()
-        if self.public is not None:
-            self._require_equal_width()
+        self._require_models()
 
     def _require_models(self) -> None:
         outlines: dict[str, tuple[str, Outline]] = {}
@@ -267,6 +263,8 @@ class Population:
         for member in self.members.values():
             task = member.settings.task
             task.require_public([name for name in public if name in member.views])
+            if member.settings.test != "all":
+                self.test_items(member)  # refuses what cannot be dealt out
             if member.settings.missing is not None or any(_has_gaps(one.dealt.split) for one in member.holdings):
                 _require_usable(member, "training", self.train(member))
                 _require_usable(member, "test", self.test(member))
@@ -277,21 +275,7 @@ class Population:
             return
         count = len(self.data.split(settings.source, settings.test_split))
         if count != settings.expected_test_items:
-            raise ConfigError(
-                f"server.expected_test_items is {settings.expected_test_items}, but '{settings.source}' "
-                f"{settings.test_split} has {count} items; recalls would be of another gallery than they are named "
-                f"after; provide that split, or set server.expected_test_items={count} and adapt server.task.folds"
-            )
-
-    def _require_learnable_parts(self) -> None:
-        if self.server is None or self.public is None:
-            return
-        encoders = sample_views(self.server.model, self.server.task)
-        for modality in [name for name in self.public.settings.unpaired if name not in encoders]:
-            raise ConfigError(
-                f"public.unpaired.{modality} is {self.public.settings.unpaired[modality]}, but server.model has no "
-                f"'{modality}' encoder to learn from them with; {nearest(modality, encoders)}"
-            )
+            raise unexpected_test_items(settings, count)
 
     def _require_disjoint_data(self) -> None:
         """What clients hold in addition is not tested on nor held twice, and public items are only public."""
@@ -325,17 +309,6 @@ class Population:
                     f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {where}, for "
                     f"example '{min(shared)}'; name data that nobody is tested on and that it does not hold already"
                 )
-
-    def _require_equal_width(self) -> None:
-        widths = {member.id: member.model.dim for member in self.members.values()}
-        if self.server is not None:
-            widths["server"] = self.server.model.dim
-        if len(set(widths.values())) > 1:
-            low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
-            raise ConfigError(
-                f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
-                f"'{high}' has {widths[high]}"
-            )
 
 
 def _has_gaps(split: Split) -> bool:

@@ -15,11 +15,12 @@ from torch import Tensor
 from polyfed.aggregation.distinct import distinct_count
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import ClientInfo
+from polyfed.federation.client import SERVER, ClientInfo
 from polyfed.federation.participant import Participant
-from polyfed.federation.server import Server
+from polyfed.federation.plan import Plan
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.classification import Classification
+from polyfed.tasks.task import Task
 from polyfed.wire.payload import Logits, Representations
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class RepresentationKind:
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return known
 
-    def require(self, server: Server) -> None:
+    def require(self, plan: Plan) -> None:
         """Raise nothing: everybody has representations."""
 
 
@@ -123,14 +124,15 @@ class LogitKind:
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {}
 
-    def require(self, server: Server) -> None:
+    def require(self, plan: Plan) -> None:
         """Check that server and clients classify.
 
         Raises:
             ConfigError: one does not.
         """
-        _classification(server)
-        for client in server.clients:
+        if plan.server is not None:
+            _checked(plan.server.task, SERVER)
+        for client in plan.clients:
             if client.task != "classification":
                 raise ConfigError(
                     f"algorithm.public.form is scores, but client '{client.id}' has the task '{client.task}'; give all "
@@ -170,13 +172,16 @@ def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
 
 
 def _classification(participant: Participant) -> Classification:
-    if not isinstance(participant.task, Classification):
+    return _checked(participant.task, participant.name)
+
+
+def _checked(task: Task, participant: str) -> Classification:
+    if not isinstance(task, Classification):
         raise ConfigError(
-            f"algorithm.public.form is scores, but the task of '{participant.name}' is "
-            f"'{participant.task.component_name()}'; give it a classification, or set "
-            "algorithm.public.form=representations"
+            f"algorithm.public.form is scores, but the task of '{participant}' is '{task.component_name()}'; give it a "
+            "classification, or set algorithm.public.form=representations"
         )
-    return participant.task
+    return task
 
 
 def clip_row_norms(values: Tensor, largest: float) -> Tensor:

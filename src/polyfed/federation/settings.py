@@ -73,6 +73,11 @@ class PublicSettings(Settings):
         "is compared with the server",
     )
 
+    @property
+    def further(self) -> int:
+        """Items beside the pairs."""
+        return sum(self.unpaired.values()) + self.gallery
+
 
 class TrainingSettings(Settings):
     """How a participant's model is optimised."""
@@ -239,6 +244,20 @@ class GroupSettings(Settings):
         if self.test != "all" and self.test_split is None:
             raise ValueError(f"test: {self.test} needs a test_split")
         return self
+
+    def is_of(self, public: PublicSettings) -> bool:
+        """Whether its items are of the split of a public set."""
+        return (self.source, self.split) == (public.source, public.split)
+
+    def additional(self, public: PublicSettings | None) -> GroupSettings:
+        """The group as if what it holds in addition (``also``) were all that it holds."""
+        assert self.also is not None
+        source, split = self.also.source, self.also.split
+        if self.also.public:
+            assert public is not None
+            source, split = public.source, public.split
+        also = {"items": self.also.items, "partition": self.also.partition}
+        return self.model_copy(update={"source": source, "split": split, **also})
 
 
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.view import DataContext
+from polyfed.models.adapter import Adapter
 from polyfed.models.adapters.prompts import tell
 from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
@@ -50,6 +51,12 @@ class ModelSettings(Settings):
                 for key in encoder.settings_of_projection():
                     raise ValueError(f"encoders.{modality}.{key} has no effect with aligner; remove it")
         return self
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """Of its pretrained encoders."""
+        own = [getattr(encoder, "adapter", None) for encoder in self.encoders.values()]
+        return [adapter for adapter in own if isinstance(adapter, Adapter)]
 
     @property
     def architecture(self) -> str:

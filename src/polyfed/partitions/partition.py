@@ -72,7 +72,7 @@ class Partition(Settings):
             units, members = Units(np.ones(items, dtype=np.int64), classes), None
         else:
             units, members = grouped(groups.numpy(force=True), classes)
-        self._require_enough(units, clients, name)
+        self.require(clients, units.items, units)
         # one number, whatever the partition draws: what is drawn after it stays the same
         seed = int(torch.randint(2**63 - 1, (1,), generator=generator))
         rng = np.random.default_rng(seed)
@@ -97,16 +97,27 @@ class Partition(Settings):
             raise ConfigError(f"{name}: {len(labels)} labels for {items} items; needs exactly one label for each item")
         return None if labels is None else labels.numpy(force=True)
 
-    def _require_enough(self, units: Units, clients: int, name: str) -> None:
+    def require(self, clients: int, items: int | None, units: Units | None = None) -> None:
+        """Check that there is enough to deal out.
+
+        Args:
+            clients: how many get some.
+            items: to deal out, at most; None: it is not known yet how many.
+            units: single items, or groups that stay together, once they are known.
+
+        Raises:
+            ConfigError: there is not.
+        """
+        name, there = f"partition '{self.component_name()}'", items if units is None else len(units)
         if clients < 1:
             raise ConfigError(f"{name}: clients={clients}; needs at least 1")
-        if clients > len(units):
-            count = f"{len(units)} {units.called}"
-            raise ConfigError(f"{name}: {clients} clients but only {count}; use at most {len(units)} clients")
-        if clients * self.smallest() > units.items:
+        if there is not None and clients > there:
+            count = f"{there} {units.called if units else 'items'}"
+            raise ConfigError(f"{name}: {clients} clients but only {count}; use at most {there} clients")
+        if items is not None and clients * self.smallest() > items:
             raise ConfigError(
                 f"{name}: min_size={self.smallest()} for {clients} clients needs "
-                f"{clients * self.smallest()} items, there are {units.items}; "
+                f"{clients * self.smallest()} items, there are {items}; "
                 "lower min_size or use fewer clients"
             )
 

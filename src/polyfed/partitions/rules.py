@@ -135,20 +135,26 @@ class Shards(Partition):
     def needs_labels(self) -> bool:
         return self.order == "label"
 
-    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Cut, deal out, and shuffle within each client."""
-        needed = clients * self.per_client
-        total = needed if self.total is None else self.total
+    def require(self, clients: int, items: int | None, units: Units | None = None) -> None:
+        """See ``Partition``; there must be as many shards as clients get, and no more than items."""
+        super().require(clients, items, units)
+        needed, there = clients * self.per_client, items if units is None else len(units)
+        total = self.total or needed
         if total < needed:
             raise ConfigError(
                 f"partition 'shards': total={total}, but {clients} clients with "
                 f"per_client={self.per_client} need {needed}; raise total"
             )
-        if total > len(units):
+        if there is not None and total > there:
             raise ConfigError(
-                f"partition 'shards': {total} shards of only {len(units)} {units.called}; "
+                f"partition 'shards': {total} shards of only {there} {units.called if units else 'items'}; "
                 "lower per_client or total, or use fewer clients"
             )
+
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Cut, deal out, and shuffle within each client."""
+        needed = clients * self.per_client
+        total = self.total or needed
         order = rng.permutation(len(units))
         if self.order == "label":
             order = order[np.argsort(np.asarray(units.labels)[order], kind="stable")]
@@ -199,11 +205,6 @@ class Dirichlet(Partition):
 
     def _counts(self, sizes: list[Indices], clients: int, rng: np.random.Generator) -> Indices:
         """Class x client table of numbers of units, redrawn until every client has ``min_size`` items."""
-        if (items := sum(int(each.sum()) for each in sizes)) < clients * self.min_size:
-            raise ConfigError(
-                f"partition 'dirichlet': {items} items are too few for {clients} clients of min_size={self.min_size}; "
-                "lower min_size or use fewer clients"
-            )
         best, fewest = 0, clients
         cuttable = [Units(each) for each in sizes]
         for attempt in range(1, self.attempts + 1):

@@ -39,6 +39,7 @@ from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import layers_of, portable_content, read_layers
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import read_config as read_config
+from polyfed.runs.preflight import require_settings
 from polyfed.runs.sink import Sink
 from polyfed.runs.summary import summary
 from polyfed.runs.twins import TwinSettings, twin_content
@@ -174,9 +175,17 @@ class Experiment(Settings):
         says so; what it sets itself must have an effect. An experiment with ``twin`` becomes that twin.
 
         Raises:
-            ConfigError: unknown preset or key, a value out of range or without effect, a file that is not YAML, or an
-                experiment that has no such twin.
+            ConfigError: unknown preset or key, a value out of range or without effect, a file that is not YAML, an
+                experiment that has no such twin, or settings that do not fit each other or the method.
+            DataError: a source has no such split.
         """
+        experiment = cls.read(source, overrides)
+        require_settings(experiment)
+        return experiment
+
+    @classmethod
+    def read(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
+        """As ``load``, of what need not fit together yet, as it is built on or was fitted when it ran."""
         layers = layers_of(source, Path()) if isinstance(source, Mapping) else read_layers(source)
         content = reduce(merged, layers)
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}

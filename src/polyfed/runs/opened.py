@@ -145,7 +145,7 @@ class Run:
         from polyfed.runs.experiment import Experiment
 
         with code_of(self.folder, self.allow_code):
-            experiment = Experiment.load(content)
+            experiment = Experiment.read(content)
         folders = {"dir": self.data_dir, "weights_dir": self.weights_dir}
         moved = {key: folder.resolve() for key, folder in folders.items() if folder is not None}
         return experiment.model_copy(update={"data": experiment.data.model_copy(update=moved)})

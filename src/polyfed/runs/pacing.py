@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
@@ -12,8 +13,10 @@ from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.federation.secure_ask import require_several
 from polyfed.federation.types import by_architecture
 from polyfed.privacy.rules import RobustRule
-from polyfed.runs.experiment import Experiment
 from polyfed.wire.schema import steps_of
+
+if TYPE_CHECKING:
+    from polyfed.runs.experiment import Experiment
 
 
 def require_pace(experiment: Experiment) -> None:

@@ -1,13 +1,19 @@
-"""The one check of a run before it begins: in two parts, as who takes part is known once an engine is there."""
+"""What is refused before a run begins: by settings alone, by data and models, and by who there is once an engine is."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
+from polyfed.core.settings import Settings
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.plan import Plan, planned_clients
 from polyfed.federation.population import Population
-from polyfed.runs.experiment import Experiment
+from polyfed.optim.settings import Schedule
 from polyfed.runs.pacing import require_pace, require_paced_clients
 from polyfed.runs.protection import (
     require_affordable,
@@ -19,6 +25,29 @@ from polyfed.runs.protection import (
 )
 from polyfed.wire.schema import steps_of
 
+if TYPE_CHECKING:
+    from polyfed.runs.experiment import Experiment
+
+
+def require_settings(experiment: Experiment) -> None:
+    """Check all that settings alone tell: nothing is opened or built for it.
+
+    Raises:
+        ConfigError: settings do not fit each other, or the method.
+        DataError: a source has no such split.
+    """
+    plan = _plan(experiment)
+    plan.require()
+    experiment.algorithm.require(plan)
+    _require_phases(experiment)
+    _require_warm_ups(experiment)
+    require_pace(experiment)
+    require_robust(experiment)
+    require_private(experiment)
+    require_summable(experiment)
+    if plan.clients and not experiment.run.engine.is_deployed:
+        _require_planned(experiment, plan)
+
 
 def preflight(experiment: Experiment, federation: Population) -> None:
     """Check what can be checked before an engine starts, settings before data.
@@ -27,29 +56,49 @@ def preflight(experiment: Experiment, federation: Population) -> None:
         ConfigError: settings do not fit each other, the method, or what is installed.
         DataError: they do not fit the data.
     """
-    run, method = experiment.run, experiment.algorithm
-    run.engine.require()
-    method.require(has_public=experiment.public is not None, has_server=experiment.server is not None)
-    _require_phases(experiment)
-    require_pace(experiment)
-    require_robust(experiment)
-    require_private(experiment)
-    require_summable(experiment)
-    resolve_device(run.device)
+    experiment.run.engine.require()
+    require_settings(experiment)
+    resolve_device(experiment.run.device)
     federation.require_sound()
     require_attackers(experiment, federation)
     require_affordable(experiment, federation)
 
 
 def preflight_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
-    """Check that cohorts can be drawn from the clients of an engine, and are large enough in every round.
+    """Check that the method suits the clients of an engine, and that cohorts of them are large enough in every round.
 
     Raises:
-        ConfigError: they cannot, or are not.
+        ConfigError: it does not, or they are not.
     """
-    experiment.run.sampling.draw(clients, generator(0))
-    require_paced_clients(experiment, clients)
+    experiment.algorithm.require(replace(_plan(experiment), clients=clients))
+    _require_drawn(experiment, clients)
     require_cohorts(experiment, clients)
+
+
+def _plan(experiment: Experiment) -> Plan:
+    groups = experiment.clients
+    sections = experiment.data, experiment.public, experiment.server, groups
+    return Plan(*sections, experiment.run.rounds, planned_clients(groups))
+
+
+def _require_planned(experiment: Experiment, plan: Plan) -> None:
+    """Check what of the checks by who there is can be known before."""
+    _require_drawn(experiment, plan.clients)
+    for attack in experiment.run.attackers:
+        attack.require_known(plan.clients)
+    # clients of several sources with one model and task are of one type only if their classes have the same names
+    if len({(group.source, group.split) for group in plan.groups.values()}) == 1:
+        require_cohorts(experiment, plan.clients)
+
+
+def _require_drawn(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
+    run = experiment.run
+    asked = len(run.sampling.draw(clients, generator(0)))
+    require_paced_clients(experiment, clients)
+    quorums = {f"phases.{step}.min_clients": phase.min_clients for step, phase in run.phases.items()}
+    for key, quorum in {"min_clients": run.min_clients, **quorums}.items():
+        if isinstance(quorum, int) and experiment.algorithm.asks_clients and quorum > asked:
+            raise ConfigError(f"run.{key} is {quorum}, but a round asks {asked} clients; lower it, or give a share")
 
 
 def _require_phases(experiment: Experiment) -> None:
@@ -58,3 +107,22 @@ def _require_phases(experiment: Experiment) -> None:
         if step not in steps:
             method = experiment.algorithm.component_name()
             raise ConfigError(f"run.phases.{step}: '{method}': {nearest(step, steps)}")
+
+
+def _require_warm_ups(experiment: Experiment) -> None:
+    rounds = experiment.run.rounds
+    for path, schedule in _schedules(experiment):
+        if schedule.warmup >= rounds:
+            raise ConfigError(
+                f"{path}.warmup is {schedule.warmup}, but run.rounds is {rounds}: the full rate would never be "
+                "reached; lower the one, or raise the other"
+            )
+
+
+def _schedules(settings: Any, *path: str) -> Iterator[tuple[str, Schedule]]:
+    """All schedules within settings, with their paths."""
+    if isinstance(settings, Schedule):
+        yield ".".join(path), settings
+    elif isinstance(settings, Settings | Mapping):
+        for key, value in dict(settings).items():
+            yield from _schedules(value, *path, str(key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator
 from types import UnionType
+from typing import TYPE_CHECKING
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.shared.teacher import Teacher
@@ -24,9 +25,11 @@ from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.privacy.private_training import opacus_optimizers, require_per_sample
 from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.settings import require_covered
-from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema, steps_of
+
+if TYPE_CHECKING:
+    from polyfed.runs.experiment import Experiment
 
 # ---- differential privacy
 
@@ -54,6 +57,8 @@ def require_private(experiment: Experiment) -> None:
         raise ConfigError(
             f"privacy has no effect: clients of '{method.component_name()}' send nothing to protect; leave it out"
         )
+    if settings.reply is not None:
+        _require_within_budget(experiment, policy.planned(settings.budget.delta), "a client")
 
 
 def require_learning_by_fit(method: type[Algorithm]) -> None:
@@ -71,29 +76,32 @@ def require_learning_by_fit(method: type[Algorithm]) -> None:
 
 
 def require_affordable(experiment: Experiment, federation: Population) -> None:
-    """Check that planned rounds are within the budget, and that DP-SGD suits tasks and models of simulated clients.
+    """Check that DP-SGD suits tasks and models of simulated clients, and that its planned rounds are within the budget.
 
     Raises:
-        ConfigError: they are not, or it does not.
+        ConfigError: it does not, or they are not.
     """
     settings = experiment.policy.privacy
-    if settings is None:
+    if settings is None or settings.samples is None:
         return
-    if settings.samples is not None:
-        for member in {info.architecture: federation.members[info.id] for info in federation.infos}.values():
-            require_per_sample(member.settings.task, federation.client_model(member), member.id)
-    budget, run = settings.budget, experiment.run
-    # who is drawn for some rounds may stay within; who is asked in all of them does not
-    if budget.epsilon is None or run.sampling.cohort is not None:
-        return
+    for member in {info.architecture: federation.members[info.id] for info in federation.infos}.values():
+        require_per_sample(member.settings.task, federation.client_model(member), member.id)
     for info in federation.infos:
-        planned = planned_epsilon(experiment, info)
-        if planned is not None and planned > budget.epsilon * (1 + 1e-6):
-            raise ConfigError(
-                f"privacy.budget.epsilon is {budget.epsilon:g}, but {settings.planned_releases(run.rounds)} replies of "
-                f"'{info.id}' cost epsilon {planned:.3g} at delta {budget.delta:g}; lower run.rounds, or raise the "
-                "budget or noise_multiplier (that of privacy.reply may be left out: it follows from the budget)"
-            )
+        _require_within_budget(experiment, planned_epsilon(experiment, info), f"'{info.id}'")
+
+
+def _require_within_budget(experiment: Experiment, planned: float | None, who: str) -> None:
+    settings, run = experiment.privacy, experiment.run
+    # who is drawn for some rounds may stay within; who is asked in all of them does not
+    if settings is None or settings.budget.epsilon is None or run.sampling.cohort is not None:
+        return
+    budget, limit = settings.budget, settings.budget.epsilon
+    if planned is not None and planned > limit * (1 + 1e-6):
+        raise ConfigError(
+            f"privacy.budget.epsilon is {limit:g}, but {settings.planned_releases(run.rounds)} replies of {who} cost "
+            f"epsilon {planned:.3g} at delta {budget.delta:g}; lower run.rounds, or raise the budget or "
+            "noise_multiplier (that of privacy.reply may be left out: it follows from the budget)"
+        )
 
 
 def planned_epsilon(experiment: Experiment, client: ClientInfo) -> float | None:

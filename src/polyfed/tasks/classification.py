@@ -146,6 +146,10 @@ class Classification(Task):
         return self
 
     @property
+    def compared(self) -> frozenset[str]:
+        return frozenset([self.modality] if self.modality else ())
+
+    @property
     def is_per_sample(self) -> bool:
         # which sample loses a modality is drawn for the batch
         return not self.separation and self.imputation.is_per_sample and not self.imputation.dropout

@@ -67,6 +67,10 @@ class Joint(Task):
         return frozenset.intersection(*(task.own_modalities for task in self.tasks))
 
     @property
+    def compared(self) -> frozenset[str]:
+        return frozenset[str]().union(*(task.compared for task in self.tasks))
+
+    @property
     def is_per_sample(self) -> bool:
         return all(task.is_per_sample for task in self.tasks)
 

@@ -86,6 +86,10 @@ class PairTask(Task):
         return 2
 
     @property
+    def compared(self) -> frozenset[str]:
+        return frozenset(self.between)
+
+    @property
     def primary(self) -> str:
         """``r1_sum``: R@1 summed over directions and protocols."""
         return "r1_sum"

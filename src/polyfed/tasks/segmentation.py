@@ -94,6 +94,10 @@ class Segmentation(Task):
         return ()  # masks are no labels of samples
 
     @property
+    def compared(self) -> frozenset[str]:
+        return frozenset([self.modality])
+
+    @property
     def is_per_sample(self) -> bool:
         return not self.dice_weight or self.dice_over == "picture"
 

@@ -41,6 +41,11 @@ class Task(Settings):
         """Modalities that the model encodes for the task itself, as names of classes: samples need not have them."""
         return frozenset()
 
+    @property
+    def compared(self) -> frozenset[str]:
+        """Modalities of the samples that the task names; it works with what there is of all others."""
+        return frozenset()
+
     @classmethod
     def shaping_settings(cls) -> tuple[str, ...]:
         """Settings by which two heads of this task differ: models that differ in one are never averaged whole."""

@@ -67,6 +67,10 @@ class VQA(Task):
         return value
 
     @property
+    def compared(self) -> frozenset[str]:
+        return frozenset(self.use or ())
+
+    @property
     def primary(self) -> str:
         """``accuracy``, or ``soft_accuracy`` where annotators' votes judge."""
         return "accuracy" if self.votes is None else "soft_accuracy"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -22,6 +22,8 @@ from polyfed.aggregation.averaging import Averaging, require_one_frozen
 from polyfed.aggregation.mean import GlobalModel, Update, WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
+from polyfed.models.adapters.layers import LoRA
+from polyfed.models.model import ModelSettings
 from polyfed.optim.servers import Models
 
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
@@ -237,16 +239,19 @@ class LowRankAveraging(Averaging):
                     new[own.offset] = old[own.offset] + left.to(old[own.offset])
         return new
 
+    def require_adapters(self, models: Sequence[tuple[str, ModelSettings]]) -> None:
+        """See ``Averaging``."""
+        adapters = [(name, one) for name, model in models for one in model.adapters if isinstance(one, LoRA)]
+        self._require_some(not models or bool(adapters))
+        for name, adapter in adapters:
+            self._require_fit(f"of '{name}'", has_offset=adapter.offset, dora=adapter.dora)
+
     def require(self, models: Mapping[str, GlobalModel]) -> None:
         require_one_frozen(models, _without_rank)
         for model in models.values():
-            names = factor_names(model.shapes)
-            if self.has_offset and any(own.offset not in model.shapes for own in names.values()):
-                raise ConfigError(
-                    f"algorithm.averaging '{self.component_name()}' adds to layers for good, and clients "
-                    f"{', '.join(model.clients[:3])} do not exchange that; set adapter.offset: true in their encoders"
-                )
-            self._require_plain(model)
+            has_offset = all(own.offset in model.shapes for own in factor_names(model.shapes).values())
+            dora = any("lora_magnitude_vector" in name for name in model.shapes)
+            self._require_fit(", ".join(model.clients[:3]), has_offset=has_offset, dora=dora)
         ranks = {
             (layer, model.shapes[own.a][0]): model.clients[:1]
             for model in models.values()
@@ -254,18 +259,26 @@ class LowRankAveraging(Averaging):
         }
         if self.needs_equal_ranks:
             self._require_equal(ranks)
-        if not ranks:
+        self._require_some(bool(ranks))
+
+    def _require_some(self, are_there: bool) -> None:
+        if not are_there:
             raise ConfigError(
                 f"algorithm.averaging is '{self.component_name()}', but no client's model has low-rank adapters; give "
                 "encoders 'hf' an adapter 'lora', or choose by_type"
             )
 
-    def _require_plain(self, model: GlobalModel) -> None:
-        """DoRA's change is no B A, so that only means of factors apply to it."""
-        if self.layer_mean is not FactorMean and any("lora_magnitude_vector" in name for name in model.shapes):
+    def _require_fit(self, clients: str, *, has_offset: bool, dora: bool) -> None:
+        if self.has_offset and not has_offset:
+            raise ConfigError(
+                f"algorithm.averaging '{self.component_name()}' adds to layers for good, and clients {clients} do not "
+                "exchange that; set adapter.offset: true in their encoders"
+            )
+        # DoRA's change is no B A, so that only means of factors apply to it
+        if self.layer_mean is not FactorMean and dora:
             raise ConfigError(
                 f"algorithm.averaging '{self.component_name()}' averages changes B A, and adapters of clients "
-                f"{', '.join(model.clients[:3])} have magnitudes besides; set adapter.dora: false, or choose fedit"
+                f"{clients} have magnitudes besides; set adapter.dora: false, or choose fedit"
             )
 
     def _require_equal(self, ranks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled, Rows
 from polyfed.aggregation.relations import relational_losses
-from polyfed.algorithms.algorithm import Server
+from polyfed.algorithms.algorithm import Plan, Server
 from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample, row_shares
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
@@ -43,13 +43,13 @@ class ServerTask(Settings):
             raise ValueError(f"epochs {self.epochs} has no effect with order joint; set those of the distiller")
         return self
 
-    def require(self, server: Server, public: PublicExchange) -> None:
+    def require(self, federation: Plan | Server, public: PublicExchange) -> None:
         """Check that the server can train its task on the public set.
 
         Raises:
             ConfigError: its classes are to be learnt, and the public set has none.
         """
-        if public.exchanges_scores and public.kind.labels(server, server.public_set) is None:
+        if public.exchanges_scores and not public.has_classes(federation):
             raise ConfigError(
                 "algorithm.task: the public set lacks the classes that the server is to learn; name their column under "
                 "the source's targets, or set algorithm.task=null"
@@ -253,8 +253,8 @@ def require_learning(
         raise ValueError("distiller.optimizer and .training have no effect with task.order joint; leave them out")
 
 
-def require_server(
-    server: Server,
+def require_parts(
+    plan: Plan,
     public: PublicExchange,
     teacher: Teacher,
     task: ServerTask | None,
@@ -262,17 +262,29 @@ def require_server(
     *,
     learns_parts: bool = False,
 ) -> None:
-    """Check all parts of a method against its server and clients.
+    """Check the settings of all parts of a method against those of the federation.
 
     Raises:
         ConfigError: one does not suit them.
     """
-    public.require(server, learns_parts=learns_parts)
+    public.require(plan, learns_parts=learns_parts)
     if task is not None:
-        task.require(server, public)
-    teacher.require(server, public)
+        task.require(plan, public)
+    teacher.require(plan, public)
     if distiller is not None:
         distiller.require(public)
+
+
+def require_server(server: Server, public: PublicExchange, teacher: Teacher, task: ServerTask | None) -> None:
+    """Check that the public set has what the parts of a method need.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    public.require_samples(server)
+    if task is not None:
+        task.require(server, public)
+    teacher.require_labels(server, public)
 
 
 def _on_all(server: Server, public: PublicExchange, targets: Mapping[str, Ensembled]) -> dict[str, Ensembled]:

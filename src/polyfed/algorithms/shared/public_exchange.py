@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
-from polyfed.algorithms.algorithm import Client, ClientInfo, Logits, Reply, Representations, Server
+from polyfed.algorithms.algorithm import Client, ClientInfo, Logits, Plan, Reply, Representations, Server
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
@@ -56,15 +56,29 @@ class PublicExchange(Settings):
     def exchanges_scores(self) -> bool:
         return isinstance(self.kind, LogitKind)
 
-    def require(self, server: Server, *, learns_parts: bool = False) -> None:
-        """Check that the public set is large enough, and that all participants have what crosses.
+    def require(self, plan: Plan, *, learns_parts: bool = False) -> None:
+        """Check that all participants have what crosses.
 
         Args:
-            server: of the run.
+            plan: of the federation.
             learns_parts: whether the method learns from public items without partner, and exchanges the gallery.
 
         Raises:
-            ConfigError: one of them is not so.
+            ConfigError: somebody has not, or some of what is public has no effect.
+        """
+        self.kind.require(plan)
+        if plan.public is not None and plan.public.further and (self.exchanges_scores or not learns_parts):
+            what = "exchanges scores" if self.exchanges_scores else "learns from pairs alone"
+            raise ConfigError(
+                f"public.unpaired and public.gallery have no effect: the method {what}; remove them, or choose one "
+                "that distils representations, such as creamfl or change_distillation"
+            )
+
+    def require_samples(self, server: Server) -> None:
+        """Check that the public set is large enough.
+
+        Raises:
+            ConfigError: it is not.
         """
         if len(server.public_set) < 2:
             raise ConfigError(
@@ -75,13 +89,12 @@ class PublicExchange(Settings):
                 f"algorithm.public.samples is {self.samples}, but the public set has {len(server.public_set)}; "
                 "lower it, or leave it out for all"
             )
-        self.kind.require(server)
-        if server.parts and (self.exchanges_scores or not learns_parts):
-            what = "exchanges scores" if self.exchanges_scores else "learns from pairs alone"
-            raise ConfigError(
-                f"public.unpaired and public.gallery have no effect: the method {what}; remove them, or choose one "
-                "that distils representations, such as creamfl or change_distillation"
-            )
+
+    def has_classes(self, federation: Plan | Server) -> bool:
+        """Whether the public set has the classes of the server's task: as settings say, or, of a server, as it is."""
+        if isinstance(federation, Plan):
+            return federation.public_has_classes
+        return self.kind.labels(federation, federation.public_set) is not None
 
     # ---- outputs of a participant, and how they cross
 

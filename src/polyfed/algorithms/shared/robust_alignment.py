@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import Client, ClientInfo, Reply, Server, Weights
+from polyfed.algorithms.algorithm import Client, ClientInfo, Plan, Reply, Server, Weights
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
@@ -126,29 +126,52 @@ class RobustWeights(Settings):
 
 
 def require_aligned(server: Server, method: str) -> None:
-    """Check that all clients have one model, with align modules for at least two modalities.
+    """Check that all clients have one model, with align modules.
 
     Raises:
         ConfigError: clients differ in architecture or task, or lack align modules.
     """
     if len(server.types) > 1:
-        raise ConfigError(
-            f"algorithm '{method}' trains one model, but there are clients of types {', '.join(server.types)}; give "
-            "all one architecture and task, and no other 'type'"
-        )
+        raise _several(method, server.types)
     kind = only_type(server)
     slots = {place.slot for place in server.blueprints[server.types[kind].architecture].places.values()}
     for modality in server.types[kind].modalities:
         if (modality, "aligner") not in slots:
+            raise _unaligned(method, modality)
+
+
+def require_alignable(plan: Plan, method: str) -> None:
+    """Check that all clients have at least two modalities, and one model with align modules, by their settings.
+
+    Raises:
+        ConfigError: somebody has not.
+    """
+    kinds = {model.architecture: name for name, model in plan.models()}
+    if len(kinds) > 1:
+        raise _several(method, kinds.values())
+    for _, model in plan.models():
+        if model.aligner is None:
+            raise _unaligned(method, next(iter(model.encoders)))
+    for client in plan.clients:
+        if len(client.modalities) < 2:
             raise ConfigError(
-                f"algorithm '{method}' needs an align module for '{modality}'; set aligner in clients' model (and in "
-                "server.model)"
+                f"algorithm '{method}' aligns modalities, and clients of '{client.group}' have only "
+                f"'{client.modalities[0]}'; give them pairs, or leave them to another method"
             )
-    if len(server.types[kind].modalities) < 2:
-        raise ConfigError(
-            f"algorithm '{method}' aligns modalities, and clients of '{kind}' have only "
-            f"'{server.types[kind].modalities[0]}'; give them pairs, or leave them to another method"
-        )
+
+
+def _several(method: str, types: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"algorithm '{method}' trains one model, but there are clients of types {', '.join(types)}; give all one "
+        "architecture and task, and no other 'type'"
+    )
+
+
+def _unaligned(method: str, modality: str) -> ConfigError:
+    return ConfigError(
+        f"algorithm '{method}' needs an align module for '{modality}'; set aligner in clients' model (and in "
+        "server.model)"
+    )
 
 
 def only_type(server: Server) -> str:

@@ -16,7 +16,7 @@ from polyfed.aggregation.alignment import Alignment
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import Evidence, Weighting
 from polyfed.aggregation.weightings.by_client import Count, Mean
-from polyfed.algorithms.algorithm import Reply, Server
+from polyfed.algorithms.algorithm import Plan, Reply, Server
 from polyfed.algorithms.shared.instruments import Judge, mean_norms
 from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample
 from polyfed.core.errors import ConfigError, nearest
@@ -64,29 +64,37 @@ class Teacher(Settings):
         """Whether it needs but the mean of the clients' rows by sample count."""
         return type(self.weights) is Count and self.alignment is None and not self.judge_clients
 
-    def require(self, server: Server, public: PublicExchange) -> None:
+    def require(self, plan: Plan, public: PublicExchange) -> None:
         """Check that the settings suit the clients and what crosses.
 
         Raises:
             ConfigError: they do not.
         """
-        groups = {client.group for client in server.clients}
-        for name in {*(self.groups or ())} - groups:
+        groups = {client.group for client in plan.clients}
+        for name in {*(self.groups or ())} - groups if groups else ():
             raise ConfigError(f"algorithm.teacher.groups: no clients are called '{name}'; {nearest(name, groups)}")
         if public.exchanges_scores:
-            self._require_scores(server, public)
-        elif self.weights.needs_partner and len(server.modalities) < 2:
+            self._require_scores()
+            self.require_labels(plan, public)
+        elif self.weights.needs_partner and len(plan.server_modalities) < 2:
             raise ConfigError(
                 f"algorithm.teacher.weights '{self.weights.component_name()}' contrasts modalities, but server.model "
-                f"encodes {list(server.modalities)}; add an encoder, or choose mean or sed"
+                f"encodes {plan.server_modalities}; add an encoder, or choose mean or sed"
             )
 
-    def _require_scores(self, server: Server, public: PublicExchange) -> None:
+    def _require_scores(self) -> None:
         given = [key for key in ("renormalise", "alignment", "judge_clients") if getattr(self, key)]
         given += [f"weights.{key}" for key in ("mask_siblings", "include_self") if getattr(self.weights, key, False)]
         if given:
             raise ConfigError(f"algorithm.teacher.{given[0]} is of representations, but scores cross; leave it out")
-        if self.weights.needs_labels and public.kind.labels(server, server.public_set) is None:
+
+    def require_labels(self, federation: Plan | Server, public: PublicExchange) -> None:
+        """Check that the public set has the classes by which scores are weighed.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        if public.exchanges_scores and self.weights.needs_labels and not public.has_classes(federation):
             raise ConfigError(
                 f"algorithm.teacher.weights '{self.weights.component_name()}' weighs scores by the true class, which "
                 "the public set lacks; name its column under the source's targets, or choose mean or variance"

@@ -87,6 +87,15 @@ class Questions(Source):
             raise ValueError(f"target '{taken[0]}' is what this source makes of the answers; name yours otherwise")
         return self
 
+    @property
+    def target_names(self) -> tuple[str, ...] | None:
+        inner, votes = self.of.target_names, (VOTES,) if self.several == "majority" else ()
+        return None if inner is None else (*inner, ANSWER, KIND, PRIOR, KIND_PRIOR, *votes)
+
+    def most_items(self, split: str, name: str) -> int | None:
+        """See ``Source``."""
+        return self.of.most_items(split, name)
+
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
         """Open one split; reads the training questions and answers."""
         inner = self._inner(split, name, data_dir)

@@ -61,6 +61,11 @@ class Scenes(TableSource):
         default=0.0, ge=0, le=1, description="how far colours and contrast are moved from the domain's own"
     )
 
+    def most_items(self, split: str, name: str) -> int:
+        """See ``Source``."""
+        there = self.recipe(split, name).count
+        return min(there, self.first.get(split, there))
+
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The table of one split; no picture is drawn until the image or mask column is read."""
         recipe = self.recipe(split, name)

@@ -20,6 +20,7 @@ from polyfed.lab.studies.study import Overrides, Point, Study, point_label
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.preflight import require_settings
 from polyfed.runs.twins import with_groups
 
 FIGURES = "figures.json"
@@ -139,13 +140,13 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
         base = settings.base or study.base
         content = read_config(base) if isinstance(base, str) else base
         known = _expanded(content, overrides)
-        experiment = Experiment.load(content, [f"{path}={json.dumps(value)}" for path, value in known.items()])
+        experiment = Experiment.read(content, [f"{path}={json.dumps(value)}" for path, value in known.items()])
         resolved = experiment.model_dump(mode="json")
         if settings.groups is not None:
             resolved = with_groups(resolved, settings.groups)
         if settings.twin is None:
             return _simulated(Experiment.parse(resolved))
-        return _simulated(Experiment.load({**resolved, "twin": settings.twin.model_dump(mode="json")}))
+        return _simulated(Experiment.read({**resolved, "twin": settings.twin.model_dump(mode="json")}))
     except ConfigError as error:
         at = f" at {point_label(point)}" if point else ""
         raise ConfigError(f"row '{row}'{at}: {error}") from error
@@ -157,7 +158,7 @@ def _simulated(experiment: Experiment) -> Experiment:
     if engine.is_deployed:
         raise ConfigError("run.engine is a deployment, whose sites are not asked for cells; set run.engine to local")
     engine.require()
-    experiment.algorithm.require(has_public=experiment.public is not None, has_server=experiment.server is not None)
+    require_settings(experiment)
     return experiment
 
 

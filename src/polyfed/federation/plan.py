@@ -1,0 +1,220 @@
+"""What settings alone say of a federation, and what of it cannot be: told before any data are opened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.data.source import Column, Split
+from polyfed.federation.client import SERVER, ClientInfo
+from polyfed.federation.data import require_drawable, require_named_columns, sample_views
+from polyfed.federation.membership import member_ids, require_enough_items
+from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
+from polyfed.federation.types import head_name
+from polyfed.models.model import ModelSettings
+from polyfed.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A federation as its settings describe it; methods check theirs against it.
+
+    Attributes:
+        data: the sources.
+        public: the public set, if there is one.
+        server: the server's model, task and data, if it has any.
+        groups: group name -> its clients, of those whose settings are known here.
+        rounds: of the run.
+        clients: everybody there; before a run those of ``groups``, with no samples counted yet.
+    """
+
+    data: DataSettings
+    public: PublicSettings | None
+    server: ServerSettings | None
+    groups: Mapping[str, GroupSettings]
+    rounds: int = 1
+    clients: tuple[ClientInfo, ...] = ()
+
+    @property
+    def server_modalities(self) -> list[str]:
+        return [] if self.server is None else list(sample_views(self.server.model, self.server.task))
+
+    @property
+    def public_has_classes(self) -> bool:
+        """Whether the public set has those of the server's task; true where only the data say."""
+        if self.public is None or self.server is None:
+            return False
+        there = self.data.sources[self.public.source].target_names
+        return there is None or set(self.server.task.class_targets) <= set(there)
+
+    def models(self) -> Iterator[tuple[str, ModelSettings]]:
+        """The settings of clients' models, each with the name of its group."""
+        return ((name, model) for name, group in self.groups.items() for model in group.models)
+
+    # ---- what cannot be
+
+    def require(self) -> None:
+        """Check that what the settings name is there, that widths are equal, and that items are enough where counted.
+
+        Raises:
+            ConfigError: it is not so.
+            DataError: a source has no such split.
+        """
+        _require_names(self.groups)
+        for key, source, split in self._splits():
+            if source not in self.data.sources:
+                raise ConfigError(
+                    f"{key}: source '{source}' is not in data.sources; {nearest(source, self.data.sources)}"
+                )
+            self._most(source, split)
+        for name, group in self.groups.items():
+            _require_public(name, group, self.public)
+        for where, task, model, source in self._learners():
+            self._require_columns(where, task, model, source)
+        self._require_learnable_parts()
+        self._require_equal_width()
+        self._require_items()
+
+    def _splits(self) -> Iterator[tuple[str, str, str]]:
+        """Key of a setting, and the source and split that it names."""
+        if self.public is not None:
+            yield "public", self.public.source, self.public.split
+        if self.server is not None:
+            yield "server", self.server.source, self.server.test_split
+            if self.server.validation_split is not None:
+                yield "server", self.server.source, self.server.validation_split
+        for name, group in self.groups.items():
+            yield f"clients.{name}", group.source, group.split
+            if group.test_split is not None:
+                yield f"clients.{name}", group.source, group.test_split
+            if group.also is not None and group.also.source is not None:
+                yield f"clients.{name}.also", group.also.source, group.also.split
+
+    def _learners(self) -> Iterator[tuple[str, Task, ModelSettings, str]]:
+        if self.server is not None:
+            yield "server", self.server.task, self.server.model, self.server.source
+        for name, model in self.models():
+            yield f"clients.{name}", self.groups[name].task, model, self.groups[name].source
+
+    def _require_columns(self, where: str, task: Task, model: ModelSettings, source: str) -> None:
+        """Check that a task has its modalities and targets, and that the source has what the model encodes."""
+        encoded, columns = sample_views(model, task), self.data.sources[source].columns
+        for modality in task.compared - encoded.keys():
+            raise ConfigError(
+                f"{where}.task '{task.component_name()}' needs '{modality}', and the model there encodes "
+                f"{list(encoded)}; add an encoder, or give another task"
+            )
+        for modality in [name for name in encoded if columns and name not in columns]:
+            raise ConfigError(
+                f"{where}: data.sources.{source}.columns has no '{modality}', which a model encodes; it has: "
+                f"{', '.join(columns)}"
+            )
+        there = self.data.sources[source].target_names
+        for target in [name for name in task.class_targets if name not in task.target_views]:
+            if there is not None and target not in there:
+                raise ConfigError(
+                    f"{where}.task '{task.component_name()}': target '{target}' is not among those of "
+                    f"data.sources.{source} {sorted(there)}; set target, or name its column under the source's targets"
+                )
+
+    def _require_learnable_parts(self) -> None:
+        if self.public is not None and (columns := self.data.sources[self.public.source].columns):
+            require_named_columns(self.public, columns)
+        unpaired = {} if self.public is None or self.server is None else self.public.unpaired
+        for modality in [name for name in unpaired if name not in self.server_modalities]:
+            raise ConfigError(
+                f"public.unpaired.{modality} is {unpaired[modality]}, but server.model has no "
+                f"'{modality}' encoder to learn from them with; {nearest(modality, self.server_modalities)}"
+            )
+
+    def _require_equal_width(self) -> None:
+        widths = {f"clients.{name}": model.dim for name, model in self.models()}
+        if self.server is not None:
+            widths["server"] = self.server.model.dim
+        if self.public is not None and len(set(widths.values())) > 1:
+            low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
+            raise ConfigError(
+                f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
+                f"'{high}' has {widths[high]}"
+            )
+
+    # ---- counts of items, of sources whose settings say how many there are
+
+    def _most(self, source: str, split: str) -> int | None:
+        return self.data.sources[source].most_items(split, source)
+
+    def _require_items(self) -> None:
+        if self.public is not None and (most := self._most(self.public.source, self.public.split)) is not None:
+            require_drawable(self.public, most)
+        if self.server is not None:
+            most = self._most(self.server.source, self.server.test_split)
+            if most is not None and most < (self.server.expected_test_items or 0):
+                raise unexpected_test_items(self.server, most)
+        for name, group in self.groups.items():
+            self._require_dealt(name, group, group.items == "public")
+            if group.also is not None:
+                self._require_dealt(f"{name}.also", group.additional(self.public), group.also.public)
+
+    def _require_dealt(self, name: str, group: GroupSettings, public: bool) -> None:
+        """Check that a group's items, where they are counted, suffice for its clients and their partition."""
+        there = self._items_for(group, public)
+        items = group.items if isinstance(group.items, int) else there
+        if there is not None:
+            require_enough_items(name, group, there)
+        try:
+            group.partition.require(group.count, items)
+        except ConfigError as error:
+            raise ConfigError(f"clients.{name}.{error}") from error
+
+    def _items_for(self, group: GroupSettings, public: bool) -> int | None:
+        """Items that a group may deal out at most, private or public ones; None: only the data say how many."""
+        most = self._most(group.source, group.split)
+        if self.public is None or not group.is_of(self.public):
+            return most
+        if public:
+            return self.public.items
+        return None if most is None else most - (self.public.items or 0) - self.public.further
+
+
+def planned_clients(groups: Mapping[str, GroupSettings]) -> tuple[ClientInfo, ...]:
+    """The clients that groups will have, in client order; architectures are by source, as only data name classes."""
+    clients: list[ClientInfo] = []
+    for name, group in groups.items():
+        head = head_name(group.task, Split(group.source, group.split, (), {}, {}, {}, _unread), group.type)
+        kinds = [(tuple(sample_views(model, group.task)), f"{model.architecture}/{head}") for model in group.models]
+        for k, client in enumerate(member_ids(name, group.count)):
+            modalities, kind = kinds[k % len(kinds)]
+            clients.append(ClientInfo(client, name, modalities, group.task.component_name(), 0, kind))
+    return tuple(clients)
+
+
+def _unread(column: str) -> Column:
+    raise LookupError(f"column '{column}' of data that are only planned")
+
+
+def unexpected_test_items(server: ServerSettings, count: int) -> ConfigError:
+    return ConfigError(
+        f"server.expected_test_items is {server.expected_test_items}, but '{server.source}' {server.test_split} has "
+        f"{count} items; recalls would be of another gallery than they are named after; provide that split, or set "
+        f"server.expected_test_items={count} and adapt server.task.folds"
+    )
+
+
+def _require_names(groups: Mapping[str, GroupSettings]) -> None:
+    """Check that no two clients have one name: 'a' with two clients and 'a-0' with one make two clients 'a-0'."""
+    everybody = Counter(client for name, group in groups.items() for client in member_ids(name, group.count))
+    for client in [client for client, times in everybody.items() if times > 1]:
+        raise ConfigError(f"two clients are called '{client}'; rename one of the groups under 'clients'")
+    if SERVER in everybody:
+        raise ConfigError(f"clients.{SERVER}: a client cannot be called '{SERVER}'; rename the group")
+
+
+def _require_public(name: str, group: GroupSettings, public: PublicSettings | None) -> None:
+    """Check that there are public items where a group is to hold some."""
+    if group.items == "public" and (public is None or not group.is_of(public)):
+        what = f"the public set is not of '{group.source}' {group.split}" if public else "there is no public set"
+        raise ConfigError(f"clients.{name}.items is public, but {what}; give a number, or leave it out")
+    if group.also is not None and group.also.public and public is None:
+        raise ConfigError(f"clients.{name}.also is public, but there is no public set; add a 'public' section")
