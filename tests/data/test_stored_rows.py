@@ -2,12 +2,17 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from polyfed.core.activity import heard_by
 from polyfed.core.errors import DataError
@@ -151,6 +156,19 @@ def test_what_another_process_computes_is_waited_for_which_is_told(tmp_path: Pat
         other.stdout.readline()
         with heard_by(heard):
             assert rows(np.array([0, 4])).tolist() == doubled([0, 4])
-    waiting = "waiting for another process that is encoding numbers"
+    waiting = f"waiting for another process that is encoding numbers ('{tmp_path / 'a.npy'}')"
     assert heard.told == [("encoding numbers", 0, 6), (waiting, 0, 0)]
     assert compute.calls[-1] == [0, 1, 2, 3, 4, 5]
+
+
+def test_who_waits_for_another_processs_lock_says_for_which(tmp_path: Path) -> None:
+    told: list[str] = []
+    listener = SimpleNamespace(preparing=lambda what, done, total: told.append(what))
+    lock = FileLock(tmp_path / "a.lock")
+    with lock, heard_by(listener), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(copy_context().run, rows_at(tmp_path / "a.npy", Counting()).require, np.arange(2))
+        while not told:
+            time.sleep(0.001)
+        assert told[0] == f"waiting for another process, which holds the lock '{tmp_path / 'a.lock'}'"
+        lock.release()
+        waiting.result()

@@ -6,6 +6,7 @@ import io
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,7 @@ from polyfed.runs.events import (
     Callback,
     ClientDone,
     ClientStarted,
+    Event,
     Incident,
     Measured,
     Preparing,
@@ -76,14 +78,55 @@ def test_plain_progress_is_one_line_a_round_and_event():
     ]
 
 
-def test_plain_progress_names_a_preparation_once_if_it_takes_long():
-    target, stream = console(terminal=False)
-    times = iter(range(100))
-    progress = PlainProgress(target, now=lambda: float(next(times)))
-    progress.handle(Preparing("reading a", 0, 0))
-    for done in range(10):
-        progress.handle(Preparing("decoding pictures", 100 * done, 2000))
-    assert stream.getvalue() == "decoding pictures: 400 of 2,000 ...\n"
+def lines_by_second(*told: tuple[int, Event], until: int) -> list[tuple[int, str]]:
+    """Lines of a log, with the second at which each was printed; events at some seconds."""
+    (target, stream), clock, lines = console(terminal=False), [0.0], list[tuple[int, str]]()
+    progress = PlainProgress(target, now=lambda: clock[0])
+    progress._watch = Thread()  # this clock is looked at by hand
+    for second in range(until + 1):
+        clock[0] = float(second)
+        for event in [event for when, event in told if when == second]:
+            progress.handle(event)
+        progress.look()
+        lines += [(second, line) for line in stream.getvalue().splitlines()[len(lines) :]]
+    return lines
+
+
+def test_a_log_tells_of_a_long_preparation_soon_and_then_every_ten_seconds():
+    decoding = [(second, Preparing("decoding pictures", 100 * second, 2000)) for second in range(1, 20)]
+    waiting = Preparing("waiting for another process, which holds the lock 'a.lock'")
+    assert lines_by_second((0, Preparing("reading a")), *decoding, (20, waiting), until=35) == [
+        (3, "decoding pictures: 300 of 2,000 ... 2.00 s"),
+        (13, "decoding pictures: 1,300 of 2,000 ... 12 s"),
+        (23, "waiting for another process, which holds the lock 'a.lock' ... 3.00 s"),
+        (33, "waiting for another process, which holds the lock 'a.lock' ... 13 s"),
+    ]
+
+
+def test_a_log_is_silent_for_ten_seconds_at_most_while_a_round_goes_on():
+    training = [(second, Working("image-0", "fit", second, 30)) for second in range(2, 12)]
+    evaluation = (12, Working("server", "test", 0, 0))  # of which no more is told
+    told = (0, RunStarted("run", 2, 1)), (1, RoundStarted(1, ["image-0"])), *training, evaluation
+    assert lines_by_second(*told, (25, RoundComplete(1, 24.0)), until=30) == [
+        (0, "run: 2 rounds, 1 clients"),
+        (10, "round 1/2: image-0: fit: 10 of 30 ... 8.00 s"),
+        (20, "round 1/2: server: test ... 8.00 s"),
+        (25, "round 1/2  24 s  1/1 clients  24 s left"),
+    ]
+
+
+def test_the_clock_of_a_log_is_looked_at_while_nothing_is_told(monkeypatch):
+    monkeypatch.setattr("polyfed.reporting.progress._LOOK", 0.001)
+    (target, stream), clock = console(terminal=False), [0.0]
+    progress = PlainProgress(target, now=lambda: clock[0])
+    progress.handle(Preparing("building the model of the server"))
+    clock[0] = 60.0
+    for _ in range(1000):
+        if stream.getvalue():
+            break
+        time.sleep(0.001)
+    progress.close()
+    assert stream.getvalue() == "building the model of the server ... 1:00\n"
 
 
 def test_plain_progress_of_a_resumed_run():

@@ -7,14 +7,14 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from polyfed.core.activity import prepared, preparing
@@ -98,7 +98,7 @@ class StoredRows:
                 if shape[0] == 0:
                     return np.zeros(shape, np.float16)
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self._lock:
+                with self._lock():
                     known = self._opened()
                     known = self._begun(shape) if known is None else known
         return known
@@ -137,13 +137,22 @@ class StoredRows:
     def _beside(self, suffix: str) -> Path:
         return self.path.with_suffix(suffix)
 
-    @property
-    def _lock(self) -> FileLock:
-        return FileLock(self._beside(".lock"))
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        lock = FileLock(self._beside(".lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            preparing(f"waiting for another process, which holds the lock '{lock.lock_file}'")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _finish(self) -> None:
         there = self._beside(".there")
-        with self._lock:
+        with self._lock():
             if there.exists() and np.fromfile(there, np.uint8).all():
                 self._beside(".rows").replace(self.path)
                 there.unlink()
@@ -155,7 +164,7 @@ class StoredRows:
         counted = prepared(f"encoding {self.what}", groups, total, size=len(groups[0]) * self.block)
         others = [group for group in counted if not self._is_computed(group)]
         if others:
-            preparing(f"waiting for another process that is encoding {self.what}")
+            preparing(f"waiting for another process that is encoding {self.what} ('{self.path}')")
         while others:
             time.sleep(_WAIT)
             others = [group for group in others if not self._is_computed(group)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock, Thread
 
 from rich.console import Console
 from rich.live import Live
@@ -25,6 +25,8 @@ from polyfed.runs.events import Callback
 from polyfed.runs.records import PACE, SERVER, RunRecords
 
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
+_SILENCE = 10.0  # seconds without a line, at most
+_LOOK = 0.5  # seconds between two looks at the clock
 _HIGHEST, _HEADER = 20, 3  # lines of the picture, and of one that has only a header
 _MOST_METRICS = 4  # of a participant, in a line
 
@@ -52,7 +54,8 @@ class FolderLine(Callback):
 
 
 class PlainProgress(Callback):
-    """Prints one line for each round and event, for log files and pipes."""
+    """Prints one line for each round and event, and what goes on where none was printed for ten seconds; for log files
+    and pipes."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -60,31 +63,62 @@ class PlainProgress(Callback):
         self._state = RunState()
         self._metrics: dict[tuple[str, str], events.Metrics] = {}  # of the round
         self._cohort = self._excluded = 0
-        self._preparation, self._due = "", math.inf
+        self._part, self._far, self._began, self._due = "", "", now(), math.inf
+        self._lock, self._closed = RLock(), Event()  # what takes long may tell nothing: a thread of its own looks
+        self._watch: Thread | None = None
 
     def handle(self, event: events.Event) -> None:
+        with self._lock:
+            self._handle(event)
+        if self._watch is None:
+            self._watch = Thread(target=self._look, daemon=True)
+            self._watch.start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def look(self) -> None:
+        """Say what goes on if that is due: which part, how far, and for how long."""
+        with self._lock:
+            if self._part and self._now() >= self._due:
+                number = f"round {self._state.round}/{self._state.rounds}: " if self._state.rounds else ""
+                self._tell(f"{number}{self._part}{self._far} ... {duration(self._now() - self._began)}")
+
+    def _look(self) -> None:
+        while not self._closed.wait(_LOOK):
+            self.look()
+
+    def _handle(self, event: events.Event) -> None:
         self._state.handle(event)
         match event:
             case events.Preparing(what, done, total):
-                self._prepare(what, f"{what}: {done:,} of {total:,} ..." if total else f"{what} ...")
+                self._goes_on(what, done, total)
+            case events.Working(participant, what, done, total):
+                self._goes_on(f"{participant}: {what}", done, total)
+            case events.ClientStarted(client, step):
+                self._goes_on(f"{client}: {step}")
             case events.RunStarted() | events.Incident():
                 self._excluded += isinstance(event, events.Incident) and event.incident == "client_excluded"
-                _print_line(self._console, event_line(event))
+                self._tell(event_line(event))
             case events.RoundStarted(_, cohort):
                 self._metrics, self._cohort, self._excluded = {}, len(cohort), 0
             case events.Measured(_, participant, kind, metrics):
                 self._metrics[participant, kind] = metrics
             case events.RoundComplete(number, seconds) if seconds is not None:
-                _print_line(self._console, "  ".join(self._round_parts(number, seconds)))
+                self._tell("  ".join(self._round_parts(number, seconds)))
             case events.RunComplete(folder):
+                self._part = ""
                 self._console.print(outcome_of(folder))
 
-    def _prepare(self, what: str, line: str) -> None:
-        if what != self._preparation:
-            self._preparation, self._due = what, self._now() + _LONG_PREPARATION
-        elif self._now() > self._due:
-            self._due = math.inf
-            _print_line(self._console, line)
+    def _goes_on(self, part: str, done: int = 0, total: int = 0) -> None:
+        self._far = f": {done:,} of {total:,}" if total else ""
+        if part != self._part:
+            silent_until = self._now() + (_SILENCE if self._state.rounds else _LONG_PREPARATION)
+            self._part, self._began, self._due = part, self._now(), min(self._due, silent_until)
+
+    def _tell(self, line: str) -> None:
+        self._due = self._now() + _SILENCE
+        _print_line(self._console, line)
 
     def _round_parts(self, number: int, seconds: float) -> Iterator[str]:
         yield f"round {number}/{self._state.rounds}"

@@ -39,7 +39,6 @@ from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import layers_of, portable_content, read_layers
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import read_config as read_config
-from polyfed.runs.preflight import require_settings
 from polyfed.runs.sink import Sink
 from polyfed.runs.summary import summary
 from polyfed.runs.twins import TwinSettings, twin_content
@@ -179,6 +178,8 @@ class Experiment(Settings):
                 experiment that has no such twin, or settings that do not fit each other or the method.
             DataError: a source has no such split.
         """
+        from polyfed.runs.preflight import require_settings  # which knows attacks: sites must not import it
+
         experiment = cls.read(source, overrides)
         require_settings(experiment)
         return experiment

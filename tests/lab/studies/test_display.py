@@ -26,12 +26,16 @@ def progress(done: int = 0, activity: str = "") -> Progress:
 
 def test_a_line_whenever_a_cell_is_done() -> None:
     assert shown((0, progress()), (1, progress()), (2, progress(1)), (50, progress(1))) == [
-        "0/4 | creamfl, seed 0 (2/6)",
-        "1/4 | creamfl, seed 0 (2/6)",
+        "0/4 | creamfl, seed 0 (2/6) | 0.00 s so far",
+        "1/4 | creamfl, seed 0 (2/6) | 2.00 s so far",
+        "1/4 | creamfl, seed 0 (2/6) | 50 s so far",
     ]
 
 
-def test_what_cells_prepare_is_told_every_ten_seconds_at_most() -> None:
+def test_what_goes_on_is_told_every_ten_seconds() -> None:
     texts = [f"encoding cifar100: {number},000 of 24,000" for number in range(1, 6)]
     seen = [(4.0 * number, progress(0, text)) for number, text in enumerate(texts)]
-    assert shown(*seen, (90, progress(0, texts[-1]))) == [f"0/4 | creamfl, seed 0 ({texts[at]})" for at in (0, 3, 4)]
+    assert shown(*seen, (26, progress(0, texts[-1]))) == [
+        f"0/4 | creamfl, seed 0 ({texts[at]}) | {seconds} so far"
+        for at, seconds in ((0, "0.00 s"), (3, "12 s"), (4, "26 s"))
+    ]

@@ -14,13 +14,13 @@ from rich.progress import Progress as Bars
 from polyfed.lab.studies.runner import Progress
 from polyfed.reporting.tables import duration
 
-_EVERY = 10.0  # seconds between two lines about what cells prepare
+_EVERY = 10.0  # seconds between two lines where no cell is done
 
 
 class StudyDisplay:
     """A bar of all cells with those that run beside it.
 
-    Without a terminal: a line whenever a cell is done, and, while one prepares something, every ten seconds at most.
+    Without a terminal: a line whenever a cell is done, and else every ten seconds.
     """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class StudyDisplay:
             transient=True,
         )
         self._task = self._bars.add_task("cells", total=None, text="")
-        self._told, self._activities, self._when = -1, "", now()
+        self._told, self._began, self._when = -1, now(), now()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -48,7 +48,7 @@ class StudyDisplay:
 
     def __call__(self, progress: Progress) -> None:
         """Show it."""
-        text = " | ".join(_parts(progress))
+        text = " | ".join([*_parts(progress), f"{duration(self._now() - self._began)} so far"])
         if self._console.is_terminal:
             total = progress.done + progress.failed + progress.left
             self._bars.update(self._task, total=total, completed=progress.done + progress.failed, text=text)
@@ -56,11 +56,10 @@ class StudyDisplay:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _is_news(self, progress: Progress) -> bool:
-        told, activities = progress.done + progress.failed, "".join(each.activity for each in progress.running.values())
-        is_late = self._now() - self._when >= _EVERY
-        if told == self._told and not (activities and activities != self._activities and is_late):
+        told, is_late = progress.done + progress.failed, self._now() - self._when >= _EVERY
+        if told == self._told and not is_late:
             return False
-        self._told, self._activities, self._when = told, activities, self._now()
+        self._told, self._when = told, self._now()
         return True
 
 
