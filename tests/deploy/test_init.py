@@ -24,7 +24,7 @@ from polyfed.runs.experiment import Experiment, merged
 
 
 def create(folder: Path, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Path]:
-    return create_federation(folder, Experiment.load(settings or experiment_settings()), ["fl.example.org"], **options)
+    return create_federation(folder, Experiment.read(settings or experiment_settings()), ["fl.example.org"], **options)
 
 
 def test_there_is_a_folder_for_the_server_and_every_group(tmp_path: Path) -> None:

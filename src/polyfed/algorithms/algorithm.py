@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort, Reply, ReplyCheck, each, noted
-from polyfed.federation.plan import Plan
+from polyfed.federation.plan import FederationPlan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
@@ -27,12 +27,12 @@ __all__ = [
     "Client",
     "ClientInfo",
     "Cohort",
+    "FederationPlan",
     "Lifetime",
     "LocalEpochs",
     "LocalSteps",
     "LocalTraining",
     "Logits",
-    "Plan",
     "Reply",
     "ReplyCheck",
     "Representations",
@@ -210,7 +210,7 @@ class Algorithm(Settings):
         """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
         return Reply(weights=client.weights, slots=encode_places(places(client.model)))
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """Check that the federation suits the method, by settings alone: when an experiment is loaded, and once more
         when the clients are there.
 

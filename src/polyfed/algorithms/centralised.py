@@ -14,10 +14,10 @@ from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     LocalSteps,
-    Plan,
     Reply,
     Server,
     Weights,
@@ -51,7 +51,7 @@ class Centralised(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; the data of no type are spread over several clients."""
         super().require(plan)
         _require_pooled(plan.clients)

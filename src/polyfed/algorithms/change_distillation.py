@@ -15,8 +15,8 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
-    Plan,
     Reply,
     Representations,
     Server,
@@ -138,7 +138,7 @@ class ChangeDistillation(Algorithm):
         """
         require_server(server, self.public, self.teacher, self.task)
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; distances suit what crosses, and clients are asked in some round."""
         super().require(plan)
         require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)

@@ -16,8 +16,8 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
-    Plan,
     Reply,
     Representations,
     Server,
@@ -182,7 +182,7 @@ class CreamFL(Algorithm):
         """
         require_server(server, self.public, self.teacher, self.task)
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
         if len(plan.server_modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:

@@ -16,9 +16,9 @@ from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
     Cohort,
+    FederationPlan,
     LocalEpochs,
     LocalSteps,
-    Plan,
     Reply,
     ReplyCheck,
     Representations,
@@ -106,7 +106,7 @@ class CreamFLAveraged(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         if len(plan.server_modalities) < 2:
             raise ConfigError(

@@ -15,8 +15,8 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
-    Plan,
     Reply,
     Representations,
     Server,
@@ -112,7 +112,7 @@ class FedAFD(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
 

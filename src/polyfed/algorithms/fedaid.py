@@ -14,11 +14,11 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     LocalSteps,
     LocalTraining,
-    Plan,
     Reply,
     Server,
     Weights,
@@ -196,7 +196,7 @@ class FedAID(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         require_alignable(plan, self.component_name())
 

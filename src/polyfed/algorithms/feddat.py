@@ -14,10 +14,10 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     LocalSteps,
-    Plan,
     Reply,
     Server,
     WeightAveraging,
@@ -90,7 +90,7 @@ class FedDAT(Algorithm):
         """
         server.share_weights(self.averaging)
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; every client's task gives scores."""
         super().require(plan)
         for client in plan.clients:

@@ -15,11 +15,11 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     LocalSteps,
     LocalTraining,
-    Plan,
     Reply,
     Server,
     WeightAveraging,
@@ -92,7 +92,7 @@ class FedDPA(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         if self.fine_tuning is not None and self.fine_tuning.rounds >= plan.rounds:
             raise ConfigError(

@@ -12,11 +12,11 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     LocalSteps,
     LocalTraining,
-    Plan,
     Reply,
     Server,
     Weights,
@@ -138,7 +138,7 @@ class FedDRA(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         require_alignable(plan, self.component_name())
 

@@ -21,10 +21,10 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     Logits,
-    Plan,
     Reply,
     ReplyCheck,
     Representations,
@@ -144,7 +144,7 @@ class FedET(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         require_parts(plan, self.public, self.teacher, self.task, self.distiller)
 

@@ -19,9 +19,9 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     Logits,
-    Plan,
     Reply,
     Representations,
     Server,
@@ -124,7 +124,7 @@ class FedGEMS(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         self.public.require(plan)
         self._require_classes(plan)
@@ -145,7 +145,7 @@ class FedGEMS(Algorithm):
         self._require_classes(server)
         self.teacher.require_labels(server, self.public)
 
-    def _require_classes(self, federation: Plan | Server) -> None:
+    def _require_classes(self, federation: FederationPlan | Server) -> None:
         if self.public.exchanges_scores and not self.public.has_classes(federation):
             raise ConfigError(
                 "algorithm fedgems with public.form: scores asks who is right, but the public set has no classes; name "

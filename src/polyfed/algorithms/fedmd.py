@@ -14,9 +14,9 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     Logits,
-    Plan,
     Reply,
     Representations,
     Server,
@@ -132,14 +132,14 @@ class FedMD(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
         if self.digest is not None:
             self.digest.require(self.public)
         self._require_labelled(plan)
 
-    def _require_labelled(self, federation: Plan | Server) -> None:
+    def _require_labelled(self, federation: FederationPlan | Server) -> None:
         labelled = self.public.exchanges_scores and self.public.has_classes(federation)
         if self.first_public is not None and not labelled:
             raise ConfigError(

@@ -16,9 +16,9 @@ from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Cohort,
+    FederationPlan,
     Lifetime,
     Logits,
-    Plan,
     Reply,
     Representations,
     Server,
@@ -119,7 +119,7 @@ class FedMKD(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         self.public.require(plan)
         if self.task is not None:

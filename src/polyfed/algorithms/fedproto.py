@@ -25,10 +25,10 @@ from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     LocalSteps,
-    Plan,
     Reply,
     Server,
     client_query,
@@ -101,7 +101,7 @@ class FedProto(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; the groups that share a class space are there."""
         super().require(plan)
         groups = {client.group for client in plan.clients}

@@ -19,10 +19,10 @@ from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
     Cohort,
+    FederationPlan,
     Lifetime,
     LocalEpochs,
     LocalSteps,
-    Plan,
     Reply,
     Server,
     WeightAveraging,
@@ -97,7 +97,7 @@ class RCSR(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; the clients have two modalities between them."""
         super().require(plan)
         names = _modalities(plan.clients)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm, Cohort, Plan, Server
+from polyfed.algorithms.algorithm import Algorithm, Cohort, FederationPlan, Server
 
 
 class ServerOnly(Algorithm):
@@ -27,7 +27,7 @@ class ServerOnly(Algorithm):
     def epochs_a_round(self) -> int:
         return max(1, self.server_epochs)
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; a server that only evaluates needs no public set."""
         if self.server_epochs or plan.server is None:
             super().require(plan)

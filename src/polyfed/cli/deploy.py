@@ -38,7 +38,7 @@ def init(
     from polyfed.deploy.init import SERVER_FOLDER, create_federation, uses_rosters
     from polyfed.runs.experiment import Experiment
 
-    experiment = Experiment.load(source)
+    experiment = Experiment.read(source)
     made = create_federation(folder, experiment, host or [], port=port, superlink_port=superlink_port, keys=keys)
     for name, path in made.items():
         typer.echo(f"{'server' if name == SERVER_FOLDER else 'site'}: {path}")

@@ -197,9 +197,9 @@ class Source(Settings):
         return None
 
     @property
-    def target_names(self) -> tuple[str, ...] | None:
-        """Targets of all splits; None where only the data say."""
-        return None
+    def target_names(self) -> tuple[str, ...]:
+        """Targets of all splits."""
+        return tuple(self.targets)
 
     @property
     def column_names(self) -> dict[str, str]:

@@ -106,10 +106,6 @@ class TableSource(Source):
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The table of one split; arguments and errors are those of ``open``."""
 
-    @property
-    def target_names(self) -> tuple[str, ...] | None:
-        return tuple(self.targets)
-
     def most_items(self, split: str, name: str) -> int | None:
         """See ``Source``."""
         return self.first.get(split)

@@ -18,7 +18,7 @@ from polyfed.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Plan:
+class FederationPlan:
     """A federation as its settings describe it; methods check theirs against it.
 
     Attributes:
@@ -43,11 +43,10 @@ class Plan:
 
     @property
     def public_has_classes(self) -> bool:
-        """Whether the public set has those of the server's task; true where only the data say."""
+        """Whether the public set has those of the server's task."""
         if self.public is None or self.server is None:
             return False
-        there = self.data.sources[self.public.source].target_names
-        return there is None or set(self.server.task.class_targets) <= set(there)
+        return set(self.server.task.class_targets) <= set(self.data.sources[self.public.source].target_names)
 
     def models(self) -> Iterator[tuple[str, ModelSettings]]:
         """The settings of clients' models, each with the name of its group."""
@@ -73,6 +72,7 @@ class Plan:
             _require_public(name, group, self.public)
         for where, task, model, source in self._learners():
             self._require_columns(where, task, model, source)
+            self._require_targets(where, task, source)
         self._require_learnable_parts()
         self._require_equal_width()
         self._require_items()
@@ -99,7 +99,7 @@ class Plan:
             yield f"clients.{name}", self.groups[name].task, model, self.groups[name].source
 
     def _require_columns(self, where: str, task: Task, model: ModelSettings, source: str) -> None:
-        """Check that a task has its modalities and targets, and that the source has what the model encodes."""
+        """Check that a task has its modalities, and that the source has what the model encodes."""
         encoded, columns = sample_views(model, task), self.data.sources[source].columns
         for modality in task.compared - encoded.keys():
             raise ConfigError(
@@ -111,13 +111,14 @@ class Plan:
                 f"{where}: data.sources.{source}.columns has no '{modality}', which a model encodes; it has: "
                 f"{', '.join(columns)}"
             )
+
+    def _require_targets(self, where: str, task: Task, source: str) -> None:
         there = self.data.sources[source].target_names
-        for target in [name for name in task.class_targets if name not in task.target_views]:
-            if there is not None and target not in there:
-                raise ConfigError(
-                    f"{where}.task '{task.component_name()}': target '{target}' is not among those of "
-                    f"data.sources.{source} {sorted(there)}; set target, or name its column under the source's targets"
-                )
+        for target in [name for name in task.class_targets if name not in (*there, *task.target_views)]:
+            raise ConfigError(
+                f"{where}.task '{task.component_name()}': target '{target}' is not among those of "
+                f"data.sources.{source} {sorted(there)}; set target, or name its column under the source's targets"
+            )
 
     def _require_learnable_parts(self) -> None:
         if self.public is not None and (columns := self.data.sources[self.public.source].columns):

@@ -21,7 +21,7 @@ from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
 from polyfed.federation.membership import Assignment, ItemShare, Member, Membership, joined
-from polyfed.federation.plan import Plan, unexpected_test_items
+from polyfed.federation.plan import FederationPlan, unexpected_test_items
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
@@ -53,7 +53,7 @@ class Population:
         bundles: Path | None = None,
         add_modules: Callable[[Model], None] = lambda model: None,
     ) -> None:
-        Plan(data, public, server, groups).require()
+        FederationPlan(data, public, server, groups).require()
         self.server, self.groups, self.seed = server, groups, seed
         self.data = OpenedData(data, seed, bundles, lambda: {} if self.public is None else self.public.columns())
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)

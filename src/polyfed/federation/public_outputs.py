@@ -17,7 +17,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import SERVER, ClientInfo
 from polyfed.federation.participant import Participant
-from polyfed.federation.plan import Plan
+from polyfed.federation.plan import FederationPlan
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.task import Task
@@ -65,7 +65,7 @@ class RepresentationKind:
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return known
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """Raise nothing: everybody has representations."""
 
 
@@ -124,7 +124,7 @@ class LogitKind:
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {}
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: FederationPlan) -> None:
         """Check that server and clients classify.
 
         Raises:

@@ -26,7 +26,7 @@ from polyfed.runs.records import PACE, SERVER, RunRecords
 
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
 _SILENCE = 10.0  # seconds without a line, at most
-_LOOK = 0.5  # seconds between two looks at the clock
+_LOOK = 0.2  # seconds between two looks at the clock
 _HIGHEST, _HEADER = 20, 3  # lines of the picture, and of one that has only a header
 _MOST_METRICS = 4  # of a participant, in a line
 

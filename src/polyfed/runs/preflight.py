@@ -11,7 +11,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.plan import Plan, planned_clients
+from polyfed.federation.plan import FederationPlan, planned_clients
 from polyfed.federation.population import Population
 from polyfed.optim.settings import Schedule
 from polyfed.runs.pacing import require_pace, require_paced_clients
@@ -75,13 +75,13 @@ def preflight_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -
     require_cohorts(experiment, clients)
 
 
-def _plan(experiment: Experiment) -> Plan:
+def _plan(experiment: Experiment) -> FederationPlan:
     groups = experiment.clients
     sections = experiment.data, experiment.public, experiment.server, groups
-    return Plan(*sections, experiment.run.rounds, planned_clients(groups))
+    return FederationPlan(*sections, experiment.run.rounds, planned_clients(groups))
 
 
-def _require_planned(experiment: Experiment, plan: Plan) -> None:
+def _require_planned(experiment: Experiment, plan: FederationPlan) -> None:
     """Check what of the checks by who there is can be known before."""
     _require_drawn(experiment, plan.clients)
     for attack in experiment.run.attackers:

@@ -40,7 +40,7 @@ def test_the_command_writes_nothing(cli: Cli, tiny: dict[str, Any], tmp_path: Pa
     assert "7 rounds" in out
     assert "parameters" in out
     assert not Path("runs").exists()
-    wrong = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}}"
+    wrong = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}, targets: {label: label}}"
     code, _, err = cli("run", tmp_path / "tiny.yaml", "--dry-run", "--set", wrong)
     assert code == 2
     assert "source 'private': path 'nowhere' is relative and no data folder is set" in err

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled, Rows
 from polyfed.aggregation.relations import relational_losses
-from polyfed.algorithms.algorithm import Plan, Server
+from polyfed.algorithms.algorithm import FederationPlan, Server
 from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample, row_shares
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
@@ -43,7 +43,7 @@ class ServerTask(Settings):
             raise ValueError(f"epochs {self.epochs} has no effect with order joint; set those of the distiller")
         return self
 
-    def require(self, federation: Plan | Server, public: PublicExchange) -> None:
+    def require(self, federation: FederationPlan | Server, public: PublicExchange) -> None:
         """Check that the server can train its task on the public set.
 
         Raises:
@@ -254,7 +254,7 @@ def require_learning(
 
 
 def require_parts(
-    plan: Plan,
+    plan: FederationPlan,
     public: PublicExchange,
     teacher: Teacher,
     task: ServerTask | None,

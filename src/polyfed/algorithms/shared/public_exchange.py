@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
-from polyfed.algorithms.algorithm import Client, ClientInfo, Logits, Plan, Reply, Representations, Server
+from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Logits, Reply, Representations, Server
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
@@ -56,7 +56,7 @@ class PublicExchange(Settings):
     def exchanges_scores(self) -> bool:
         return isinstance(self.kind, LogitKind)
 
-    def require(self, plan: Plan, *, learns_parts: bool = False) -> None:
+    def require(self, plan: FederationPlan, *, learns_parts: bool = False) -> None:
         """Check that all participants have what crosses.
 
         Args:
@@ -90,9 +90,9 @@ class PublicExchange(Settings):
                 "lower it, or leave it out for all"
             )
 
-    def has_classes(self, federation: Plan | Server) -> bool:
+    def has_classes(self, federation: FederationPlan | Server) -> bool:
         """Whether the public set has the classes of the server's task: as settings say, or, of a server, as it is."""
-        if isinstance(federation, Plan):
+        if isinstance(federation, FederationPlan):
             return federation.public_has_classes
         return self.kind.labels(federation, federation.public_set) is not None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import Client, ClientInfo, Plan, Reply, Server, Weights
+from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Reply, Server, Weights
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
@@ -140,7 +140,7 @@ def require_aligned(server: Server, method: str) -> None:
             raise _unaligned(method, modality)
 
 
-def require_alignable(plan: Plan, method: str) -> None:
+def require_alignable(plan: FederationPlan, method: str) -> None:
     """Check that all clients have at least two modalities, and one model with align modules, by their settings.
 
     Raises:

@@ -16,7 +16,7 @@ from polyfed.aggregation.alignment import Alignment
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import Evidence, Weighting
 from polyfed.aggregation.weightings.by_client import Count, Mean
-from polyfed.algorithms.algorithm import Plan, Reply, Server
+from polyfed.algorithms.algorithm import FederationPlan, Reply, Server
 from polyfed.algorithms.shared.instruments import Judge, mean_norms
 from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample
 from polyfed.core.errors import ConfigError, nearest
@@ -64,7 +64,7 @@ class Teacher(Settings):
         """Whether it needs but the mean of the clients' rows by sample count."""
         return type(self.weights) is Count and self.alignment is None and not self.judge_clients
 
-    def require(self, plan: Plan, public: PublicExchange) -> None:
+    def require(self, plan: FederationPlan, public: PublicExchange) -> None:
         """Check that the settings suit the clients and what crosses.
 
         Raises:
@@ -88,7 +88,7 @@ class Teacher(Settings):
         if given:
             raise ConfigError(f"algorithm.teacher.{given[0]} is of representations, but scores cross; leave it out")
 
-    def require_labels(self, federation: Plan | Server, public: PublicExchange) -> None:
+    def require_labels(self, federation: FederationPlan | Server, public: PublicExchange) -> None:
         """Check that the public set has the classes by which scores are weighed.
 
         Raises:

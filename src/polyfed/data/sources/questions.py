@@ -88,9 +88,9 @@ class Questions(Source):
         return self
 
     @property
-    def target_names(self) -> tuple[str, ...] | None:
-        inner, votes = self.of.target_names, (VOTES,) if self.several == "majority" else ()
-        return None if inner is None else (*inner, ANSWER, KIND, PRIOR, KIND_PRIOR, *votes)
+    def target_names(self) -> tuple[str, ...]:
+        votes = (VOTES,) if self.several == "majority" else ()
+        return (*self.of.target_names, ANSWER, KIND, PRIOR, KIND_PRIOR, *votes)
 
     def most_items(self, split: str, name: str) -> int | None:
         """See ``Source``."""

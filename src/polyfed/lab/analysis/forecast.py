@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+from polyfed.core.activity import preparing
 from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
 from polyfed.lab.analysis.cost import Cost, RoundCosts, round_costs
@@ -14,7 +15,7 @@ from polyfed.reporting.tables import TextTable, count, duration, mib
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import SERVER
 
-_TRIED = 3  # rounds: some methods let the server, or clients by themselves, begin
+_TRIED = 3  # rounds: some methods let clients begin by themselves
 _DRAWN = 200  # rounds whose cohorts are drawn at most; the mean over more is the same
 
 
@@ -37,7 +38,9 @@ class Forecast:
         Raises:
             PolyfedError: something does not fit, or a client fails.
         """
-        for number in range(1, min(_TRIED, experiment.run.rounds) + 1):
+        first = min(experiment.algorithm.rounds_without_clients + 1, experiment.run.rounds)
+        for number in range(first, min(first + _TRIED - 1, experiment.run.rounds) + 1):
+            preparing(f"measuring round {number} of one client of each kind")
             measured = round_costs(experiment, number, operations=False)
             if any(cost.moved("down") + cost.moved("up") for cost in measured.costs):
                 break
