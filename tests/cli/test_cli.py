@@ -21,7 +21,7 @@ from polyfed.runs.session import Session
 from polyfed.runs.tuning import TwinSearch
 
 Cli = Callable[..., tuple[int, str, str]]
-NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}}"
+NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}, targets: {label: label}}"
 Started = list[tuple[Path, Experiment]]
 
 
