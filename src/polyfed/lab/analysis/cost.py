@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyfed.core.brevity import cut_short
 from polyfed.core.device import cpu_threads, resolve_device
 from polyfed.core.errors import ExchangeError
 from polyfed.core.memory import PeakMemory
@@ -179,7 +180,9 @@ class _Metered:
             yield answer
 
 
-def round_costs(experiment: Experiment, number: int = 1, *, operations: bool = True) -> RoundCosts:
+def round_costs(
+    experiment: Experiment, number: int = 1, *, operations: bool = True, brief: float | None = None
+) -> RoundCosts:
     """Measure a round in which one client of each kind takes part, in a temporary folder.
 
     The round is run twice where operations are counted, which takes time and memory of its own.
@@ -188,6 +191,7 @@ def round_costs(experiment: Experiment, number: int = 1, *, operations: bool = T
         experiment: its settings; the engine is this process, whatever it says.
         number: the round; those before are run as well, with the same clients.
         operations: whether they are counted; else they are 0.
+        brief: seconds after which passes of training are cut short, and their rest reckoned; None: they are not.
 
     Raises:
         PolyfedError: something does not fit, or a client fails.
@@ -197,8 +201,8 @@ def round_costs(experiment: Experiment, number: int = 1, *, operations: bool = T
     device = resolve_device(run.device)
     with cpu_threads(run.threads):
         # first, so that what is decoded once is in the cache when the clock runs
-        counted = _measured(experiment, number, _Meter(True, device)) if operations else None
-        timed = _measured(experiment, number, _Meter(False, device))
+        counted = _measured(experiment, number, _Meter(True, device), brief) if operations else None
+        timed = _measured(experiment, number, _Meter(False, device), brief)
     flops, work = counted.meter.flops if counted else {}, timed.meter
     costs = [
         Cost(
@@ -207,15 +211,16 @@ def round_costs(experiment: Experiment, number: int = 1, *, operations: bool = T
             samples=client.samples,
             size=timed.sizes[client.id],
             flops=flops.get(client.id, 0),
-            seconds=work.seconds.get(client.id, 0.0),
+            seconds=work.seconds.get(client.id, 0.0) + timed.left_out.get(client.id, 0.0),
             memory=work.memory.get(client.id),
             bytes=bytes_by_kind(timed.ledger, client.id),
         )
         for client in timed.clients
     ]
+    measured = sum(work.seconds.get(client.id, 0.0) for client in timed.clients)
     own = (
         flops.get(SERVER, 0) - sum(cost.flops for cost in costs),
-        work.seconds[SERVER] - sum(cost.seconds for cost in costs),
+        work.seconds[SERVER] - measured + timed.left_out.get(SERVER, 0.0),
     )
     server = Cost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
     name = experiment.algorithm.component_name()
@@ -224,16 +229,17 @@ def round_costs(experiment: Experiment, number: int = 1, *, operations: bool = T
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that was measured: who is there, who took part, sizes of models, and what crossed."""
+    """A round that was measured: who is there, who took part, sizes of models, what crossed, and seconds left out."""
 
     meter: _Meter
     everybody: tuple[ClientInfo, ...]
     clients: tuple[ClientInfo, ...]
     sizes: dict[str, ModelSize]
     ledger: Ledger
+    left_out: dict[str, float]
 
 
-def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
+def _measured(experiment: Experiment, number: int, meter: _Meter, brief: float | None) -> _Round:
     with tempfile.TemporaryDirectory() as folder:
         session = Session(experiment, RunFolder(Path(folder)), "cost")
         session.require_sound()
@@ -243,12 +249,13 @@ def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
         experiment.algorithm.setup(session.server)
         for at in range(1, number + 1):
             engine.meter = meter if at == number else idle
-            ledger = one_round(session, at, engine.meter.of(SERVER))
+            with cut_short(brief) as brevity:
+                ledger = one_round(session, at, engine.meter.of(SERVER))
         clients, population = one_of_each(session.server.clients), session.federation
         sizes = {client.id: ModelSize.of(population.client_model(population.members[client.id])) for client in clients}
         if session.server.has_model:
             sizes[SERVER] = ModelSize.of(session.server.model)
-    return _Round(meter, session.server.clients, clients, sizes, ledger)
+    return _Round(meter, session.server.clients, clients, sizes, ledger, brevity.left_out)
 
 
 def one_round(session: Session, number: int, around: AbstractContextManager[None]) -> Ledger:

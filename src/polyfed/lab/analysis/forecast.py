@@ -16,6 +16,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import SERVER
 
 _TRIED = 3  # rounds: some methods let clients begin by themselves
+_BRIEF = 0.5  # seconds that a participant's passes of one kind of training are measured for
 _DRAWN = 200  # rounds whose cohorts are drawn at most; the mean over more is the same
 
 
@@ -41,7 +42,7 @@ class Forecast:
         first = min(experiment.algorithm.rounds_without_clients + 1, experiment.run.rounds)
         for number in range(first, min(first + _TRIED - 1, experiment.run.rounds) + 1):
             preparing(f"measuring round {number} of one client of each kind")
-            measured = round_costs(experiment, number, operations=False)
+            measured = round_costs(experiment, number, operations=False, brief=_BRIEF)
             if any(cost.moved("down") + cost.moved("up") for cost in measured.costs):
                 break
         return cls(experiment, measured)
@@ -97,7 +98,8 @@ class Forecast:
         ]
         notes = [
             f"From round {self.measured.round} of one client of each kind on {self.measured.device}, just run; "
-            "both are without evaluation, time is also without what engines do side by side.",
+            f"what takes longer than {_BRIEF} s in training is reckoned from its first steps. Both are without "
+            "evaluation, time is also without what engines do side by side.",
         ]
         return [
             TextTable(

@@ -1,0 +1,75 @@
+"""Training cut short where only its time is wanted, and the rest reckoned from what was measured: a forecast's."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+_FEWEST = 3  # parts that a rate is taken from
+
+
+@dataclass
+class Brevity:
+    """How long passes may take, and what that leaves out.
+
+    Attributes:
+        seconds: of all passes of one name of one participant; each has one part at least.
+        left_out: participant -> seconds that the parts which were left out would have taken.
+    """
+
+    seconds: float
+    left_out: dict[str, float] = field(default_factory=dict)
+    _measured: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    _occupied: bool = False
+
+    def of(self, participant: str, what: str, parts: Iterable[_T], total: int, device: torch.device) -> Iterator[_T]:
+        """The first parts of a pass of ``total``; passes within it are its own and stay as they are."""
+        if self._occupied:
+            yield from parts
+            return
+        self._occupied = True
+        count, taken = self._measured.get((participant, what), (0, 0.0))
+        is_first, done, last = not count, 0, time.perf_counter()
+        try:
+            for done, part in enumerate(parts, start=1):
+                yield part
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                now = time.perf_counter()
+                if done > 1 or not is_first:  # the very first makes much ready
+                    count, taken = count + 1, taken + now - last
+                last = now
+                if count >= _FEWEST and taken >= self.seconds:
+                    break
+        finally:
+            self._occupied = False
+        self._measured[participant, what] = count, taken
+        if done < total and count:
+            self.left_out[participant] = self.left_out.get(participant, 0.0) + (total - done) * taken / count
+
+
+_BREVITY: ContextVar[Brevity | None] = ContextVar("brevity", default=None)
+
+
+@contextlib.contextmanager
+def cut_short(seconds: float | None) -> Iterator[Brevity]:
+    """Training passes within the block, in this thread, end after so many seconds; None: when they end."""
+    brevity = Brevity(float("inf") if seconds is None else seconds)
+    token = _BREVITY.set(None if seconds is None else brevity)
+    try:
+        yield brevity
+    finally:
+        _BREVITY.reset(token)
+
+
+def shortened(participant: str, what: str, parts: Iterable[_T], total: int, device: torch.device) -> Iterable[_T]:
+    """The parts of a training pass, fewer where it is ``cut_short``."""
+    brevity = _BREVITY.get()
+    return parts if brevity is None else brevity.of(participant, what, parts, total, device)
