@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from polyfed.core.files import write_atomically
+from polyfed.lab.studies.drawings import Drawing
 from polyfed.lab.studies.evidence import PaperEvidence, evidence_table
+from polyfed.lab.studies.figures import draw_study
 from polyfed.lab.studies.ledger import ledger, ledger_text
 from polyfed.lab.studies.records import (
     StudyRecord,
@@ -27,12 +29,14 @@ from polyfed.lab.studies.records import (
     record_text,
     records,
 )
-from polyfed.lab.studies.results import RESULTS, STUDY
+from polyfed.lab.studies.results import RESULTS, STUDY, Results
 from polyfed.lab.studies.session import CELLS
 from polyfed.lab.studies.study_files import folder_name
+from polyfed.reporting.figures import svg_text
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path("docs/results")
+GAINS, GAIN = Path("docs/images/gains.svg"), "leaderboard-scarce"  # the README's picture, and the study that it shows
 BEGIN, END = "made by: make pages", "end of what make pages makes"
 _MARKS: Mapping[str, tuple[str, str]] = {".md": ("<!-- ", " -->\n"), ".yml": ("      # ", "\n")}
 
@@ -94,10 +98,15 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
 
 
 def pictures(root: Path = ROOT) -> dict[Path, str]:
-    """Path of each map -> SVG; another version of matplotlib may place texts otherwise."""
-    return {
-        root / HOME / name: text for record in records(root / HOME) for name, text in record_pictures(record).items()
-    }
+    """Path of each map, and of the README's picture -> SVG; another version of matplotlib may place texts otherwise."""
+    recorded = records(root / HOME)
+    maps = {root / HOME / name: text for record in recorded for name, text in record_pictures(record).items()}
+    return maps | {root / GAINS: _gains(record.results) for record in recorded if record.name == GAIN and record.results}
+
+
+def _gains(results: Results) -> str:
+    """What each row gains over the first, with its interval."""
+    return svg_text(draw_study(results, Drawing(column="R@1 sum", minus=True), HOME), results.study.title)
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ def test_the_pages_are_those_of_the_records() -> None:
     assert not stale, "make pages"
     home = pages.ROOT / pages.HOME
     assert {path.name for path in home.glob("*.md")} == {record.page for record in records(home)}
-    assert {*home.glob("*.svg")} == {*pages.pictures()}
+    assert {*home.glob("*.svg"), pages.ROOT / pages.GAINS} == {*pages.pictures()}
 
 
 @pytest.fixture
