@@ -106,7 +106,7 @@ def _draw_bars(axes: Axes, results: Results, drawing: Drawing, point: Point) -> 
     colours = [colour for colour, _ in zip(cycle(COLOURS), rows, strict=False)]
     axes.bar(range(len(rows)), heights, yerr=reach, color=colours, capsize=3)
     axes.set_xticks(
-        range(len(rows)), rows, rotation=20 if len(rows) > 3 else 0, ha="right" if len(rows) > 3 else "center"
+        range(len(rows)), rows, rotation=35 if len(rows) > 3 else 0, ha="right" if len(rows) > 3 else "center"
     )
 
 
