@@ -101,7 +101,8 @@ def pictures(root: Path = ROOT) -> dict[Path, str]:
     """Path of each map, and of the README's picture -> SVG; another version of matplotlib may place texts otherwise."""
     recorded = records(root / HOME)
     maps = {root / HOME / name: text for record in recorded for name, text in record_pictures(record).items()}
-    return maps | {root / GAINS: _gains(record.results) for record in recorded if record.name == GAIN and record.results}
+    shown = [record.results for record in recorded if record.name == GAIN and record.results]
+    return {**maps, root / GAINS: _gains(shown[0])} if shown else maps
 
 
 def _gains(results: Results) -> str:

@@ -22,7 +22,7 @@ def item(row):
     return {"image": picture, **texts, **{name: int(row[name]) for name in DISEASES}}
 
 
-with open("studies.csv", encoding="utf-8") as file:
+with Path("studies.csv").open(encoding="utf-8") as file:
     rows = list(csv.DictReader(file))
 Path("data/studies").mkdir(parents=True)
 for split in ("train", "validation", "test"):

@@ -70,3 +70,8 @@ def test_the_studies_that_pages_have_one_run_are_there() -> None:
     }
     assert {"knowledge", "demo", "papers/fedaid-t2"} <= named
     assert named <= {*study_files()}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_loads(file: Path) -> None:
+    Experiment.load(str(file))
