@@ -167,7 +167,7 @@ def test_who_waits_for_another_processs_lock_says_for_which(tmp_path: Path) -> N
     lock = FileLock(tmp_path / "a.lock")
     with lock, heard_by(listener), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(copy_context().run, rows_at(tmp_path / "a.npy", Counting()).require, np.arange(2))
-        while not told:
+        while not told and not waiting.done():
             time.sleep(0.001)
         assert told[0] == f"waiting for another process, which holds the lock '{tmp_path / 'a.lock'}'"
         lock.release()
