@@ -17,7 +17,8 @@ def test_a_study_from_file_to_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
-    rows = {"tiny": {}, "wrong": {"set": {"data.sources.scenes.train": 8}, "main": False}}
+    nowhere = {"data.sources.scenes.columns": {"image": "image", "text": "nowhere"}}  # which only the data tell
+    rows = {"tiny": {}, "wrong": {"set": nowhere, "main": False}}
     Path("mine.yaml").write_text(yaml.safe_dump(tiny_study(rows=rows, claims={"primary": ["tiny > wrong on r1"]})))
     assert main(["study", "run", "mine.yaml", "--seeds", "1", "--jobs", "1"]) == 1
     printed = capsys.readouterr()
