@@ -54,7 +54,7 @@ def test_the_commands_are_seen() -> None:
     assert {"README.md", "ten-minutes.md", "fedaid.md", "fedcola.md", "vqa.md"} <= places
 
 
-@pytest.mark.parametrize(("place", "preset", "settings"), of_presets())
+@pytest.mark.parametrize(("place", "preset", "settings"), list(of_presets()))
 def test_what_a_page_has_one_run_loads(
     monkeypatch: pytest.MonkeyPatch, place: str, preset: str, settings: list[str]
 ) -> None:
