@@ -33,7 +33,7 @@ def compare(preset: str, rounds: int) -> None:
         finished = polyfed.run(experiment, Path(folder) / "run", quiet=True)
         seconds = sum(finished.to_pandas("rounds")["seconds"].dropna())
     harness.report(
-        preset, ratio=forecast.seconds * rounds / seconds, against="run", dry_run=dry, run=seconds, rounds=rounds
+        preset, ratio=forecast.total_seconds / seconds, against="run", dry_run=dry, run=seconds, rounds=rounds
     )
 
 

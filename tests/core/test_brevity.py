@@ -43,6 +43,13 @@ def test_passes_within_a_pass_are_its_own(clock: list[float]) -> None:
     assert brevity.left_out == {"client": 6 * 0.5}
 
 
+def test_passes_within_a_whole_pass_are_whole_too(clock: list[float]) -> None:
+    with cut_short(0.25) as brevity:
+        for _ in shortened("client", "task", range(10), 10, CPU, whole=True):
+            assert run(clock, 4, 0.125, "contrast") == 4
+    assert brevity.left_out == {}
+
+
 def test_passes_are_whole_otherwise(clock: list[float]) -> None:
     with cut_short(None) as brevity:
         assert run(clock, 100, 9.0) == 100

@@ -209,3 +209,10 @@ def test_missing_training_split_and_columns_are_named(folder: Path):
 def test_settings_that_contradict_themselves(folder: Path, settings: dict[str, object], message: str):
     with pytest.raises(ValidationError, match=message):
         source(folder, **settings)
+
+
+def test_the_targets_that_settings_tell_are_those_of_an_open_split(tmp_path: Path) -> None:
+    folder = write(tmp_path / "qa", train=TRAIN, test=TEST)
+    for own in ({}, {"place": "number"}):
+        made = source(folder, targets=own)
+        assert set(made.target_names) == set(made.open("train", name="qa", data_dir=None).targets)

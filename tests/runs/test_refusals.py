@@ -307,7 +307,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
             ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),
             # how clients are trained
-            ({"clients.image.training.schedule": {"warmup": 2}}, r"schedule\.warmup is 2, but run\.rounds is 2"),
+            ({"clients.image.training.schedule": {"warmup": 3}}, r"schedule\.warmup is 3, but run\.rounds is 2"),
             (_optimized(kind="sgd", betas=[0.8, 0.9]), "betas has no effect with kind: sgd"),
             (_optimized(kind="sgd", eps=1e-6), "eps has no effect with kind: sgd"),
             (_optimized(kind="sgd", momentum=0.0, nesterov=True), "nesterov has no effect with momentum: 0"),
@@ -415,7 +415,13 @@ REFUSED_LATER: list[tuple[str, str, Config, Config, str]] = [
         {"clients.image": GONE, "clients.paired": GONE, "server": GONE},
         r"text-0, text-1 cannot: .* at least two patches$",
     ),
-    (ROUND, "nothing random in a view", tiny(name="fedema", task_weight=0.0), {}, "there is nothing to train"),
+    (
+        ROUND,
+        "FedEMA, where nothing random is in a view",
+        tiny(name="fedema", task_weight=0.0),
+        {},
+        "there is nothing to train",
+    ),
 ]
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 

@@ -223,11 +223,17 @@ class Algorithm(Settings):
             raise ConfigError(f"algorithm '{self.component_name()}' needs a server model; add a 'server' section")
         if isinstance(averaging := getattr(self, "averaging", None), Averaging):
             averaging.require_adapters(list(plan.models()))
-        for name, model in plan.models() if self.needs_adapter else ():
-            if not any(adapter.component_name() == self.needs_adapter for adapter in model.adapters):
+        if self.needs_adapter:
+            self._require_adapter(plan)
+
+    def _require_adapter(self, plan: FederationPlan) -> None:
+        for group, model in plan.models():
+            names = [adapter.component_name() for adapter in model.adapters]
+            # what code outside polyfed makes of a model is seen once it is built
+            if self.needs_adapter not in names and not any("." in name for name in names):
                 raise ConfigError(
                     f"algorithm '{self.component_name()}' trains adapters '{self.needs_adapter}', and a model of "
-                    f"clients.{name} has none; give an encoder 'hf' of it one, or choose fedavg"
+                    f"clients.{group} has none; give an encoder 'hf' of it one, or choose fedavg"
                 )
 
     def require_task(self, where: str, task: Task) -> None:

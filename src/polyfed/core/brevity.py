@@ -29,30 +29,36 @@ class Brevity:
     _measured: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     _occupied: bool = False
 
-    def of(self, participant: str, what: str, parts: Iterable[_T], total: int, device: torch.device) -> Iterator[_T]:
-        """The first parts of a pass of ``total``; passes within it are its own and stay as they are."""
+    def of(
+        self, participant: str, what: str, parts: Iterable[_T], total: int, device: torch.device, *, whole: bool
+    ) -> Iterator[_T]:
+        """The first parts of a pass of ``total``, or the ``whole``; passes within it stay as they are."""
         if self._occupied:
             yield from parts
             return
-        self._occupied = True
-        count, taken = self._measured.get((participant, what), (0, 0.0))
-        is_first, done, last = not count, 0, time.perf_counter()
+        self._occupied, done, count, taken, began = True, 0, 0, 0.0, time.perf_counter()
         try:
-            for done, part in enumerate(parts, start=1):
+            for part in parts:
                 yield part
+                done += 1
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 now = time.perf_counter()
-                if done > 1 or not is_first:  # the very first makes much ready
-                    count, taken = count + 1, taken + now - last
-                last = now
-                if count >= _FEWEST and taken >= self.seconds:
+                count, taken = self._known(participant, what, now - began)
+                began = now
+                if not whole and count >= _FEWEST and taken >= self.seconds:
                     break
         finally:
             self._occupied = False
-        self._measured[participant, what] = count, taken
         if done < total and count:
             self.left_out[participant] = self.left_out.get(participant, 0.0) + (total - done) * taken / count
+
+    def _known(self, participant: str, what: str, seconds: float) -> tuple[int, float]:
+        """How many parts were measured, and for how long, with one more; the very first makes much ready."""
+        key = participant, what
+        count, taken = self._measured.get(key, (-1, 0.0))
+        self._measured[key] = count + 1, taken + seconds if count >= 0 else 0.0
+        return self._measured[key]
 
 
 _BREVITY: ContextVar[Brevity | None] = ContextVar("brevity", default=None)
@@ -69,7 +75,9 @@ def cut_short(seconds: float | None) -> Iterator[Brevity]:
         _BREVITY.reset(token)
 
 
-def shortened(participant: str, what: str, parts: Iterable[_T], total: int, device: torch.device) -> Iterable[_T]:
-    """The parts of a training pass, fewer where it is ``cut_short``."""
+def shortened(
+    participant: str, what: str, parts: Iterable[_T], total: int, device: torch.device, *, whole: bool = False
+) -> Iterable[_T]:
+    """The parts of a training pass, fewer where it is ``cut_short`` and may be: a ``whole`` one never is."""
     brevity = _BREVITY.get()
-    return parts if brevity is None else brevity.of(participant, what, parts, total, device)
+    return parts if brevity is None else brevity.of(participant, what, parts, total, device, whole=whole)

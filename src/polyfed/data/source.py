@@ -197,9 +197,9 @@ class Source(Settings):
         return None
 
     @property
-    def target_names(self) -> tuple[str, ...]:
-        """Targets of all splits."""
-        return tuple(self.targets)
+    def target_names(self) -> tuple[str, ...] | None:
+        """Targets of all splits; None: only the data tell, as where ``open`` makes its own."""
+        return tuple(self.targets) or None
 
     @property
     def column_names(self) -> dict[str, str]:

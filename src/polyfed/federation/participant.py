@@ -166,7 +166,7 @@ class Participant:
     def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int, *, whole: bool = False) -> Iterator[_T]:
         epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
         what = _unnumbered(purpose)
-        parts = batches if whole else shortened(self.name, what, batches, a_pass, self.device)
+        parts = shortened(self.name, what, batches, a_pass, self.device, whole=whole)
         return passed(self.name, what, parts, epochs * a_pass, before=epoch * a_pass)
 
     def exchanged_index(self, count: int | None = None) -> Tensor:
@@ -186,13 +186,20 @@ class Participant:
         return self.public_set.subset(self.exchanged_index(count))
 
     def public_batches(
-        self, purpose: str, size: int, *, augment: bool = False, samples: Samples | None = None
+        self,
+        purpose: str,
+        size: int,
+        *,
+        augment: bool = False,
+        samples: Samples | None = None,
+        wanted: int | None = None,
     ) -> Iterator[Batch]:
-        """One shuffled pass over public samples (None: all), in the evaluation view unless ``augment``; no batch of
-        one sample."""
+        """One shuffled pass over public samples (None: all), or its first ``wanted`` batches, in the evaluation view
+        unless ``augment``; no batch of one sample."""
         chosen, stream = samples or self.public_set, self.generator(purpose)
         order = torch.randperm(len(chosen), generator=stream)
-        for start in self._counted(range(0, len(order), size), purpose, math.ceil(len(order) / size)):
+        starts = range(0, len(order), size)[:wanted]
+        for start in self._counted(starts, purpose, len(starts)):
             index = order[start : start + size]
             if len(index) > 1:
                 yield chosen.batch(index, stream if augment else None).to(self.device)

@@ -43,10 +43,11 @@ class FederationPlan:
 
     @property
     def public_has_classes(self) -> bool:
-        """Whether the public set has those of the server's task."""
+        """Whether the public set has those of the server's task, as far as settings say."""
         if self.public is None or self.server is None:
             return False
-        return set(self.server.task.class_targets) <= set(self.data.sources[self.public.source].target_names)
+        there = self.data.sources[self.public.source].target_names
+        return there is None or set(self.server.task.class_targets) <= set(there)
 
     def models(self) -> Iterator[tuple[str, ModelSettings]]:
         """The settings of clients' models, each with the name of its group."""
@@ -113,7 +114,8 @@ class FederationPlan:
             )
 
     def _require_targets(self, where: str, task: Task, source: str) -> None:
-        there = self.data.sources[source].target_names
+        if (there := self.data.sources[source].target_names) is None:
+            return
         for target in [name for name in task.class_targets if name not in (*there, *task.target_views)]:
             raise ConfigError(
                 f"{where}.task '{task.component_name()}': target '{target}' is not among those of "

@@ -70,12 +70,13 @@ class PlainProgress(Callback):
     def handle(self, event: events.Event) -> None:
         with self._lock:
             self._handle(event)
-        if self._watch is None:
-            self._watch = Thread(target=self._look, daemon=True)
-            self._watch.start()
+            if self._watch is None:
+                self._watch = Thread(target=self._look, daemon=True)
+                self._watch.start()
 
     def close(self) -> None:
-        self._closed.set()
+        with self._lock:  # so that no line follows
+            self._closed.set()
 
     def look(self) -> None:
         """Say what goes on if that is due: which part, how far, and for how long."""
@@ -86,7 +87,9 @@ class PlainProgress(Callback):
 
     def _look(self) -> None:
         while not self._closed.wait(_LOOK):
-            self.look()
+            with self._lock:
+                if not self._closed.is_set():
+                    self.look()
 
     def _handle(self, event: events.Event) -> None:
         self._state.handle(event)

@@ -57,12 +57,29 @@ def require_paced_clients(experiment: Experiment, clients: tuple[ClientInfo, ...
         pace.clients.of(clients, experiment.run.seed)
     if isinstance(pace, LatePace):
         _require_quorums(experiment, pace.most(clients))
+
+
+def require_paced_types(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
+    """Check that a step of a run's pace has enough replies of each type of its clients.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if isinstance(pace := experiment.run.pace, LatePace):
         if experiment.aggregation.secure is not None:
             _require_groups(pace, clients)
         if experiment.aggregation.robust is not None:
             _require_honest(experiment.aggregation.robust, pace, clients)
-        if pace.replay is not None:
-            ReplayedTime.read(pace.replay, clients)
+
+
+def require_replay(pace: Pace, clients: tuple[ClientInfo, ...]) -> None:
+    """Check that what a pace replays was recorded of these clients.
+
+    Raises:
+        ConfigError: it was not, or there is no such file.
+    """
+    if isinstance(pace, LatePace) and pace.replay is not None:
+        ReplayedTime.read(pace.replay, clients)
 
 
 def _require_groups(pace: LatePace, clients: tuple[ClientInfo, ...]) -> None:

@@ -14,7 +14,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.plan import FederationPlan, planned_clients
 from polyfed.federation.population import Population
 from polyfed.optim.settings import Schedule
-from polyfed.runs.pacing import require_pace, require_paced_clients
+from polyfed.runs.pacing import require_pace, require_paced_clients, require_paced_types, require_replay
 from polyfed.runs.protection import (
     require_affordable,
     require_attackers,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def require_settings(experiment: Experiment) -> None:
-    """Check all that settings alone tell: nothing is opened or built for it.
+    """Check all that settings alone tell, and packages that they take: no data are opened, nothing is built.
 
     Raises:
         ConfigError: settings do not fit each other, or the method.
@@ -72,6 +72,8 @@ def preflight_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -
     """
     experiment.algorithm.require(replace(_plan(experiment), clients=clients))
     _require_drawn(experiment, clients)
+    require_paced_types(experiment, clients)
+    require_replay(experiment.run.pace, clients)
     require_cohorts(experiment, clients)
 
 
@@ -88,6 +90,7 @@ def _require_planned(experiment: Experiment, plan: FederationPlan) -> None:
         attack.require_known(plan.clients)
     # clients of several sources with one model and task are of one type only if their classes have the same names
     if len({(group.source, group.split) for group in plan.groups.values()}) == 1:
+        require_paced_types(experiment, plan.clients)
         require_cohorts(experiment, plan.clients)
 
 
@@ -112,7 +115,7 @@ def _require_phases(experiment: Experiment) -> None:
 def _require_warm_ups(experiment: Experiment) -> None:
     rounds = experiment.run.rounds
     for path, schedule in _schedules(experiment):
-        if schedule.warmup >= rounds:
+        if schedule.warmup > rounds:
             raise ConfigError(
                 f"{path}.warmup is {schedule.warmup}, but run.rounds is {rounds}: the full rate would never be "
                 "reached; lower the one, or raise the other"

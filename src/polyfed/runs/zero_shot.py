@@ -30,4 +30,6 @@ def untouched_server(server: Mapping[str, Any]) -> dict[str, Any]:
         if encoder["view"]["name"] == "states":  # the view of what is trained no more
             kept["view"] = {key: encoder["view"][key] for key in ("size", "fit", "length", "precision")}
         encoders[name] = kept
+    if untouched.get("training"):
+        untouched["training"].pop("schedule", None)  # of training that there is not
     return untouched

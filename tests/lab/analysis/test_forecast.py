@@ -33,6 +33,28 @@ def test_bytes_and_clients_are_those_of_the_run(tiny: dict[str, Any], tmp_path: 
     assert forecast.seconds > 0
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "creamfl", "local_epochs": 3},
+        {"name": "creamfl_averaged", "local_steps": 5},
+        {"name": "change_distillation", "warmup_rounds": 1, "local_epochs": 3},
+        {"name": "fedafd"},
+        {"name": "scaffold", "local_steps": 4},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_a_round_that_is_cut_short_sends_what_a_whole_one_does(tiny: dict[str, Any], algorithm: dict[str, Any]) -> None:
+    experiment = Experiment.parse(tiny | {"algorithm": algorithm})
+    brief, whole = (Forecast.of(experiment, seconds) for seconds in (0.0, float("inf")))
+    assert brief.measured.round == whole.measured.round
+    for direction in ("down", "up"):
+        assert brief.moved(direction) == pytest.approx(whole.moved(direction), rel=0.02)
+    rounds, resting = experiment.run.rounds, algorithm.get("warmup_rounds", 0)
+    clients = brief.seconds - brief.server.seconds
+    assert brief.total_seconds == pytest.approx(rounds * brief.server.seconds + (rounds - resting) * clients)
+
+
 def test_the_command_writes_nothing(cli: Cli, tiny: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     code, out, err = cli("run", tmp_path / "tiny.yaml", "--dry-run", "--rounds", 7)

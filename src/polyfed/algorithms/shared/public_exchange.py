@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import count, islice
+from itertools import count
 from typing import Literal, Self
 
 import torch
@@ -216,8 +216,8 @@ class PublicExchange(Settings):
 
     def one_pass(self, client: Client, purpose: str, size: int, wanted: int | None = None) -> Iterator[Batch]:
         """One pass over the exchanged samples, or ``wanted`` batches of it."""
-        public = client.public_batches(purpose, size, augment=self.augment, samples=self.drawn(client))
-        return islice(public, wanted)
+        samples = self.drawn(client)
+        return client.public_batches(purpose, size, augment=self.augment, samples=samples, wanted=wanted)
 
     def _endless(self, participant: Participant, purpose: str, size: int, samples: Samples) -> Iterator[Batch]:
         """Passes over public samples without end, each of which draws anew."""

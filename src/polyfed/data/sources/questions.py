@@ -90,7 +90,7 @@ class Questions(Source):
     @property
     def target_names(self) -> tuple[str, ...]:
         votes = (VOTES,) if self.several == "majority" else ()
-        return (*self.of.target_names, ANSWER, KIND, PRIOR, KIND_PRIOR, *votes)
+        return (*self.targets, ANSWER, KIND, PRIOR, KIND_PRIOR, *votes)
 
     def most_items(self, split: str, name: str) -> int | None:
         """See ``Source``."""

@@ -15,8 +15,10 @@ from polyfed.reporting.tables import TextTable, count, duration, mib
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import SERVER
 
+BRIEF = 0.5
+"""Seconds that a participant's passes of one kind of training are measured for."""
+
 _TRIED = 3  # rounds: some methods let clients begin by themselves
-_BRIEF = 0.5  # seconds that a participant's passes of one kind of training are measured for
 _DRAWN = 200  # rounds whose cohorts are drawn at most; the mean over more is the same
 
 
@@ -33,8 +35,12 @@ class Forecast:
     measured: RoundCosts
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Forecast:
-        """Opens all data, builds all models, and runs one round of one client of each kind in a temporary folder.
+    def of(cls, experiment: Experiment, brief: float = BRIEF) -> Forecast:
+        """Opens all data, builds all models, and begins one round of one client of each kind in a temporary folder.
+
+        Args:
+            experiment: its settings.
+            brief: seconds after which a pass of training is cut short.
 
         Raises:
             PolyfedError: something does not fit, or a client fails.
@@ -42,8 +48,9 @@ class Forecast:
         first = min(experiment.algorithm.rounds_without_clients + 1, experiment.run.rounds)
         for number in range(first, min(first + _TRIED - 1, experiment.run.rounds) + 1):
             preparing(f"measuring round {number} of one client of each kind")
-            measured = round_costs(experiment, number, operations=False, brief=_BRIEF)
-            if any(cost.moved("down") + cost.moved("up") for cost in measured.costs):
+            measured = round_costs(experiment, number, operations=False, brief=brief)
+            moved = any(cost.moved("down") + cost.moved("up") for cost in measured.costs)
+            if moved or not experiment.algorithm.asks_clients:
                 break
         return cls(experiment, measured)
 
@@ -67,9 +74,22 @@ class Forecast:
         return [run.sampling.draw(self.measured.clients, generator(run.seed, number, "cohort")) for number in numbers]
 
     @property
+    def rounds_with_clients(self) -> int:
+        return max(self.experiment.run.rounds - self.experiment.algorithm.rounds_without_clients, 0)
+
+    @property
     def seconds(self) -> float:
-        """Of a round on one core after the other; clients take as long as their samples are many."""
-        return self.server.seconds + fmean(sum(map(self._seconds, cohort)) for cohort in self.cohorts)
+        """Of a round with clients on one core after the other; clients take as long as their samples are many."""
+        return self.server.seconds + self._of_clients
+
+    @property
+    def total_seconds(self) -> float:
+        """Of the rounds of the whole run, in some of which clients may rest."""
+        return self.experiment.run.rounds * self.server.seconds + self.rounds_with_clients * self._of_clients
+
+    @cached_property
+    def _of_clients(self) -> float:
+        return fmean(sum(map(self._seconds, cohort)) for cohort in self.cohorts)
 
     def _seconds(self, client: ClientInfo) -> float:
         cost, _ = self.by_kind[_kind(client)]
@@ -87,19 +107,19 @@ class Forecast:
 
     def tables(self) -> list[TextTable]:
         """Who takes part, and what a round and the whole run take."""
-        rounds, peak = self.experiment.run.rounds, self.memory
+        rounds, asked, peak = self.experiment.run.rounds, self.rounds_with_clients, self.memory
         down, up = self.moved("down"), self.moved("up")
         rows = [
             ("clients", count(round(fmean(map(len, self.cohorts)), 1)), ""),
-            ("time, one after the other", duration(self.seconds), duration(rounds * self.seconds)),
-            ("MiB down", mib(down), mib(rounds * down)),
-            ("MiB up", mib(up), mib(rounds * up)),
+            ("time, one after the other", duration(self.seconds), duration(self.total_seconds)),
+            ("MiB down", mib(down), mib(asked * down)),
+            ("MiB up", mib(up), mib(asked * up)),
             ("peak MiB", "-" if peak is None else mib(peak), ""),
         ]
         notes = [
             f"From round {self.measured.round} of one client of each kind on {self.measured.device}, just run; "
-            f"what takes longer than {_BRIEF} s in training is reckoned from its first steps. Both are without "
-            "evaluation, time is also without what engines do side by side.",
+            f"a pass of training that takes longer than {BRIEF} s is reckoned from its first batches. "
+            "Both are without evaluation, time is also without what engines do side by side.",
         ]
         return [
             TextTable(
