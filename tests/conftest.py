@@ -15,7 +15,7 @@ import torch
 import yaml
 from hypothesis import settings
 
-import checked_shapes  # noqa: F401  before what it checks
+import checked_shapes  # before what it checks
 from polyfed import Experiment, run
 from polyfed.cli.main import main
 from run_folders import write_run
@@ -39,6 +39,11 @@ def pytest_collection_finish() -> None:
 def one_thread() -> None:
     """A run leaves its process with as many threads as it is set to; the next test would wait for them."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def shapes_are_checked_anew() -> None:
+    checked_shapes.calls.clear()
 
 
 @pytest.fixture

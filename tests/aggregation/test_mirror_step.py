@@ -20,6 +20,7 @@ from polyfed.aggregation.robust import (
 DIVERGENCES = ["chi_square", "kl", "none", "released"]
 
 
+@pytest.mark.slow
 @given(weights, st.data(), st.floats(0, 5), radii)
 def test_step_without_a_ball_equals_the_formula(counts, data, gamma, rho):
     losses = data.draw(st.lists(st.floats(-4, 4), min_size=len(counts), max_size=len(counts)))

@@ -83,6 +83,7 @@ def declaring(kind: type[BaseModel], field: str) -> type:
     return next(base for base in kind.__mro__ if field in inspect.get_annotations(base))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "setting"), list(cases()))
 def test_another_value_changes_the_result_or_is_refused(folder: Path, method: str, setting: Setting) -> None:
     path = setting.path

@@ -57,11 +57,26 @@ ALIKE |= {
     "hetlora",
     "promptfl",
     "fedclip",
+    "fedsa_lora",
+    "fedtpg",
+    "rcsr",
+    "creamfl_averaged",
+    "fed_mae",
+    "fedema",
+    "fediot",
+    "moon",
+    "fedgems",
+    "fedmkd",
+    "fedmd:procrustes",
+    "feddra",
+    "fedtgp",
+    "fedmac",
+    "mmic:chosen",
 }
-"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola`` do; another loss, weight or
-optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two variates are
-sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` and ``fedsa_lora`` run what others with adapters
-do, ``feddpa`` what ``feddat`` does with adapters that stay."""
+"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
+weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two
+variates are sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` runs what others with adapters do,
+``feddpa`` what ``feddat`` and ``rcsr`` do with adapters that stay."""
 
 
 def method_of(form: str) -> type[Algorithm]:

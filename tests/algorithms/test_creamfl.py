@@ -308,6 +308,7 @@ def wide(model: Config) -> Config:
     return {"dim": 32, "encoders": {"image": image, "text": text}}
 
 
+@pytest.mark.slow
 def test_a_client_of_one_modality_on_the_public_source_still_sees_all_public_samples(
     creamfl: Config, tmp_path: Path
 ) -> None:

@@ -233,6 +233,7 @@ def test_defaults_are_those_of_fedcolas_paper() -> None:
     assert method.distiller == Distiller(loss="mse", weight=1.0, epochs=1, training=adamw)
 
 
+@pytest.mark.slow
 def test_both_readings_of_the_weights_act(config: Config, tmp_path: Path) -> None:
     """In the paper's the contrasts hardly act on clients; in the script's, distillation hardly acts on the server."""
     readings = {"paper": (1e-7, 1.0), "script": (1.0, 1e-7), "neither": (1e-12, 1e-12)}

@@ -264,6 +264,7 @@ def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | N
 # ---- learning
 
 
+@pytest.mark.slow
 def test_fused_clients_learn_topics(tmp_path: Path) -> None:
     config = three_kinds(name="fedafd", local_epochs=4, adversarial={"batches_per_epoch": 2})
     del config["clients"]["image"], config["clients"]["paired"]

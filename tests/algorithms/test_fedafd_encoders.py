@@ -22,6 +22,8 @@ from polyfed.wire.payload import Payload, Weights
 from sessions import crossing, prepared, request, round_records, site_of, woken
 from small_federations import three_kinds
 
+pytestmark = pytest.mark.slow
+
 
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Values, Values]]:
     """(round, client, encoders it is sent, the server's at that time), filled while the session goes on."""

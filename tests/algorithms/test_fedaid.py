@@ -189,6 +189,7 @@ def test_the_stages_see_other_batches(tmp_path: Path, monkeypatch: pytest.Monkey
         assert first != second
 
 
+@pytest.mark.slow
 def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def crossed(ledger: Ledger) -> dict[tuple[int, str, str], set[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broadcast", ["shared", "repeated"])
 def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path, broadcast: str) -> None:
     session = session_of(tmp_path, teacher={"broadcast": broadcast})

@@ -41,6 +41,8 @@ from polyfed.wire.payload import Payload, Weights
 from sessions import metrics, site_of
 from small_federations import Config, aligned
 
+pytestmark = pytest.mark.slow
+
 # ---- who drops out
 
 

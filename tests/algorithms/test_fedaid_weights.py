@@ -27,6 +27,8 @@ from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
 from sessions import metrics, prepared
 from small_federations import Config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("settings", "samples", "weight"),

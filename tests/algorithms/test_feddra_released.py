@@ -133,6 +133,7 @@ def layers_of(values: Values) -> Values:
     return {name: value for name, value in values.items() if ".aligner.layers." in name}
 
 
+@pytest.mark.slow
 def test_two_released_rounds_equal_plain_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path, **RELEASED)
     said, names = heard(session, monkeypatch), parts_of(session).without_encoder

@@ -83,6 +83,7 @@ def test_the_contrasts_see_the_modality_dropout_of_the_task(tmp_path: Path, monk
     torch.testing.assert_close(fused[0], expected)
 
 
+@pytest.mark.slow
 def test_clients_of_one_modality_train_as_in_fedavg_and_learn(tmp_path: Path) -> None:
     ours, plain = (prepared(topics(name=name), tmp_path / name) for name in ("fedmac", "fedavg"))
     for session in (ours, plain):

@@ -107,6 +107,7 @@ def test_the_server_distils_the_same_consensus(tmp_path: Path, exchange: str) ->
     assert {channel: metrics[f"senders.{channel}"] for channel in channels} == {k: senders[k] for k in channels}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", FORMS)
 def test_a_digest_makes_clients_agree(tmp_path: Path, exchange: str) -> None:
     """The distance between two clients' opinions of the public set, with and without it."""

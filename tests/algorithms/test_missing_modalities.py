@@ -100,6 +100,7 @@ def noised(imputation: str) -> Config:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imputation", ["drop", "placeholder", "generator"])
 def test_noise_in_training_holds_for_samples_that_lack_something(imputation: str, tmp_path: Path) -> None:
     config = noised(imputation)

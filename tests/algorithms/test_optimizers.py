@@ -36,7 +36,8 @@ THROUGHOUT = {"fedavg"}
 """Fast with every optimiser."""
 IN_TURN = {"fedmd:digest", "fedafd:alternate"}
 """Fast with these three: two loops in turn; two optimisers over parts of a model."""
-COSTLY = {"fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED} - {"fedit"}
+COSTLY = {"creamfl_averaged", "fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED}
+COSTLY = COSTLY - {"fedit"} | {"fedgems", "fedmkd", "fedtgp", "moon", "mmic"}
 """Slow: they step once a batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""
 
 

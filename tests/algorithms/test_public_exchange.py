@@ -24,6 +24,7 @@ from sessions import crossing, distil, prepared, request, round_records, site_of
 from small_federations import three_kinds
 
 
+@pytest.mark.slow
 def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
     """Each one alone, in one epoch of a client of texts; the first matters to paired ones only, the next to nobody."""
     idle = {"adversarial.shared", "fusion.renormalise", "fusion.send", "fusion.cache", "distiller.loss"}

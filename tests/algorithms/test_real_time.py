@@ -158,6 +158,7 @@ def test_an_engine_that_fails_stops_the_run(tmp_path: Path, monkeypatch: pytest.
         polyfed.run(Experiment.parse(erratic("fedavg", PACES["async"])), tmp_path / "run", quiet=True)
 
 
+@pytest.mark.slow
 def test_a_killed_server_asks_again_who_was_at_work(tmp_path: Path) -> None:
     """And what then came when is replayed as if nothing had happened."""
     config = erratic("fedavg", PACES["async"])

@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_modules_of_the_working_folder_are_not_imported(folder: Path) -> None:
     command = [sys.executable, "-m", "polyfed.cli", "run", "config.yaml", "--out", "out"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)

@@ -83,6 +83,7 @@ def test_a_pass_within_a_pass_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -
     assert [what for _, what, _ in heard.told] == ["task", "left", "next"]
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_preparation_each_client_and_the_server(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def without_extras(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_engines_are_known_where_their_packages_are_not() -> None:
     code = "from polyfed.engines.engine import EngineSettings as E; print(*E.available(), E.named('ray').pip_extra)"
     assert without_extras(code) == "flower local ray ray\n"
@@ -74,6 +75,7 @@ def test_a_command_in_need_of_an_extra_says_how_to_get_it() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_map_of_features_in_need_of_the_laboratory_says_how_to_get_it() -> None:
     code = WITHOUT_EXTRAS.replace('"flwr"', '"sklearn", "flwr"') + (
         "import torch\nfrom polyfed.lab.analysis.projections import pca\ntry:\n    pca(torch.ones(2, 2))\n"

@@ -149,6 +149,7 @@ def paired_server(paired: Config) -> Config:
     return {key: paired[key] for key in ("model", "task", "source", "training")}
 
 
+@pytest.mark.slow
 def test_by_default_it_lies_in_the_run_folder(classifier_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(classifier_run, tmp_path / "run")
     assert export_model(run) == run / "export"

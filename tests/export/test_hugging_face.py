@@ -66,6 +66,7 @@ def test_it_loads_without_polyfed_and_gives_the_same_vectors(folder: Path, tiny_
         np.testing.assert_allclose(vectors[modality].numpy(), values, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_code_speaks_of_no_polyfed_and_the_card_says_what_matters(folder: Path) -> None:
     code = (folder / "modeling_polyfed.py").read_text()
     assert "import polyfed" not in code
@@ -81,6 +82,7 @@ def test_the_code_speaks_of_no_polyfed_and_the_card_says_what_matters(folder: Pa
         assert words in card, words
 
 
+@pytest.mark.slow
 def test_the_hub_is_only_asked_when_told(folder: Path, tiny_run: Path, tmp_path: Path, monkeypatch: Any) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
 
@@ -114,6 +116,7 @@ TOKENS = InputSpec((6,), tuple(f"word {number}" for number in range(30)), pad=0)
 PIXELS = InputSpec((3, 16, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "spec"),
     [

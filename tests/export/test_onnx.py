@@ -30,6 +30,7 @@ def test_without_the_extra_the_command_to_install_it_is_told(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_values_that_differ_are_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     spec, network = InputSpec((4,)), torch.nn.Linear(4, 2)
@@ -66,6 +67,7 @@ def test_the_command_writes_what_gives_pictures_and_texts_the_same_vectors(
         )
 
 
+@pytest.mark.slow
 def test_classifiers_are_written_too(classifier_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     folder = export_model(classifier_run, tmp_path / "export", onnx=True)

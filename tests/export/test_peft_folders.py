@@ -83,6 +83,7 @@ def from_folder(config: Config, folder: Path, **adapter: Any) -> Config:
     return config
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     folder = export_adapters(run, tmp_path / "adapters", which="last")

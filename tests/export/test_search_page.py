@@ -170,6 +170,7 @@ def test_a_malformed_request_is_answered_and_shows_nothing(
     assert asked(page, "/")[0] == 200
 
 
+@pytest.mark.slow
 def test_connections_that_wait_are_bounded(page: SearchServer) -> None:
     before = threading.active_count()
     waiting = [socket.create_connection(("127.0.0.1", page.server_address[1]), 30) for _ in range(60)]

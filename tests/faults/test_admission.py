@@ -157,6 +157,7 @@ def test_a_card_is_read_within_bounds(federation: InProcess, text: str, message:
         open_host(text, {"config": str(federation.folder / "image" / "site.yaml")})
 
 
+@pytest.mark.slow
 def test_all_that_polyfed_ships_is_allowed_where_nothing_is_said(federation: InProcess, tmp_path: Path) -> None:
     for site in ("paired", "image"):
         federation.edit(site, {"algorithms": []})

@@ -25,6 +25,7 @@ def _cluster(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("ray_cluster")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ALL)
 def test_a_client_that_raises_is_excluded_with_its_traceback(keeping: Config, tmp_path: Path, engine: str) -> None:
     config = ready(keeping, tmp_path, engine, how="raise", evaluate_clients=False)

@@ -239,6 +239,7 @@ def test_a_false_answer_is_refused_at_the_server(struck: Struck, change: Change,
     assert message in struck.refuses(Rule(damages_reply(change)))
 
 
+@pytest.mark.slow
 def test_a_client_cannot_be_spoken_for_by_another_site(federation: InProcess, tmp_path: Path) -> None:
     """The site of image answers for paired-0 as well; that answer comes from elsewhere and is not even looked at."""
 
@@ -251,6 +252,7 @@ def test_a_client_cannot_be_spoken_for_by_another_site(federation: InProcess, tm
     assert events(federation.run(tmp_path / "run").folder) == []
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_refused_on_both_sides(federation: InProcess, tmp_path: Path) -> None:
     """Limits are those of the receiver: here the site's own, then the run's."""
     federation.edit("image", {"limits": {"message_bytes": 3000}})  # 16 pictures and 80 captions, 8 x 4 bytes each

@@ -48,6 +48,7 @@ def fill(folder: Path, leave: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")
 @pytest.mark.parametrize("leave", [0, 8192, 65536])
 def test_a_run_whose_disk_fills_up_stops_and_goes_on_when_there_is_room(
@@ -74,6 +75,7 @@ def test_a_run_whose_disk_fills_up_stops_and_goes_on_when_there_is_room(
         assert results(polyfed.resume(out, quiet=True).folder) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")
 def test_a_site_whose_disk_is_full_is_left_out_and_goes_on_when_there_is_room(
     federation: InProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture

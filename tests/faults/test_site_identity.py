@@ -89,6 +89,7 @@ def test_an_impostor_that_is_there_first_gets_nothing_and_is_named(
     assert left.items() <= undisturbed.items()
 
 
+@pytest.mark.slow
 def test_an_impostor_that_comes_in_mid_run_gets_nothing_and_is_named(federation: InProcess, tmp_path: Path) -> None:
     keys = []
 
@@ -108,6 +109,7 @@ def test_an_impostor_that_comes_in_mid_run_gets_nothing_and_is_named(federation:
     assert federation.grid.steps("image").count(("fit", 2)) == 2
 
 
+@pytest.mark.slow
 def test_a_node_without_a_name_or_a_key_is_no_site(federation: InProcess, tmp_path: Path) -> None:
     impostor(federation, tmp_path)
     for name, key in (("", federation.grid.keys[STRANGER][1]), ("image", b"")):
@@ -130,6 +132,7 @@ def test_a_second_node_for_a_name_is_refused(federation: InProcess, tmp_path: Pa
     assert received(federation, STRANGER) == []
 
 
+@pytest.mark.slow
 def test_a_site_keeps_its_key_for_the_whole_run(federation: InProcess, tmp_path: Path) -> None:
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
     with pytest.raises(ExchangeError):
@@ -143,6 +146,7 @@ def test_a_site_keeps_its_key_for_the_whole_run(federation: InProcess, tmp_path:
     assert {participant for _, participant, event in events(folder) if event == "client_excluded"} == {"image"}
 
 
+@pytest.mark.slow
 def test_the_operator_can_give_a_site_a_new_key_in_mid_run(federation: InProcess, tmp_path: Path) -> None:
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
     with pytest.raises(ExchangeError):
@@ -158,6 +162,7 @@ def test_the_operator_can_give_a_site_a_new_key_in_mid_run(federation: InProcess
     assert refusals(federation.resume(tmp_path / "run").folder) == []
 
 
+@pytest.mark.slow
 def test_a_site_that_is_back_under_another_node_id_is_itself(federation: InProcess, tmp_path: Path) -> None:
     federation.engine["absence"] = 60.0
     federation.grid.rules = [Rule(comes_back_as(999), client="image", round=2, step="fit")]
@@ -215,6 +220,7 @@ def test_a_site_that_claims_what_it_is_not_is_itself_refused(federation: InProce
         federation.run(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -251,6 +251,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_of(tmp_path_factory.mktemp("finished"))
 
 
+@pytest.mark.slow
 def test_the_ledger_has_a_row_for_each_distinct_input(finished: Run) -> None:
     """The server sends what is digested; clients send the gallery as well. A row is d = 8 numbers of four bytes."""
     for client, modalities in {"image": ["image"], "text": ["text"], "paired-0": ["image", "text"]}.items():
@@ -259,6 +260,7 @@ def test_the_ledger_has_a_row_for_each_distinct_input(finished: Run) -> None:
         assert crossed(finished, client) == {"down": [digested * 8 * 4] * 2, "up": [own * 8 * 4] * 2}, client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "size"), [("int8", 1), ("bfloat16", 2)])
 def test_smaller_numbers_cross_and_engines_agree(tmp_path: Path, dtype: str, size: int) -> None:
     transport = {"transport": {"representations": dtype}}
@@ -277,6 +279,7 @@ def test_no_change_stays_no_change_on_the_wire(dtype: str) -> None:
     assert torch.equal(back["image"].float(), torch.zeros(3, 8))  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(finished: Run, tmp_path: Path) -> None:
     config = config_of()
     config |= {"name": "parts"}

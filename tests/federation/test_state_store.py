@@ -177,6 +177,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EVENTS, st.sampled_from([0, 1 << 20]))
 def test_whatever_a_server_can_ask_for_is_there(

@@ -191,6 +191,7 @@ def test_encoder_and_decoder_receive_gradients():
         assert value.grad.abs().sum() > 0, name
 
 
+@pytest.mark.slow
 def test_a_small_one_learns_eight_pictures_by_heart():
     encoder = encoder_of()
     decoder = PatchDecoder(encoder, 32, 1, 2)

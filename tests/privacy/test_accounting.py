@@ -45,6 +45,7 @@ def test_releases_of_several_kinds_compose_to_one() -> None:
     assert epsilon_of([], 1e-5) == 0
 
 
+@pytest.mark.slow
 def test_sampled_steps_are_those_of_the_accountant() -> None:
     accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     event = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.1))

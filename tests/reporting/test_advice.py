@@ -55,6 +55,7 @@ def test_the_first_condition_that_holds_speaks(tmp_path: Path, lines: list[dict[
     assert bool(said) == bool(expected)
 
 
+@pytest.mark.slow
 def test_the_page_begins_with_the_sentence_and_the_advice(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     write_lines(folder / "metrics.jsonl", [line(FEW)])

@@ -177,6 +177,7 @@ def test_of_many_rounds_some_are_shown_the_last_among_them(tmp_path):
 # ---- text, sizes, colours
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_what_is_escaped_is_read_back(text):
     page = rendered('<p title="{{ text }}">{{ text }}</p>', text=text)

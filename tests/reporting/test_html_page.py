@@ -77,6 +77,7 @@ def test_a_full_run_has_every_part(page):
     assert "stopped" not in page.text
 
 
+@pytest.mark.slow
 def test_the_file_is_written_where_asked_and_is_the_same_each_time(records, text, tmp_path):
     path = write_html_report(records, tmp_path / "new" / "page.html")
     assert path == tmp_path / "new" / "page.html"
@@ -221,6 +222,7 @@ def test_odd_configurations_do_not_hinder_the_page(folder, config):
 # ---- few and many
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_fit(tmp_path):
     draw = random.Random(0)
     groups = {"image": 600, "text": 300, "paired": 100}

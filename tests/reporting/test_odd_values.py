@@ -49,6 +49,7 @@ def drawn(chart: Any) -> None:
     assert sheet._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.lists(SERIES, min_size=1, max_size=3), NAMES)
 @example([{1: 2.883861842751503, 2: 2.8838618427515034}], "r1")
@@ -67,6 +68,7 @@ def test_stacked_bars_draw(series: list[dict[int, float]]) -> None:
     drawn(stacked_chart("bytes", "MiB", {str(k): {n: abs(v) for n, v in own.items()} for k, own in enumerate(series)}))
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.lists(VALUES, min_size=4, max_size=4), NAMES)
 @example([1.7e308, -1.7e308, 0.0, math.nan], "r1")
@@ -85,6 +87,7 @@ def test_thousands_of_rounds_draw() -> None:
     drawn(RoundChart("long", "%", [ChartLine("a", {n: math.sin(n) for n in range(5000)})]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [[1e308, 1e308], [2.883861842751503, 2.8838618427515034], [-1e308, 1e308]])
 def test_a_run_with_odd_metrics_has_a_report(tiny_run: Path, tmp_path: Path, values: list[float], cli: Any) -> None:
     folder = tmp_path / "run"

@@ -142,6 +142,7 @@ def test_captions_of_one_picture_are_no_trials_of_their_own(
     assert expected in verdict(records(folder))
 
 
+@pytest.mark.slow
 def test_an_interval_that_the_evaluation_kept_decides(tmp_path: Path) -> None:
     folder, metrics = write_run(tmp_path / "run"), {"accuracy": 42.0, "classes": 3.0, "n": 150.0}
     line = {"round": 1, "participant": "server", "kind": "test", "metrics": metrics}

@@ -50,6 +50,7 @@ def test_figures_by_metric_and_by_name(run_folder: Path, tmp_path: Path) -> None
         plot(opened, "r1_sun")
 
 
+@pytest.mark.slow
 def test_frames_and_the_report(run_folder: Path, tmp_path: Path) -> None:
     opened = open_run(run_folder)
     frame = opened.to_pandas()

@@ -88,6 +88,7 @@ def test_a_saved_model_has_its_own_frozen_words(averaged: Path, tmp_path: Path) 
         read_server_model(run, alone)
 
 
+@pytest.mark.slow
 def test_an_export_is_whole(averaged: Path, tmp_path: Path) -> None:
     out = export_model(averaged, tmp_path / "out")
     weights = safetensors.torch.load_file(out / "model.safetensors")

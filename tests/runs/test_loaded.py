@@ -102,6 +102,7 @@ def test_a_model_without_texts_says_so(classifier_run: Path) -> None:
         load_model(classifier_run, "image", which="best")
 
 
+@pytest.mark.slow
 def test_an_export_gives_the_vectors_of_its_run(tiny_run: Path, tmp_path: Path) -> None:
     folder = export_model(tiny_run, tmp_path / "export")
     pictures, texts = values(tiny_run)

@@ -28,6 +28,7 @@ def texts_below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["work", "elsewhere"])
 def test_no_path_of_the_machine_is_in_what_is_handed_on(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

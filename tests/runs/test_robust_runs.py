@@ -109,6 +109,7 @@ def left(result: Run | Path) -> dict[str, bytes]:
     return contents(folder) | {"weights": (folder / "checkpoints/round-000003.safetensors").read_bytes()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip", "geometric_median"])
 @pytest.mark.parametrize("attack", ["noise", "copied"])
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, name: str, attack: str) -> None:

@@ -59,6 +59,7 @@ def test_an_architecture_of_its_own_frees_nobody(
     assert happened(result) == []
 
 
+@pytest.mark.slow
 def test_honest_clients_of_unequal_sizes_are_left_alone(tiny: Config, tmp_path: Path) -> None:
     config = unequal(tiny)
     bounded = polyfed.run(Experiment.parse(config), tmp_path / "bounded", quiet=True)

@@ -59,6 +59,7 @@ def test_a_step_that_failed_changed_nothing_on_its_client(misbehaved: Callable[.
     assert sorted(path.stem for path in states.iterdir()) == ["000001-00", "000003-00"]
 
 
+@pytest.mark.slow
 def test_a_share_of_the_cohort_can_be_the_quorum(config: Config, tmp_path: Path) -> None:
     config = failing(config, "raise")
     config["run"] |= {"min_clients": 0.6, "rounds": 2}
@@ -74,6 +75,7 @@ def test_an_evaluation_in_the_same_round_shows_that_a_client_is_back(misbehaved:
     assert result.records.events[-1].reason == "answered 'assess'"
 
 
+@pytest.mark.slow
 def test_who_is_away_is_remembered_by_a_resumed_run(misbehaved: Callable[..., Run], tmp_path: Path) -> None:
     whole = misbehaved("raise", evaluate_clients=False)
     folder = Path(shutil.copytree(whole.folder, tmp_path / "run"))

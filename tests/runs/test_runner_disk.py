@@ -53,6 +53,7 @@ def test_a_full_disk_says_how_to_go_on(
     assert contents(polyfed.resume(out, quiet=True)) == whole
 
 
+@pytest.mark.slow
 def test_a_log_that_could_not_be_written_whole_is_cut_back(
     config: Config, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
     assert "polyfed resume" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_very_end_says_how_to_go_on(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +105,7 @@ def test_other_errors_of_the_system_are_not_dressed_up(
         polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
 
 
+@pytest.mark.slow
 def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def marked(method: str, path: Path_, end: float) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "path", "end"), [marked(*case) for case in cases()])
 def test_it_trains_or_is_refused_by_name(method: str, path: Path_, end: float, tmp_path: Path) -> None:
     content = changed(Experiment.parse(config_of(method)).model_dump(mode="json"), path, end)

@@ -137,6 +137,7 @@ def test_a_candidate_that_diverged_is_not_chosen_and_of_equals_the_methods_own(
         tuned_twin(server_only(), tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_behind_the_last_candidate(
     runs: Callable[[Landscape], Runs], tmp_path: Path
 ) -> None:

@@ -313,6 +313,7 @@ def of_towers(tiny: Config) -> Config:
     return tiny
 
 
+@pytest.mark.slow
 def test_zero_shot_is_what_the_run_began_with(tiny: Config, tmp_path: Path) -> None:
     config = of_towers(tiny)
     config["server"]["training"] |= {"schedule": {"warmup": 2}}  # which the twin's one round has no room for

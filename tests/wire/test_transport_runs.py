@@ -166,6 +166,7 @@ def test_all_options_give_the_same_bits_on_every_engine(
     assert not short.excluded()
 
 
+@pytest.mark.slow
 def test_leaving_out_what_did_not_change_changes_no_bit(
     tiny: dict[str, Any], tmp_path: Path, whole: RunRecords
 ) -> None:

@@ -15,6 +15,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
 
 
+@pytest.mark.slow
 def test_every_model_at_every_client(local_run: Path) -> None:
     opened = Simulated(open_run(local_run))
     found = run_across(opened)

@@ -88,6 +88,7 @@ def test_landscape(analyse: Cli, tiny_run: Path) -> None:
     assert grid["axis"].tolist() == [-0.5, 0.0, 0.5]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifier_run: Path) -> None:
     code, out, err = analyse("centres", tiny_run, classifier_run, "--data", "scenes,private", "--out", "there")
@@ -101,6 +102,7 @@ def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifi
     assert "more are in the JSON file" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 def test_drift(analyse: Cli, fedafd_run: Path) -> None:
     code, out, err = analyse("drift", fedafd_run, "--samples", 8, "--method", "pca", "--out", "there")
@@ -140,6 +142,7 @@ def test_traffic_of_two_runs(analyse: Cli, fedafd_run: Path, tiny_run: Path) -> 
     assert [run["method"] for run in written("traffic")["runs"]] == ["fedafd", "fedavg"]
 
 
+@pytest.mark.slow
 def test_cost_with_and_without_data(analyse: Cli, config: Path) -> None:
     short = ("--set", "algorithm.name=local", "--set", "run.rounds=1")
     code, out, err = analyse("cost", config, *short, "--out", "there")

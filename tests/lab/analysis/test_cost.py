@@ -73,6 +73,7 @@ def test_one_client_of_each_kind_takes_part_and_the_server_only_averages(fedavg:
     assert text.moved("down") > 4 * text.size.parameters
 
 
+@pytest.mark.slow
 def test_a_later_round_costs_the_same_and_bytes_are_those_of_a_run(fedavg: RoundCosts, tmp_path: Path) -> None:
     content = weights_alone(1)
     later = round_costs(Experiment.parse(content), 2)
@@ -177,6 +178,7 @@ def test_planned_bytes_are_those_of_a_round_with_the_data(algorithm: Config) -> 
     assert len(kinds.rows) == len(planned.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"trainable": 1}, {"adapter": "lora", "view": "native"}])
 def test_planned_bytes_are_those_of_what_is_trained_of_a_network(settings: Config, tmp_path: Path) -> None:
     content = weights_alone(1)

@@ -16,6 +16,7 @@ from polyfed.runs.experiment import Experiment
 Cli = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["creamfl", "fedmd", "fedavg"])
 def test_bytes_and_clients_are_those_of_the_run(tiny: dict[str, Any], tmp_path: Path, algorithm: str) -> None:
     experiment = Experiment.parse(tiny | {"algorithm": {"name": algorithm, "local_epochs": 1}})

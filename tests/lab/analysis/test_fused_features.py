@@ -30,6 +30,7 @@ def test_the_head_on_fused_features_is_what_the_run_measured(fedafd_run: Path) -
     assert found["features"]["local"]["head"]["loss"] != pytest.approx(measured["loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"level": "maps"}, {"inputs": "embeddings", "broadcast_every": 2}])
 def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     content = yaml.safe_load((fedafd_run / "config.yaml").read_text())

@@ -105,6 +105,7 @@ def test_the_last_round_asked_again_is_that_of_the_run(
         assert [reply.clients[0] for reply in seen.replies] == list(opened.federation.members)
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(
     overfitted_runs: Callable[[str], Path],
 ) -> None:
@@ -119,6 +120,7 @@ def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(
         assert reply.who == "sum of 3 clients"
 
 
+@pytest.mark.slow
 def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
     overfitted_run: Path, leakage: dict[str, Any]
 ) -> None:
@@ -179,10 +181,12 @@ def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(overfitted_runs
     assert not leakage["findings"]["canaries"]
 
 
+@pytest.mark.slow
 def test_results_depend_on_the_seed_alone(overfitted_run: Path, leakage: dict[str, Any]) -> None:
     assert leaked(Simulated(open_run(overfitted_run)), SMALL) == leakage
 
 
+@pytest.mark.slow
 def test_logits_give_samples_away_by_a_surrogate(overfitted_runs: Callable[[str], Path]) -> None:
     found = by_name(leaked(Simulated(open_run(overfitted_runs("logits"))), SMALL), "membership")
     assert found["logits of text-0", "surrogate, loss"]["auc"]["low"] > 0.6
@@ -191,6 +195,7 @@ def test_logits_give_samples_away_by_a_surrogate(overfitted_runs: Callable[[str]
     assert kept["auc"]["low"] > 0.8
 
 
+@pytest.mark.slow
 def test_noise_hides_samples_and_words(overfitted_runs: Callable[[str], Path]) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     leakage = leaked(Simulated(open_run(overfitted_runs("noise"))), SMALL)
@@ -209,6 +214,7 @@ def test_canaries_are_planted_in_a_run_with_noise_too(overfitted_runs: Callable[
     assert one["auc"]["low"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> None:
     leakage = leaked(Simulated(open_run(overfitted_runs("masked"))), SMALL)
     assert ("weights of sum of 3 clients", "loss threshold") in by_name(leakage, "membership")
@@ -220,6 +226,7 @@ def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> N
     assert leakage["protection"] == "secure aggregation"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> None:
     config = three_kinds(name="creamfl")
     leakage = leaked(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, passes=2, clients=3))
@@ -230,6 +237,7 @@ def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> No
     assert not leakage["findings"]["words"]
 
 
+@pytest.mark.slow
 def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path) -> None:
     config = overfitted(algorithm={"name": "scaffold"})
     leakage = leaked(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, steps=2, clients=1))

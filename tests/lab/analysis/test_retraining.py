@@ -20,6 +20,7 @@ from polyfed.runs.opened import open_run
 # ---- which models
 
 
+@pytest.mark.slow
 def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, local_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     assert [subject.name for subject in opened.globals()] == ["server", "image"]  # the server shows that of paired

@@ -71,6 +71,7 @@ def test_the_suite_on_a_run_end_to_end(cli: Cli, tiny_run: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_results_are_the_same_again_and_lie_in_the_run(cli: Cli, typed_run: Path, small: Path) -> None:
     for _ in range(2):
         assert cli(typed_run, "--suite", small, "--client", "paired-1")[0] == 0
@@ -109,6 +110,7 @@ def test_encoders_beside_a_run_search_its_clients(cli: Cli, tiny_run: Path, smal
     assert read("there", "small-tasks-clients")["tasks"]["clients"]["rows"][0]["on"] == "paired-0"
 
 
+@pytest.mark.slow
 def test_results_of_other_options_stay(cli: Cli, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_up = Outcome("data", [ProbeRow("all", {"accuracy": [50.0]})])
     monkeypatch.setattr("polyfed.lab.downstream.probes.few_shot.FewShot.run", lambda *_: made_up)

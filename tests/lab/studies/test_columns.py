@@ -125,6 +125,7 @@ def test_what_the_server_told_of_its_steps_is_a_column(tmp_path: Path) -> None:
         Metric(metric="senders.image", kind="train", of="paired")
 
 
+@pytest.mark.slow
 def test_cost_is_that_of_the_first_round(finished: Run) -> None:
     costs = {cost.kind: cost for cost in round_costs(finished.experiment).costs}
     for kind, cost in costs.items():

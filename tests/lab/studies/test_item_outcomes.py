@@ -37,6 +37,7 @@ def cell(folder: Path, hits: Sequence[Sequence[float]], items: Sequence[int], ro
     return value
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_outcomes_of_two_rounds_which_give_its_metrics(loaded: Load, tmp_path: Path) -> None:
     study = loaded(seeds=2, set={"run.rounds": 3, "run.eval_every": 1}, claims={"primary": [CLAIM]})
     results = run_study(study, tmp_path / "out", jobs=2).results

@@ -58,6 +58,7 @@ def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load
     assert again.results.to_json() == first.results.to_json() == Results.load(tmp_path / "other").to_json()
 
 
+@pytest.mark.slow
 def test_rows_of_open_claims_go_on_with_further_seeds_once(loaded: Load, tmp_path: Path) -> None:
     rows = {**tiny_study()["rows"], "other": {"set": {"run.rounds": 2}}}
     columns = {"wave": {"name": f"{OWN}.Wavering"}, "rounds": {"name": f"{OWN}.Rounds"}}
@@ -78,6 +79,7 @@ def test_rows_of_open_claims_go_on_with_further_seeds_once(loaded: Load, tmp_pat
     assert run(study, tmp_path / "again").results.to_json() == whole.results.to_json()
 
 
+@pytest.mark.slow
 def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
     study = loaded(
@@ -106,6 +108,7 @@ def test_a_full_disk_ends_the_study_and_says_so(loaded: Load, tmp_path: Path) ->
     assert len(ended.missing) == 8
 
 
+@pytest.mark.slow
 def test_removed_and_edited_cells(loaded: Load, tmp_path: Path) -> None:
     study = loaded()
     first = run(study, tmp_path / "out").results
@@ -121,6 +124,7 @@ def test_removed_and_edited_cells(loaded: Load, tmp_path: Path) -> None:
     assert run(study, tmp_path / "out").results.to_json() == first.to_json()
 
 
+@pytest.mark.slow
 def test_a_new_column_of_models_runs_cells_again_that_did_not_keep_them(loaded: Load, tmp_path: Path) -> None:
     run(loaded(seeds=1), tmp_path / "out")
     more = {"columns": {"r1": "r1_sum", "models": {"name": f"{OWN}.OfModels"}}, "seeds": 1}
@@ -134,6 +138,7 @@ def test_a_new_column_of_models_runs_cells_again_that_did_not_keep_them(loaded: 
     assert "models" in files(folder)
 
 
+@pytest.mark.slow
 def test_rows_of_an_invocation_and_its_budget(loaded: Load, tmp_path: Path) -> None:
     study = loaded(seeds=1, rows={"extra": {"main": False}, "tiny": {"set": {"run.rounds": 2}}})
     only = run(study, tmp_path / "out", only=["tiny"])
@@ -153,6 +158,7 @@ def test_nothing_is_begun_where_a_row_is_wrong(loaded: Load, tmp_path: Path) -> 
     assert not (tmp_path / "cells").exists()
 
 
+@pytest.mark.slow
 def test_rows_and_a_twin_are_tuned_alike_on_a_seed_of_their_own(loaded: Load, tmp_path: Path) -> None:
     creamfl = {"set": {"algorithm": {"name": "creamfl", "local_epochs": 1}, "server.validation_split": "validation"}}
     tuning = {
@@ -175,6 +181,7 @@ def test_rows_and_a_twin_are_tuned_alike_on_a_seed_of_their_own(loaded: Load, tm
     assert set(tmp_path.glob("cells/*/figures.json")) == cells
 
 
+@pytest.mark.slow
 def test_a_row_of_which_no_candidate_has_a_figure_fails_with_that_cause(loaded: Load, tmp_path: Path) -> None:
     tuning = {
         "settings": {"rate": {"paths": ["clients.*.training.optimizer.lr"]}},
