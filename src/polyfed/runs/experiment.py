@@ -142,6 +142,13 @@ class RunSettings(Settings):
             )
         return self
 
+    @property
+    def quorums(self) -> dict[str, int]:
+        """Key under ``run`` -> quorum, of those that are numbers of clients."""
+        phases = {f"phases.{step}.min_clients": phase.min_clients for step, phase in self.phases.items()}
+        quorums = {"min_clients": self.min_clients, **phases}
+        return {key: quorum for key, quorum in quorums.items() if isinstance(quorum, int)}
+
     def reply_policy(self, step: str) -> ReplyPolicy:
         """Quorum and deadline of a client step."""
         own = self.phases.get(step, PhaseSettings())

@@ -105,12 +105,10 @@ def _require_honest(rule: RobustRule, pace: LatePace, clients: tuple[ClientInfo,
 
 
 def _require_quorums(experiment: Experiment, most: int) -> None:
-    run = experiment.run
-    quorums = {f"phases.{step}.min_clients": phase.min_clients for step, phase in run.phases.items()}
-    for key, quorum in {"min_clients": run.min_clients, **quorums}.items():
-        if isinstance(quorum, int) and quorum > most:
+    for key, quorum in experiment.run.quorums.items():
+        if quorum > most:
             raise ConfigError(
-                f"run.{key} is {quorum}, but a round of run.pace '{run.pace.component_name()}' ends after {most} at "
+                f"run.{key} is {quorum}, but a round of run.pace '{experiment.run.pace.component_name()}' ends after {most} at "
                 f"the latest; give {most} or fewer, or a share of them (up to 1.0)"
             )
 

@@ -95,12 +95,10 @@ def _require_planned(experiment: Experiment, plan: FederationPlan) -> None:
 
 
 def _require_drawn(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
-    run = experiment.run
-    asked = len(run.sampling.draw(clients, generator(0)))
+    asked = len(experiment.run.sampling.draw(clients, generator(0)))
     require_paced_clients(experiment, clients)
-    quorums = {f"phases.{step}.min_clients": phase.min_clients for step, phase in run.phases.items()}
-    for key, quorum in {"min_clients": run.min_clients, **quorums}.items():
-        if isinstance(quorum, int) and experiment.algorithm.asks_clients and quorum > asked:
+    for key, quorum in experiment.run.quorums.items():
+        if experiment.algorithm.asks_clients and quorum > asked:
             raise ConfigError(f"run.{key} is {quorum}, but a round asks {asked} clients; lower it, or give a share")
 
 
