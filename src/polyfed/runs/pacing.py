@@ -105,11 +105,12 @@ def _require_honest(rule: RobustRule, pace: LatePace, clients: tuple[ClientInfo,
 
 
 def _require_quorums(experiment: Experiment, most: int) -> None:
+    pace = experiment.run.pace.component_name()
     for key, quorum in experiment.run.quorums.items():
         if quorum > most:
             raise ConfigError(
-                f"run.{key} is {quorum}, but a round of run.pace '{experiment.run.pace.component_name()}' ends after {most} at "
-                f"the latest; give {most} or fewer, or a share of them (up to 1.0)"
+                f"run.{key} is {quorum}, but a round of run.pace '{pace}' ends after {most} at the latest; "
+                f"give {most} or fewer, or a share of them (up to 1.0)"
             )
 
 
