@@ -270,8 +270,13 @@ def test_who_took_no_part_is_judged_by_the_new_prototypes(tmp_path: Path) -> Non
 def test_a_federation_without_classes_is_no_prototype_federation(tmp_path: Path) -> None:
     config = with_retrieval(classifiers())
     config["clients"] = {"paired": config["clients"]["paired"]}
-    session = prepared(config, tmp_path)
     with pytest.raises(ConfigError, match="give some the task 'classification'"):
+        prepared(config, tmp_path)
+
+
+def test_clients_with_too_few_of_every_class_are_named(tmp_path: Path) -> None:
+    session = prepared(classifiers(min_count=1000), tmp_path)
+    with pytest.raises(ConfigError, match=r"algorithm.min_count \(1000\)"):
         play(session, 1)
 
 

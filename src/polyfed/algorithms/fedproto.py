@@ -102,8 +102,13 @@ class FedProto(Algorithm):
     # ---- server half
 
     def require(self, plan: FederationPlan) -> None:
-        """See ``Algorithm``; the groups that share a class space are there."""
+        """See ``Algorithm``; some client has classes, and the groups that share a class space are there."""
         super().require(plan)
+        if plan.clients and not any(class_space(client.architecture.partition("/")[2]) for client in plan.clients):
+            raise ConfigError(
+                f"algorithm '{self.component_name()}' exchanges means by class, and no client has a task with classes; "
+                "give some the task 'classification'"
+            )
         groups = {client.group for client in plan.clients}
         for group in self.shared:
             if groups and group not in groups:
@@ -222,6 +227,6 @@ def _require_earlier(server: Server, cohort: Cohort, min_count: int) -> None:
     everybody = {client.id for client in server.clients}
     if PROTOTYPES not in server.state and cohort.may_have_changed({one.id for one in cohort.clients}) == everybody:
         raise ConfigError(
-            "no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
-            f"({min_count}) is more than any has of a class; give some the task 'classification', or lower it"
+            "no client of the federation sent prototypes: "
+            f"algorithm.min_count ({min_count}) is more than any has of a class; lower it"
         )
