@@ -30,16 +30,21 @@ from polyfed.runs.opened import Run
 
 _SIDE = 112  # pixels of a thumbnail
 _RATE = 8000  # samples a second of what can be heard
+_ITSELF = -2.0  # similarity of a value to itself, below all others
 
 
 class GalleryEntry(NamedTuple):
-    """What was retrieved, or asked with: a picture and a sound as data URIs, or a text; whether it is right."""
+    """What was retrieved, or asked with: a picture and a sound as data URIs, or a text; whether it is right.
+
+    ``late`` is the place of a right one that is not among the first, 0 of all others.
+    """
 
     picture: str
     text: str
     similarity: float = 1.0
     right: bool = False
     sound: str = ""
+    late: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,10 +153,17 @@ class Retrieval:
         }
 
     def retrieved(self, when: str, asked: str, given: str, place: int) -> list[GalleryEntry]:
-        """The first k of the shelf of a kind for the value at a place of that of another."""
-        scores, shelf, own = self._scores[when, asked, given], self.shelves[given], self.shelves[asked].items[place]
-        order = np.argsort(-scores[place], kind="stable")[: self.k]
-        return [shelf.entry(int(hit), float(scores[place, hit]), bool(shelf.items[hit] == own)) for hit in order]
+        """The first k of the shelf of a kind for the value at a place of that of another, and the first right one."""
+        scores, shelf = self._scores[when, asked, given][place], self.shelves[given]
+        order = np.argsort(-scores, kind="stable")
+        right = (shelf.items[order] == self.shelves[asked].items[place]) & (scores[order] > _ITSELF)
+        late = [int(np.argmax(right))] if right.any() and not right[: self.k].any() else []
+        return [
+            shelf.entry(int(order[rank]), float(scores[order[rank]]), bool(right[rank]))._replace(
+                late=rank + 1 if rank in late else 0
+            )
+            for rank in [*range(min(self.k, len(order))), *late]
+        ]
 
     def rows(self, asked: str, place: int) -> Iterator[dict[str, object]]:
         """What is retrieved for a value, of each kind by itself."""
@@ -176,7 +188,7 @@ class Retrieval:
         vectors = {kind: model.encode_modality(kind, self.shelves[kind].values) for kind in {asked, given}}
         scores: Float[np.ndarray, "n m"] = vectors[asked] @ vectors[given].T
         if asked == given:
-            np.fill_diagonal(scores, -2.0)  # nobody asks for what is at hand
+            np.fill_diagonal(scores, _ITSELF)  # nobody asks for what is at hand
         return scores
 
 
