@@ -61,6 +61,15 @@ def fields_of(message: Request | Answer, name: str) -> Any:
     return message.payload.fields[name]
 
 
+def test_initial_weights_are_taken_as_they_are(tmp_path: Path) -> None:
+    session = prepared(paced("fedavg", "async"), tmp_path)
+    firsts = {client.architecture: client for client in reversed(session.server.clients)}
+    asked, own = session.cohorts.blueprints(tuple(firsts.values())), session.federation.blueprints()
+    assert {name: one.places for name, one in asked.items()} == {name: one.places for name, one in own.items()}
+    for name, blueprint in asked.items():
+        assert all(torch.equal(value, own[name].tensors[key]) for key, value in blueprint.tensors.items())
+
+
 @pytest.mark.parametrize("pace", [{"name": "buffered", "replies": 2}, {"name": "async", "alpha": 0.5}])
 def test_weights_by_hand(pace: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FedBuff: W + sum n_c s_c (W_c - W_v) / sum n_c; FedAsync: W + alpha s (W_c - W), as is for

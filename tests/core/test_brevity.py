@@ -36,6 +36,15 @@ def test_a_pass_ends_after_its_seconds_and_the_rest_is_reckoned(clock: list[floa
     assert brevity.left_out == {"client": (95 + 99) * 0.125}
 
 
+def test_what_the_first_part_makes_ready_counts_once(clock: list[float]) -> None:
+    with cut_short(0.25) as brevity:
+        for part in shortened("client", "task", range(10), 10, CPU):
+            clock[0] += 0.125 if part else 5.0
+        assert brevity.left_out == {"client": 6 * 0.125 - 4.875}
+        run(clock, 10, 0.125)
+    assert brevity.left_out == {"client": (6 + 9) * 0.125 - 4.875}
+
+
 def test_passes_within_a_pass_are_its_own(clock: list[float]) -> None:
     with cut_short(0.25) as brevity:
         for _ in shortened("client", "task", range(10), 10, CPU):

@@ -14,6 +14,7 @@ import pytest
 import polyfed
 from polyfed.algorithms.fed_mae import FedMAE
 from polyfed.core.errors import ConfigError, PolyfedError
+from polyfed.data.sources.scenes import Scenes
 from polyfed.federation.data import OpenedData
 from polyfed.models.model import ModelSettings
 from polyfed.runs.config_files import merged
@@ -27,6 +28,7 @@ from small_federations import (
     pixels,
     three_kinds,
     tiny_experiment,
+    topics,
     transformers,
     unlabelled,
 )
@@ -489,3 +491,19 @@ def test_a_run_refuses_what_was_not_loaded(tmp_path: Path, monkeypatch: pytest.M
     config, changes, message = REFUSED[-1]
     with pytest.raises(ConfigError, match=message):
         polyfed.run(Experiment.parse(changed(config, changes)), tmp_path / "run", quiet=True)
+
+
+class Sensors(Scenes):
+    """A source outside polyfed, whose ``open`` may add targets to those that are named."""
+
+
+@pytest.mark.parametrize("algorithm", ["fedit", "feddat"])
+def test_what_code_outside_polyfed_makes_is_judged_once_it_is_made(algorithm: str, tmp_path: Path) -> None:
+    view = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": 50}}
+    text = {"name": "fixed_features.UntrainedBag", "width": 8, "view": view}
+    config = changed(topics(name=algorithm), {"clients.text.model": {"dim": 8, "encoders": {"text": text}}})
+    experiment = Experiment.load(config)
+    with pytest.raises(ConfigError, match="adapter"):
+        polyfed.run(experiment, tmp_path / "run", quiet=True)
+    assert Scenes(targets={"topic": "topic"}).target_names == ("topic",)
+    assert Sensors(targets={"topic": "topic"}).target_names is None

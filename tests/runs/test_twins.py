@@ -14,6 +14,7 @@ import polyfed
 from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation.population import Population
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.server_side import build_federation
@@ -73,6 +74,26 @@ def test_a_server_alone_asks_nobody_and_keeps_all_else(kind: str) -> None:
     assert (made.run.sampling.cohort, made.run.phases, made.run.evaluate_clients) == (None, {}, False)
     assert (made.run.engine.component_name(), made.run.eval_every) == ("local", 2)
     assert (made.public == own.public) == (kind == "server-only")
+
+
+NOISE: Config = {"reply": {"weights": 1.0, "noise_multiplier": 1.0}}
+
+
+@pytest.mark.parametrize("kind", ["server-only", "pooled", "local", "no-private"])
+@pytest.mark.parametrize(
+    "change",
+    [{"run": {"pace": {"name": "buffered", "replies": 3, "concurrency": 3}}}, {"privacy": NOISE}],
+    ids=["pace", "privacy"],
+)
+def test_twins_are_made_whatever_the_pace_and_the_noise(kind: str, change: Config) -> None:
+    config = three_kinds() | {"algorithm": {"name": "fedavg"}, "aggregation": {"clip": None}}
+    config["run"] |= {"evaluate_clients": False}
+    made = twin(merged(config, change), kind)
+    assert (made.privacy is None) == (kind != "no-private" or "privacy" not in change)
+    if kind in ("server-only", "pooled"):
+        assert made.run.pace.component_name() == "sync"
+    elif "run" in change:
+        assert made.run.pace.component_name() == "buffered"
 
 
 @pytest.mark.parametrize(

@@ -229,8 +229,7 @@ class Algorithm(Settings):
     def _require_adapter(self, plan: FederationPlan) -> None:
         for group, model in plan.models():
             names = [adapter.component_name() for adapter in model.adapters]
-            # what code outside polyfed makes of a model is seen once it is built
-            if self.needs_adapter not in names and not any("." in name for name in names):
+            if self.needs_adapter not in names and not model.is_foreign:
                 raise ConfigError(
                     f"algorithm '{self.component_name()}' trains adapters '{self.needs_adapter}', and a model of "
                     f"clients.{group} has none; give an encoder 'hf' of it one, or choose fedavg"

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from polyfed.core.device import finish_queued
+
 _T = TypeVar("_T")
 _FEWEST = 3  # parts that a rate is taken from
 
@@ -21,11 +23,13 @@ class Brevity:
 
     Attributes:
         seconds: of all passes of one name of one participant; each has one part at least.
-        left_out: participant -> seconds that the parts which were left out would have taken.
+        left_out: participant -> seconds that the parts which were left out would have taken, less what the very first
+            part took in excess, as it makes much ready for all rounds.
     """
 
     seconds: float
     left_out: dict[str, float] = field(default_factory=dict)
+    _first: dict[tuple[str, str], float] = field(default_factory=dict)
     _measured: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     _occupied: bool = False
 
@@ -41,8 +45,7 @@ class Brevity:
             for part in parts:
                 yield part
                 done += 1
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
+                finish_queued(device)
                 now = time.perf_counter()
                 count, taken = self._known(participant, what, now - began)
                 began = now
@@ -50,14 +53,19 @@ class Brevity:
                     break
         finally:
             self._occupied = False
-        if done < total and count:
-            self.left_out[participant] = self.left_out.get(participant, 0.0) + (total - done) * taken / count
+        if count:
+            excess = max(self._first.pop((participant, what), 0.0) - taken / count, 0.0)
+            if owed := max(total - done, 0) * taken / count - excess:
+                self.left_out[participant] = self.left_out.get(participant, 0.0) + owed
 
     def _known(self, participant: str, what: str, seconds: float) -> tuple[int, float]:
         """How many parts were measured, and for how long, with one more; the very first makes much ready."""
         key = participant, what
-        count, taken = self._measured.get(key, (-1, 0.0))
-        self._measured[key] = count + 1, taken + seconds if count >= 0 else 0.0
+        if key not in self._measured:
+            self._first[key], self._measured[key] = seconds, (0, 0.0)
+        else:
+            count, taken = self._measured[key]
+            self._measured[key] = count + 1, taken + seconds
         return self._measured[key]
 
 

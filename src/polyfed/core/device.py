@@ -29,6 +29,14 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def finish_queued(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given, so that a clock measures its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

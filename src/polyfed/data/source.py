@@ -199,7 +199,7 @@ class Source(Settings):
     @property
     def target_names(self) -> tuple[str, ...] | None:
         """Targets of all splits; None: only the data tell, as where ``open`` makes its own."""
-        return tuple(self.targets) or None
+        return None if "." in self.component_name() else tuple(self.targets) or None
 
     @property
     def column_names(self) -> dict[str, str]:

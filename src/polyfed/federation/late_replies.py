@@ -26,6 +26,8 @@ class LateReplies:
     pace: LatePace
 
     def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
+        if ask.schema.kind == "fresh":  # initial weights are of no round
+            return replies
         # unlike a loop, map lets go of a reply before it asks for the next
         return map(lambda reply: self._now(reply, ask), replies)
 

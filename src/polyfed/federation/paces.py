@@ -37,6 +37,10 @@ class Pace(Settings):
             ConfigError: they do not.
         """
 
+    def most(self, everybody: Sequence[ClientInfo]) -> int:
+        """Replies of a round, at most."""
+        return len(everybody)
+
 
 class Sync(Pace):
     """A round ends once all clients of its cohort have replied."""
@@ -79,10 +83,6 @@ class LatePace(Pace):
     @abstractmethod
     def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
         """Whether the server waits for no more replies than these in a round."""
-
-    def most(self, everybody: Sequence[ClientInfo]) -> int:
-        """Replies of a round, at most."""
-        return len(everybody)
 
     def fewest(self, kind: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> int:
         """Replies of these clients in a round, at least, as long as enough are at work."""

@@ -59,6 +59,11 @@ class ModelSettings(Settings):
         return [adapter for adapter in own if isinstance(adapter, Adapter)]
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether code outside polyfed is in it, whose modules are seen once they are built."""
+        return any("." in part.component_name() for part in (*self.encoders.values(), *self.adapters))
+
+    @property
     def architecture(self) -> str:
         """A name for this architecture: equal for equal settings, readable, and safe to show to the server."""
         # without the aligner where there is none: names of architectures are older than aligners

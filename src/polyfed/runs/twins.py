@@ -147,12 +147,15 @@ def _first_of(*obstacles: tuple[bool, str]) -> str:
 
 # ---- the server alone
 
+_NOBODY_ASKED: _Content = {"evaluate_clients": False, "sampling": {}, "phases": {}, "pace": "sync", "attackers": []}
+
 
 def _server_alone(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
-    alone = {"evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}, "attackers": []}
+    alone = {**_NOBODY_ASKED, "engine": "local"}
     passes = max(1, algorithm.server_passes or 0)
     method = {"name": "server_only", "server_epochs": passes}
-    changes = {"clients": {}, "algorithm": method, "aggregation": {}, "run": {**content["run"], **alone}}
+    run = {**content["run"], **alone}
+    changes = {"clients": {}, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
     return changes if content["twin"]["rate"] is None else {**changes, **_as_given(content, passes)}
 
 
@@ -170,10 +173,10 @@ def _as_given(content: Mapping[str, Any], passes: int) -> _Content:
 
 
 def _as_they_come(content: Mapping[str, Any]) -> _Content:
-    run = {**content["run"], "rounds": 1, "evaluate_clients": False, "sampling": {}, "phases": {}, "attackers": []}
+    run = {**content["run"], **_NOBODY_ASKED, "rounds": 1}
     method = {"name": "server_only", "server_epochs": 0}
     server = untouched_server(content["server"])
-    return {"server": server, "clients": {}, "algorithm": method, "aggregation": {}, "run": run}
+    return {"server": server, "clients": {}, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
 
 
 def _pooled_items(content: Mapping[str, Any]) -> int | None:
@@ -221,7 +224,7 @@ def _without_private_data(content: Mapping[str, Any]) -> _Content:
 
 
 def _asking(clients: _Content, run: _Content) -> _Content:
-    """Cohorts and quorums of no more clients than there are."""
+    """Cohorts, quorums and buffers of no more clients than there are."""
     there = sum(group["count"] for group in clients.values())
 
     def capped(number: Any) -> Any:
@@ -232,14 +235,17 @@ def _asking(clients: _Content, run: _Content) -> _Content:
         cohort = {name: share for name, share in cohort.items() if name in clients}
     phases = {name: {**phase, "min_clients": capped(phase["min_clients"])} for name, phase in run["phases"].items()}
     sampling = {**run["sampling"], "cohort": capped(cohort)}
-    return {**run, "sampling": sampling, "min_clients": capped(run["min_clients"]), "phases": phases}
+    pace = {key: capped(value) if key in ("replies", "concurrency") else value for key, value in run["pace"].items()}
+    return {**run, "sampling": sampling, "min_clients": capped(run["min_clients"]), "phases": phases, "pace": pace}
 
 
 def _every_client_alone(run: _Content, algorithm: Algorithm) -> _Content:
-    """As much training a round as with the method, in all its stages; nobody has use for a server's model."""
+    """As much training a round as with the method, in all its stages; nobody sends anything that privacy would
+    protect, nor has use for a server's model."""
     epochs, steps, others = algorithm.local_training or LocalTraining()
     training = {"local_epochs": epochs} if steps is None else {"local_steps": steps + others}
     training["idle_rounds"] = algorithm.rounds_without_clients
     phases = {name: phase for name, phase in run["phases"].items() if name in steps_of(LocalOnly())}
-    run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases, "attackers": []}
-    return {"server": None, "algorithm": {"name": "local", **training}, "aggregation": {}, "run": run}
+    own: _Content = {"evaluate_clients": run["evaluate_clients"] or True, "phases": phases, "attackers": []}
+    method = {"name": "local", **training}
+    return {"server": None, "algorithm": method, "aggregation": {}, "privacy": None, "run": {**run, **own}}

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from masked_runs import federation
 from polyfed import run
 from polyfed.lab.analysis.forecast import Forecast
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -54,6 +56,25 @@ def test_a_round_that_is_cut_short_sends_what_a_whole_one_does(tiny: dict[str, A
     rounds, resting = experiment.run.rounds, algorithm.get("warmup_rounds", 0)
     clients = brief.seconds - brief.server.seconds
     assert brief.total_seconds == pytest.approx(rounds * brief.server.seconds + (rounds - resting) * clients)
+
+
+@pytest.mark.parametrize(
+    ("change", "share"),
+    [
+        ({"aggregation": {"secure": "pairwise_masks"}}, 1),
+        ({"aggregation": {"robust": {"name": "median", "tolerated": 1}}}, 1),
+        ({"run": {"min_clients": 4}}, 1),
+        ({"run": {"pace": {"name": "buffered", "replies": 3}}}, 0.5),
+        ({"run": {"pace": {"name": "buffered", "replies": 3}}, "aggregation": {"secure": "pairwise_masks"}}, 0.5),
+        ({"run": {"pace": "async"}}, 1 / 6),
+    ],
+)
+def test_one_client_of_a_kind_stands_for_rounds_of_several(change: dict[str, Any], share: float) -> None:
+    own = federation(None, 6)
+    waiting = Forecast.of(Experiment.parse(own), 0.0)
+    forecast = Forecast.of(Experiment.parse(merged(own, change)), 0.0)
+    for direction in ("down", "up"):
+        assert forecast.moved(direction) == pytest.approx(share * waiting.moved(direction), rel=0.02)
 
 
 def test_the_command_writes_nothing(cli: Cli, tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ class LowRankAveraging(Averaging):
     def require_adapters(self, models: Sequence[tuple[str, ModelSettings]]) -> None:
         """See ``Averaging``."""
         adapters = [(name, one) for name, model in models for one in model.adapters if isinstance(one, LoRA)]
-        self._require_some(not models or bool(adapters))
+        self._require_some(not models or bool(adapters) or any(model.is_foreign for _, model in models))
         for name, adapter in adapters:
             self._require_fit(f"of '{name}'", has_offset=adapter.offset, dora=adapter.dora)
 

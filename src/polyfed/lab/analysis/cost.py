@@ -14,12 +14,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyfed.core.brevity import cut_short
-from polyfed.core.device import cpu_threads, resolve_device
+from polyfed.core.device import cpu_threads, finish_queued, resolve_device
 from polyfed.core.errors import ExchangeError
 from polyfed.core.memory import PeakMemory
 from polyfed.core.randomness import isolated
 from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.paces import Sync
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.tables import TextTable, count, mib
 from polyfed.runs.experiment import Experiment
@@ -31,9 +32,13 @@ from polyfed.wire.messages import Answer, Request
 
 
 def unhurried(experiment: Experiment) -> Experiment:
-    """The experiment with settings by which one client of a kind is neither late nor compared with others."""
-    alone = {"engine": InProcess(), "sinks": [], "deadline": None, "phases": {}}
-    run, aggregation = experiment.run.model_copy(update=alone), experiment.aggregation.model_copy(update={"clip": None})
+    """The experiment with settings by which one client of a kind is neither late nor compared with others.
+
+    Nor is it in a masked sum, whose bytes are those of replies in the clear.
+    """
+    alone = {"engine": InProcess(), "sinks": [], "pace": Sync(), "min_clients": 1, "deadline": None, "phases": {}}
+    together = {"clip": None, "secure": None, "robust": None}
+    run, aggregation = experiment.run.model_copy(update=alone), experiment.aggregation.model_copy(update=together)
     return experiment.model_copy(update={"run": run, "aggregation": aggregation})
 
 
@@ -152,8 +157,7 @@ class _Meter:
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
                 stack.enter_context(counter)
             yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        finish_queued(self.device)
         self.seconds[participant] = self.seconds.get(participant, 0.0) + time.perf_counter() - started
         peaks = self.memory.get(participant), peak.read()
         self.memory[participant] = max((most for most in peaks if most is not None), default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -79,7 +79,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of a round with clients on one core after the other; clients take as long as their samples are many."""
+        """Of a round with clients on one core after the other; passes take as long as samples are many."""
         return self.server.seconds + self._of_clients
 
     @property
@@ -89,16 +89,22 @@ class Forecast:
 
     @cached_property
     def _of_clients(self) -> float:
-        return fmean(sum(map(self._seconds, cohort)) for cohort in self.cohorts)
+        return fmean(self._replying(cohort) * sum(map(self._seconds, cohort)) for cohort in self.cohorts)
 
     def _seconds(self, client: ClientInfo) -> float:
-        cost, _ = self.by_kind[_kind(client)]
-        return cost.seconds * (client.samples / cost.samples if cost.samples else 1)
+        (cost, _), training = self.by_kind[_kind(client)], self.experiment.algorithm.local_training
+        counts_steps = training is not None and training.steps is not None
+        return cost.seconds * (client.samples / cost.samples if cost.samples and not counts_steps else 1)
 
     def moved(self, direction: str) -> float:
         return fmean(
-            sum(self.by_kind[_kind(client)][0].moved(direction) for client in cohort) for cohort in self.cohorts
+            self._replying(cohort) * sum(self.by_kind[_kind(client)][0].moved(direction) for client in cohort)
+            for cohort in self.cohorts
         )
+
+    def _replying(self, cohort: Sequence[ClientInfo]) -> float:
+        """The share of those asked whose replies a round waits for."""
+        return min(self.experiment.run.pace.most(cohort) / len(cohort), 1.0) if cohort else 0.0
 
     @property
     def memory(self) -> int | None:
@@ -110,7 +116,7 @@ class Forecast:
         rounds, asked, peak = self.experiment.run.rounds, self.rounds_with_clients, self.memory
         down, up = self.moved("down"), self.moved("up")
         rows = [
-            ("clients", count(round(fmean(map(len, self.cohorts)), 1)), ""),
+            ("clients", count(round(fmean(self._replying(one) * len(one) for one in self.cohorts), 1)), ""),
             ("time, one after the other", duration(self.seconds), duration(self.total_seconds)),
             ("MiB down", mib(down), mib(asked * down)),
             ("MiB up", mib(up), mib(asked * up)),

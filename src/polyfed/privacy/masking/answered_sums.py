@@ -104,5 +104,6 @@ def _require_alike(ask: tuple[int, int], before: AnsweredSum, now: AnsweredSum) 
     instead = "another request" if others is None else f"{', '.join(others[0])}, not {', '.join(others[1])}"
     raise PayloadError(
         f"ask {ask[1]} of round {ask[0]} was answered here for {instead}; two sums would tell what one client sent. "
-        f"Who operates the site can allow it: remove '{FILE}' of the client"
+        f"a run begun anew needs another run.seed; who operates the site can allow this one: remove '{FILE}' of the "
+        "client"
     )
