@@ -119,6 +119,24 @@ def test_who_drops_out_when_changes_no_more_than_it_must(tmp_path: Path, step: s
     assert all(torch.equal(masked[name], plain[name]) for name in plain)
 
 
+@pytest.mark.parametrize("liar", ["text-0", "text-2"])
+def test_one_whose_reply_is_laid_out_otherwise_is_put_out_whenever_it_replies(tmp_path: Path, liar: str) -> None:
+    class Relaid(Faulty):
+        def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+            for answer in super().exchange(requests, deadline):
+                if answer.client == liar and answer.payload and "layout" in answer.payload.fields:
+                    answer = replace(answer, payload=Payload({**answer.payload.fields, "layout": "[]"}))
+                yield answer
+
+    session = prepared(federation(), tmp_path / "a")
+    between(session, Relaid)
+    session.experiment.algorithm.round(session.server, cohort := first_cohort(session))
+    assert [client.id for client in cohort.clients] == [f"text-{k}" for k in range(4) if f"text-{k}" != liar]
+    plain, _ = one_round(federation("unmasked"), tmp_path / "b", loses={(liar, "fit"): "its power failed"})
+    (kind,) = session.server.weights
+    assert all(torch.equal(value, plain[name]) for name, value in session.server.weights[kind].items())
+
+
 @pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
 def test_too_few_survivors_stop_the_round_by_name(tmp_path: Path, step: str) -> None:
     lost = {(f"text-{k}", step): "its power failed" for k in (1, 2)}

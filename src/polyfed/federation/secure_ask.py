@@ -80,7 +80,8 @@ class _Type:
         public: client -> its public half, of those who sent some.
         signed: client -> its site's signature of that, of those whose sites sign.
         sealed: receiver -> sender -> shares.
-        sent: whose words arrived.
+        sums: layout and length of replies -> their sum, and who sent them.
+        sent: whose words count.
         words, layout: sum of what they sent.
         missing: client -> in which step it failed, and why.
     """
@@ -90,6 +91,7 @@ class _Type:
     public: dict[str, bytes] = field(default_factory=dict)
     signed: dict[str, bytes] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    sums: dict[tuple[str, int], tuple[Residues, list[ClientInfo]]] = field(default_factory=dict)
     sent: list[ClientInfo] = field(default_factory=list)
     words: Residues | None = None
     layout: str = ""
@@ -163,6 +165,8 @@ class SecureAsk:
                 self._fold(client, self._decoded(self.step, client, answer))
             except PayloadError as error:
                 self._lost(client, self.step, str(error), answer.details)
+        for kind in self._types.values():
+            self._settle_layout(kind)
         self._require_enough(lambda kind: kind.sent)
         shares = self._shares_of_survivors() if self.sums.rule.masks else {}
         for kind in self._types.values():
@@ -197,14 +201,22 @@ class SecureAsk:
             self._of(client).sealed[client.id] = {name: made[name][client.id] for name in senders}
 
     def _fold(self, client: ClientInfo, payload: Payload) -> None:
-        kind, numbers = self._of(client), self.sums.rule.numbers
-        reply = SummedReply.received(payload, numbers)
-        if kind.words is not None and (reply.layout, len(reply.words)) != (kind.layout, len(kind.words)):
-            raise PayloadError("the reply is laid out unlike those of others of its type")
-        kind.words = reply.words.copy() if kind.words is None else total([kind.words, reply.words])
-        kind.layout = reply.layout
-        kind.sent.append(client)
-        self.cohort.accept(client, self.step, self.phase)
+        kind, reply = self._of(client), SummedReply.received(payload, self.sums.rule.numbers)
+        layout = reply.layout, len(reply.words)
+        words, senders = kind.sums.get(layout, (None, []))
+        kind.sums[layout] = reply.words.copy() if words is None else total([words, reply.words]), [*senders, client]
+
+    def _settle_layout(self, kind: _Type) -> None:
+        """Go on with the sum that most replies are laid out for: a false one must not put out the others."""
+        if not kind.sums:
+            return
+        (kind.layout, _), (kind.words, kind.sent) = max(kind.sums.items(), key=lambda own: len(own[1][1]))
+        for client in [client for _, senders in kind.sums.values() for client in senders]:
+            if client in kind.sent:
+                self.cohort.accept(client, self.step, self.phase)
+            else:
+                self._lost(client, self.step, "the reply is laid out unlike those of others of its type")
+        kind.sums.clear()
 
     def _shares_of_survivors(self) -> dict[str, dict[str, bytes]]:
         survivors = {
