@@ -45,6 +45,14 @@ def test_what_the_first_part_makes_ready_counts_once(clock: list[float]) -> None
     assert brevity.left_out == {"client": (6 + 9) * 0.125 - 4.875}
 
 
+def test_what_an_earlier_round_made_ready_is_not_taken_off_this_one(clock: list[float]) -> None:
+    with cut_short(0.25) as brevity:
+        run(clock, 1, 5.0)
+        brevity.next_round()
+        run(clock, 10, 0.125)
+    assert brevity.left_out == {"client": 7 * 0.125}
+
+
 def test_passes_within_a_pass_are_its_own(clock: list[float]) -> None:
     with cut_short(0.25) as brevity:
         for _ in shortened("client", "task", range(10), 10, CPU):

@@ -85,7 +85,7 @@ def cases() -> Iterator[tuple[str, Path_, int | float]]:
 FAST = ("training", "optimizer", "partition")
 
 
-DIVERGING = ("lr", "server_lr", "proto_weight")
+DIVERGING = ("lr", "server_lr", "proto_weight", "regularisation")
 """At 100 and more they may end in numbers that are none, which the run says."""
 NAMED_OTHERWISE: dict[str, list[str]] = {
     "size": ["server.model must be the model of one type"],
@@ -124,7 +124,8 @@ def require_trained(method: str, path: Path_, session: Session, run: Run) -> Non
     values = [value for record in run.records.measurements for value in record.metrics.values()]
     assert values
     assert path[-1] in DIVERGING or not any(math.isnan(value) for value in values)
-    is_still = method in UNMOVED or path[-1] in DIVERGING
+    only_evaluates = method == "server_only" and not session.experiment.algorithm.server_passes
+    is_still = method in UNMOVED or path[-1] in DIVERGING or only_evaluates
     if session.server.has_model and not is_still:
         before, after = session.server.model.state_dict(), load_file(run.folder / "models/last/model.safetensors")
         assert any(not after[name].equal(before[name]) for name in after if name in before)

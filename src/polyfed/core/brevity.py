@@ -33,6 +33,11 @@ class Brevity:
     _measured: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     _occupied: bool = False
 
+    def next_round(self) -> None:
+        """Forget what was left out and what was made ready so far; the rates hold on."""
+        self.left_out.clear()
+        self._first.clear()
+
     def of(
         self, participant: str, what: str, parts: Iterable[_T], total: int, device: torch.device, *, whole: bool
     ) -> Iterator[_T]:

@@ -254,7 +254,7 @@ def _measured(experiment: Experiment, number: int, meter: _Meter, brief: float |
         with cut_short(brief) as brevity:
             for at in range(1, number + 1):
                 engine.meter = meter if at == number else idle
-                brevity.left_out.clear()  # the rates of rounds before hold on
+                brevity.next_round()
                 ledger = one_round(session, at, engine.meter.of(SERVER))
         clients, population = one_of_each(session.server.clients), session.federation
         sizes = {client.id: ModelSize.of(population.client_model(population.members[client.id])) for client in clients}
