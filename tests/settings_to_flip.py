@@ -58,6 +58,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("feddpa", "averaging"): {"server_optimizer": _HALF},
     ("feddpa", "fine_tuning"): {"rounds": 2},
     ("feddpa", "fine_tuning.rounds"): 2,
+    ("feddpa", "instance.samples"): 1,
     ("feddpa", "weight"): 0.9,
     ("fedema", "blending"): {"lam": 0.5},
     ("fedema", "byol"): {"predictor_width": 8, "weight": 0.5},
@@ -130,17 +131,20 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("creamfl_averaged", "contrast.tau_inter"): {"contrast": {"weight": 5.0}},
     ("creamfl_averaged", "contrast.tau_intra"): {"contrast": {"weight": 5.0}},
     ("fedaid", "guidance"): {"local_steps": 3},  # in the first step the anchors are met exactly
+    ("fedaid", "guidance.reduction"): {"local_steps": 3},
     ("fedaid", "guidance.weight"): {"local_steps": 3},
     ("fedaid", "guidance.temperature"): {"guidance": {"distance": "contrastive"}},
     ("fedaid", "local_epochs"): {"local_steps": None},
     ("fedaid", "teacher.aligner"): {"teacher": {"steps": 3}},  # in the first step nothing is distorted yet
     ("fedaid", "teacher.weights.divergence"): {"teacher": {"weights": {"rho": 1e-3}}},
     ("feddpa", "fine_tuning.rounds"): {"fine_tuning": {"rounds": 1}},
+    ("feddpa", "instance.samples"): {"instance": {"largest": 1.0}},
     ("feddra", "guidance.measured"): {"measured_on": "aggregated"},
     ("feddra", "guidance.temperature"): {"guidance": {"distance": "contrastive"}},
     ("feddra", "local_epochs"): {"local_steps": None},
     ("feddra", "weighted_stages"): {"weights": {"use": "loss"}},
     ("feddra", "weights.divergence"): {"weights": {"rho": 1e-3}},
+    ("fedema", "blending.divergence"): {"blending": {"lam": 0.5}},  # else one round sets the scale that the next uses
     ("fedgems", "teacher.judge_clients"): {"teacher": {"weights": "mean"}},  # else what nobody knows has no target
     ("fedmd", "task.order"): {"teacher": {"weights": "sed"}},
     ("fedprox", "norm"): {"mu": 1.0},
@@ -171,3 +175,6 @@ EQUAL: dict[tuple[str, str], str] = {
     ("fedafd", "fusion.cache"): "memory or time",
 }
 """Settings that are to leave the result as it is, up to rounding, and why."""
+
+REFUSED: dict[tuple[str, str], str] = {("fedmkd", "task.order"): "its server trains its task last"}
+"""Settings whose other values a method refuses, and why."""

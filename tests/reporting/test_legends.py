@@ -26,7 +26,7 @@ from polyfed.lab.downstream.results import Outcome, ProbeRow, suite_result
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting.compare import compare, draw_comparison
 from polyfed.reporting.figures import settle
-from polyfed.reporting.plots import draw_all, run_figures
+from polyfed.reporting.plots import run_figures, save_figures
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
@@ -150,7 +150,7 @@ def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, rounds: int)
     }
     records = replace(records, holdings=held)
     settings = dict(mpl.rcParams)
-    paths = draw_all(records)
+    paths = save_figures(run_figures(records), records.folder / "plots")
     assert dict(mpl.rcParams) == settings
     figures = run_figures(records)
     assert list(figures) == ["server", "clients", "partition", "traffic", "bytes", "weights.image"]

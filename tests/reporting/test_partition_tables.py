@@ -9,7 +9,7 @@ from PIL import Image
 from polyfed.reporting.page import html_report
 from polyfed.reporting.partition_charts import partition_sheet
 from polyfed.reporting.partition_tables import classes_of, column_counts, partition_tables, short_names, sources_of
-from polyfed.reporting.plots import draw_all
+from polyfed.reporting.plots import run_figures, save_figures
 from polyfed.runs.records import PartitionEntry, RunRecords
 
 
@@ -94,7 +94,7 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
     (tmp_path / "partition.json").write_text(json.dumps(entries))
     records = RunRecords.load(tmp_path)
     assert records.holdings["r-0"].columns == held["r-0"].columns
-    (path,) = draw_all(records)
+    (path,) = save_figures(run_figures(records), records.folder / "plots")
     with Image.open(path) as image:
         assert image.format == "PNG"
     page = html_report(records)

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from polyfed.reporting.plots import draw_all, run_figures
+from polyfed.reporting.plots import run_figures, save_figures
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_run
 
@@ -34,7 +34,7 @@ def bars_of(axes: Axes) -> list[Rectangle]:
 
 
 def test_an_empty_run_has_no_plots(tmp_path):
-    assert draw_all(RunRecords.load(tmp_path)) == []
+    assert save_figures(run_figures(RunRecords.load(tmp_path)), tmp_path) == []
     assert not (tmp_path / "plots").exists()
 
 

@@ -93,9 +93,13 @@ class FigureSheet:
         return drawing
 
     @cached_property
+    def _drawn(self) -> Figure:
+        return self.draw()
+
+    @cached_property
     def svg(self) -> str:
         """For a page: values appear on hovering."""
-        return svg_text(self.draw(), self.title)
+        return svg_text(self._drawn, self.title)
 
     @property
     def tables(self) -> list[TextTable]:
@@ -107,7 +111,7 @@ class FigureSheet:
         return self.svg
 
     def _repr_png_(self) -> bytes:
-        return png_bytes(self.draw())
+        return png_bytes(self._drawn)
 
     def save(self, path: Path | str) -> Path:
         """Write it as a PNG file, complete or not at all; returns the path."""

@@ -60,13 +60,15 @@ class PageSection:
         return bool(self.figures or self.tables or any(self.folded.values()) or self.text)
 
 
-def write_html_report(records: RunRecords, out: Path | None = None, *, figures: bool = True) -> Path:
+def write_html_report(
+    records: RunRecords, out: Path | None = None, *, figures: Mapping[str, FigureSheet] | None = None
+) -> Path:
     """Write the report as one HTML file; equal records give equal bytes.
 
     Args:
         records: of a run, finished or not.
         out: the file, by default ``report.html`` in the run folder.
-        figures: whether to draw them, which takes a second.
+        figures: as of ``run_figures``, which are those of None; an empty mapping: it shows none.
 
     Returns:
         The file.
@@ -80,14 +82,15 @@ def write_html_report(records: RunRecords, out: Path | None = None, *, figures: 
     return path
 
 
-def html_report(records: RunRecords, *, figures: bool = True) -> str:
+def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | None = None) -> str:
     """The whole page as text.
 
     Raises:
         RunError: environment or arrays of the run are damaged.
     """
-    head, sections = page_head(records), _sections(records, run_figures(records) if figures else {})
-    return rendered_page("page.html.j2", title=head["title"], head=head, sections=sections, figures=figures)
+    figures = run_figures(records) if figures is None else figures
+    head, sections = page_head(records), _sections(records, figures)
+    return rendered_page("page.html.j2", title=head["title"], head=head, sections=sections, figures=bool(figures))
 
 
 @functools.cache

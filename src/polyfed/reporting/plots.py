@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from polyfed.reporting.charts import FigureSheet, sheet_of
@@ -38,7 +39,6 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
     return {name: sheet for name, sheet in sheets.items() if sheet is not None}
 
 
-def draw_all(records: RunRecords) -> list[Path]:
-    """Draw what a run recorded; returns the files, none for what it did not record."""
-    folder = records.folder / "plots"
-    return [sheet.save(folder / f"{name}.png") for name, sheet in run_figures(records).items()]
+def save_figures(figures: Mapping[str, FigureSheet], folder: Path) -> list[Path]:
+    """Write each figure as a PNG file of its name; returns the files."""
+    return [sheet.save(folder / f"{name}.png") for name, sheet in figures.items()]

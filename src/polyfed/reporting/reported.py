@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from polyfed.reporting.page import write_html_report
-from polyfed.reporting.plots import draw_all
+from polyfed.reporting.plots import run_figures, save_figures
 from polyfed.reporting.report import write_report
 from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
@@ -80,8 +80,7 @@ class Reports(Callback):
         """Write them."""
         if isinstance(event, RunComplete):
             records = open_run(event.folder).records
-            figures = bool(records.section("run").get("plots", True))
-            if figures:
-                draw_all(records)
+            figures = run_figures(records) if records.section("run").get("plots", True) else {}
+            save_figures(figures, records.folder / "plots")
             write_report(records)
             write_html_report(records, figures=figures)

@@ -17,7 +17,7 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw nothing, which takes longer than all the rest; analyses do."""
-    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)
+    monkeypatch.setattr("polyfed.reporting.reported.run_figures", lambda records: {})
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def _layered(run_folder: Path) -> dict[str, Any]:
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
+        patch.setattr("polyfed.reporting.reported.run_figures", lambda records: {})  # takes longer than all the rest
         return polyfed.run(Experiment.load(content), folder).folder
 
 

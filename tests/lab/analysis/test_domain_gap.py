@@ -72,7 +72,7 @@ def gap_run(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
         "masks": {**common, "columns": {"mask": "mask"}},
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)
+        patch.setattr("polyfed.reporting.reported.run_figures", lambda records: {})
         return run(Experiment.load(content), tmp_path_factory.mktemp("gap") / "run").folder
 
 

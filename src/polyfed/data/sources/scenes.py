@@ -109,11 +109,11 @@ def _generated(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
 
 
 def _is_light(recipe: SceneRecipe, column: str) -> bool:
-    return recipe.count <= 1000 and column not in ("image", "mask", "audio")
+    return recipe.count <= 5000 and column not in ("image", "mask", "audio")
 
 
 # texts and labels of a split are read again for each view of it, and by every experiment that has the split
-_kept = lru_cache(maxsize=256)(_generated)
+_kept = lru_cache(maxsize=64)(_generated)
 
 
 # all columns of a split are made of the same scenes; four splits at a time bound memory
