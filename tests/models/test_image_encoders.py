@@ -1,9 +1,14 @@
 """ResNet, ViT and MobileNetV2 encoders."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 from encoder_cases import CONTEXT, PICTURES
+from torch import nn
 
+from polyfed.data.backbones import SubsamplingConv
 from polyfed.data.view import InputSpec
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.mobilenet import MobileNet
@@ -79,3 +84,25 @@ def test_vit_pools_cls_or_patches():
 def test_mobilenet_statistics_follow_the_batches_slowly():
     model = MobileNet(multiplier=0.25).build(8, PICTURES, CONTEXT)
     assert {m.momentum for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {0.1}
+
+
+def test_few_channels_and_odd_batches_give_the_gradients_of_a_plain_convolution():
+    encoder = ResNet(widths=(8, 16), depths=(1, 1), block="basic", norm="group")
+    model = encoder.build(4, InputSpec((3, 16, 16)), CONTEXT)
+    exact = copy.deepcopy(model).double()
+    for layer in exact.modules():
+        if isinstance(layer, SubsamplingConv):
+            layer.forward = partial(nn.Conv2d.forward, layer)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # with more than one, oneDNN's own kernel wrote beyond its memory
+    try:
+        for batch in (1, 3, 7, 21):
+            x = torch.randn(batch, 3, 16, 16)
+            for tower, inputs in ((model, x), (exact, x.double())):
+                tower.zero_grad()
+                tower(inputs).square().sum().backward()
+            for (name, ours), (_, plain) in zip(model.named_parameters(), exact.named_parameters(), strict=True):
+                assert torch.allclose(ours.grad.double(), plain.grad, rtol=1e-3, atol=1e-4), name
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(isinstance(layer, SubsamplingConv) for layer in model.modules()) == 1
