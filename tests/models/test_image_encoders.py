@@ -8,7 +8,7 @@ import torch
 from encoder_cases import CONTEXT, PICTURES
 from torch import nn
 
-from polyfed.data.backbones import SubsamplingConv
+from polyfed.data.convolutions import SubsamplingConv
 from polyfed.data.view import InputSpec
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.mobilenet import MobileNet

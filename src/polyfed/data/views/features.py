@@ -29,7 +29,6 @@ from polyfed.data.backbones import (
     BackboneTower,
     Pool,
     averaged_neighbours,
-    channels_last,
     digest,
     frozen_backbone,
     full_length,
@@ -39,6 +38,7 @@ from polyfed.data.backbones import (
     pool_of,
 )
 from polyfed.data.cache import remembered, unreadable
+from polyfed.data.convolutions import channels_last
 from polyfed.data.digests import content_digest
 from polyfed.data.pictures import ImageFit
 from polyfed.data.samples import Inputs

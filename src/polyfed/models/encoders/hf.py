@@ -16,7 +16,6 @@ from polyfed.data.backbones import (
     Backbone,
     BackboneTower,
     Pool,
-    channels_last,
     digest,
     frozen_backbone,
     locate,
@@ -25,6 +24,7 @@ from polyfed.data.backbones import (
     pool_of,
     pooled,
 )
+from polyfed.data.convolutions import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.native import Native
