@@ -99,11 +99,11 @@ def mean_of(controls: list[Tensors]) -> dict[str, Tensor]:
 
 
 def assert_close(found: Tensors, expected: Tensors) -> None:
-    """Equal to 1e-6 of the largest entry, but at least 1e-6."""
+    """Equal to 4e-6 of the largest entry, but at least 4e-6: sums of gradients near 1 are rounded in another order."""
     assert found.keys() == expected.keys()
     scale = max((float(value.abs().max()) for value in expected.values()), default=1.0)
     for name, value in expected.items():
-        assert float((found[name] - value).abs().max()) <= 1e-6 * max(scale, 1.0), name
+        assert float((found[name] - value).abs().max()) <= 4e-6 * max(scale, 1.0), name
 
 
 def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:
