@@ -36,7 +36,7 @@ def proximal(start: dict[str, Tensor], norm: str, mu: float) -> Callable[[Model,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "mu"), [("squared", 20.0), ("plain", 1.0)])
+@pytest.mark.parametrize(("norm", "mu"), [("squared", 20.0), ("plain", 2.0)])
 def test_two_rounds_equal_a_plain_loop(
     config: Config, tmp_path: Path, norm: str, mu: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
