@@ -75,7 +75,11 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
 
 
 @pytest.mark.parametrize("variate", ["path", "full"])
-def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, variate: str) -> None:
+def test_two_rounds_equal_a_plain_loop(
+    config: Config, tmp_path: Path, variate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # convolutions of oneDNN differ in last bits, which two rounds enlarge beyond the tolerance
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     config["algorithm"] = in_steps(config["algorithm"] | {"variate": variate}, 2)
     config["clients"]["paired"]["task"] = {"name": "retrieval", "reduction": "mean"}  # gradients near 1
     del config["server"]
@@ -99,11 +103,11 @@ def mean_of(controls: list[Tensors]) -> dict[str, Tensor]:
 
 
 def assert_close(found: Tensors, expected: Tensors) -> None:
-    """Equal to 4e-6 of the largest entry, but at least 4e-6: sums of gradients near 1 are rounded in another order."""
+    """Equal to 1e-6 of the largest entry, but at least 1e-6."""
     assert found.keys() == expected.keys()
     scale = max((float(value.abs().max()) for value in expected.values()), default=1.0)
     for name, value in expected.items():
-        assert float((found[name] - value).abs().max()) <= 4e-6 * max(scale, 1.0), name
+        assert float((found[name] - value).abs().max()) <= 1e-6 * max(scale, 1.0), name
 
 
 def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:

@@ -1,4 +1,4 @@
-"""How convolutions lie in memory, and one that oneDNN gets wrong."""
+"""The memory layout of convolutions, and a form of those whose gradient oneDNN gets wrong."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch.nn import functional
 
 
 class SubsamplingConv(nn.Conv2d):
-    """A convolution of single pixels with a stride, by taking the pixels first.
+    """A strided 1 x 1 convolution that first takes the pixels it needs, which gives the same map.
 
-    With channels last, fewer than 16 of them and an odd batch, the kernel of oneDNN for its gradient writes beyond its
-    memory (its issue 6035).
+    oneDNN's gradient of a plain one writes beyond its memory where fewer than 16 channels lie last and the batch is odd
+    (oneDNN issue 6035).
     """
 
     @classmethod
     def of(cls, plain: nn.Conv2d) -> SubsamplingConv:
-        """With the very parameters of a plain one."""
+        """With the same parameters as a plain one, not copies."""
         kind = {"bias": plain.bias is not None, "groups": plain.groups, "device": "meta"}
         made = cls(plain.in_channels, plain.out_channels, 1, plain.stride, **kind)  # type: ignore[arg-type]
         made.weight, made.bias = plain.weight, plain.bias
@@ -29,7 +29,10 @@ class SubsamplingConv(nn.Conv2d):
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """The model with its convolutions in the memory layout that suits CPUs and GPUs; images follow suit."""
+    """The model with its convolutions in the memory layout that suits CPUs and GPUs; images follow suit.
+
+    Strided 1 x 1 convolutions become ``SubsamplingConv``.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Conv2d and child.kernel_size == (1, 1) != child.stride and child.padding == (0, 0):

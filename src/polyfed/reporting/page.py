@@ -68,7 +68,7 @@ def write_html_report(
     Args:
         records: of a run, finished or not.
         out: the file, by default ``report.html`` in the run folder.
-        figures: as of ``run_figures``, which are those of None; an empty mapping: it shows none.
+        figures: what ``run_figures`` gave, where it is at hand; None makes them, an empty mapping leaves them out.
 
     Returns:
         The file.
