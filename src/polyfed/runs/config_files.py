@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError
+from polyfed.core.removed import removed
 from polyfed.core.untrusted import yaml_content
 from polyfed.runs.presets import parsed, preset_bases, preset_names, preset_text
 
@@ -48,7 +49,8 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
     elif str(source) in (*preset_names(), *preset_bases()):
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
-        raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
+        gone = removed("preset", str(source))
+        raise ConfigError(f"preset {gone}" if gone else f"no preset or file '{source}'; {_instead(str(source))}")
     return layers_of(content, path.parent, way)
 
 

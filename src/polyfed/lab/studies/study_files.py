@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.removed import removed
 from polyfed.core.untrusted import yaml_content
 from polyfed.runs.config_files import merged
 from polyfed.runs.presets import parsed
@@ -68,7 +69,8 @@ def study_content(source: str | Path, extending: tuple[str, ...] = ()) -> dict[s
     elif path.suffix in (SUFFIX, ".yml") or path.is_file():
         content = _read(path)
     else:
-        raise ConfigError(f"no study or file '{source}'; {nearest(str(source), own)}")
+        gone = removed("study", str(source))
+        raise ConfigError(f"study {gone}" if gone else f"no study or file '{source}'; {nearest(str(source), own)}")
     if not isinstance(content, dict):
         raise ConfigError(f"study '{source}' must be a mapping of settings, not {type(content).__name__}")
     content = _with_text_keys(content)

@@ -1,0 +1,15 @@
+"""What polyfed no longer has: a configuration that names it is told, in one line, which version does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REMOVED: Mapping[str, frozenset[str]] = {}
+"""Family of components as errors call it ("algorithm"), "preset", "study", or class of settings -> names and keys."""
+
+
+def removed(family: str, name: str) -> str:
+    """The line about a name that is gone; empty if there never was one."""
+    if name not in REMOVED.get(family, ()):
+        return ""
+    return f"'{name}' was removed in 0.4; version 0.3 has it (pip install 'polyfed<0.4')"

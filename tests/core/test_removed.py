@@ -1,0 +1,35 @@
+"""What is gone is told in one line, wherever a configuration names it."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.errors import ConfigError
+from polyfed.core.removed import REMOVED, removed
+from polyfed.lab.studies.study_files import study_content
+from polyfed.runs.config_files import read_layers
+
+LINE = r"was removed in 0\.4; version 0\.3 has it"
+
+
+def test_a_name_that_never_was_is_not_removed() -> None:
+    assert removed("algorithm", "creamfl") == ""
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED.get("algorithm", ())))
+def test_a_method_that_is_gone_says_so(name: str) -> None:
+    with pytest.raises(ValueError, match=LINE):
+        Algorithm.named(name)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED.get("preset", ())))
+def test_a_preset_that_is_gone_says_so(name: str) -> None:
+    with pytest.raises(ConfigError, match=LINE):
+        read_layers(name)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED.get("study", ())))
+def test_a_study_that_is_gone_says_so(name: str) -> None:
+    with pytest.raises(ConfigError, match=LINE):
+        study_content(name)
