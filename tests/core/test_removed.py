@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.cli.main import main
 from polyfed.core.errors import ConfigError
 from polyfed.core.removed import REMOVED, removed
 from polyfed.lab.studies.study_files import study_content
@@ -27,6 +30,12 @@ def test_a_method_that_is_gone_says_so(name: str) -> None:
 def test_a_preset_that_is_gone_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match=LINE):
         read_layers(name)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED.get("command", ())))
+def test_a_command_that_is_gone_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*name.split(), "runs/mine", "--option"]) == 2
+    assert re.search(LINE, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED.get("study", ())))

@@ -13,7 +13,6 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.data.sounds import wav
 from polyfed.export.model import export_model
-from polyfed.export.search_page import pictures_of_run, search_server
 from polyfed.reporting.gallery import gallery_entry, write_gallery
 from polyfed.reporting.outcome import headline
 from polyfed.reporting.recalls import chance_of, find_recalls
@@ -91,7 +90,7 @@ def test_models_take_and_export_what_they_were_trained_on(finished: Run, tmp_pat
     loaded = polyfed.load_model(out, allow_code=True).encode_modality("table", values)
     np.testing.assert_allclose(loaded, model.encode_modality("table", values), atol=1e-5)
     with pytest.raises(ConfigError, match="has no encoder of texts"):
-        search_server(finished.model_of("audio"), pictures_of_run(finished, model))
+        finished.model_of("audio").search("a red square", ["a.png"])
 
 
 def model_width(run: Run) -> int:

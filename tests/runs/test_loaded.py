@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +74,31 @@ def test_similarity_and_search_agree_with_products(tiny_run: Path) -> None:
     assert hits[0].similarity == pytest.approx(float((x @ y[0]).max()), abs=1e-6)
     assert model.search(pictures[0], texts, k=99) == model.search(pictures[0], y, k=99)
     assert len(model.search(pictures[0], texts, k=99)) == len(texts)
+
+
+def test_searches_encode_a_picture_once(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, encoded = load_model(tiny_run), []
+    pictures, texts = values(tiny_run)
+    encode = LoadedModel.encode_modality
+
+    def counted(self: LoadedModel, modality: str, items: Any) -> Any:
+        encoded.extend(items if modality == "image" else [])
+        return encode(self, modality, items)
+
+    monkeypatch.setattr(LoadedModel, "encode_modality", counted)
+    for name, data in zip("abc", pictures, strict=False):
+        (tmp_path / f"{name}.png").write_bytes(data)
+    gallery = [*pictures[3:], *(tmp_path / f"{name}.png" for name in "abc")]
+    first = [model.search(text, gallery) for text in texts[:3]]
+    assert len(encoded) == len(gallery)
+    assert [model.search(text, gallery) for text in texts[:3]] == first
+    (tmp_path / "b.png").write_bytes(pictures[5] + b" ")  # another picture under the same name
+    again = {hit.position: hit.similarity for hit in model.search(texts[0], gallery, len(gallery))}
+    assert len(encoded) == len(gallery) + 1
+    assert again[len(gallery) - 2] == pytest.approx(again[2], abs=1e-6)
+    monkeypatch.setattr("polyfed.runs.loaded._REMEMBERED", 5)
+    model.search(texts[0], pictures[:2])
+    assert len(model.remembered) == 2
 
 
 @pytest.mark.parametrize(

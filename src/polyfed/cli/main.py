@@ -11,7 +11,7 @@ import typer
 
 from polyfed.cli import results, running
 from polyfed.cli.analyse import analyse_app
-from polyfed.cli.console import fail, warnings_and_signals, with_argument_help
+from polyfed.cli.console import Commands, fail, warnings_and_signals, with_argument_help
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
 from polyfed.cli.init import init_command
@@ -45,7 +45,6 @@ _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "watch": running.watch_command,
         "report": results.report_command,
         "gallery": results.gallery_command,
-        "serve": results.serve_command,
         "evaluate": results.evaluate_command,
         "downstream": downstream_command,
         "analyse": analyse_app,
@@ -56,6 +55,7 @@ _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
 
 # commands import what they need when they run: --help and completion answer at once
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Multimodal federated learning: image, text and image-text clients train without sharing data.",

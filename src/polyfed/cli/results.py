@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Literal
@@ -64,31 +63,6 @@ def gallery_command(
 
     path = write_gallery(places.open(run), out, queries=queries, k=k, most=items, per_group=clients)
     typer.echo(f"written: {path} (pictures and texts of the data are in it: keep it where they may be)")
-
-
-def serve_command(
-    run: RunArgument,
-    *,
-    pictures: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="folder to search; by default the run's test data")
-    ] = None,
-    participant: Annotated[str, typer.Option(metavar="NAME", help="whose model: server, or a client's id")] = "server",
-    which: BestOrLast = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8765,
-    places: PlaceOptions,
-) -> None:
-    """Search pictures by text on a page that only the printed address opens, on this machine; Ctrl-C ends it.
-
-    Examples: polyfed serve runs/shop-seed0 --pictures ~/Pictures; polyfed serve runs/shop-seed0 --participant sellers-0
-    """
-    from polyfed.export.search_page import pictures_in, pictures_of_run, search_server
-
-    opened = places.open(run)
-    model = opened.model_of(participant, which)
-    searched = pictures_of_run(opened, model) if pictures is None else pictures_in(pictures, model)
-    with search_server(model, searched, port) as server, contextlib.suppress(KeyboardInterrupt):
-        typer.echo(f"{len(searched):,} pictures at {server.address} (Ctrl-C ends it)")
-        server.serve_forever()
 
 
 def evaluate_command(

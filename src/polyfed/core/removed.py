@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-REMOVED: Mapping[str, frozenset[str]] = {}
-"""Family of components as errors call it ("algorithm"), "preset", "study", or class of settings -> names and keys."""
+REMOVED: Mapping[str, frozenset[str]] = {"command": frozenset({"serve"})}
+"""Family as errors call it ("algorithm"), "preset", "study", "command", or class of settings -> names and keys."""
 
 
 def removed(family: str, name: str) -> str:

@@ -25,7 +25,7 @@ from polyfed.federation.client import SERVER
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.page import rendered_page
 from polyfed.reporting.tables import TextTable, figure
-from polyfed.runs.loaded import IMAGES, LoadedModel, loaded_model
+from polyfed.runs.loaded import LoadedModel, loaded_model
 from polyfed.runs.opened import Run
 
 _SIDE = 112  # pixels of a thumbnail
@@ -238,12 +238,6 @@ def envelope(samples: Float[np.ndarray, " n"]) -> str:
 
 def _uri(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def picture_shelf(run: Run, most: int) -> tuple[str, Shelf | None]:
-    """The pictures of a run's test data and what these are called; None where they have none."""
-    split = _test_split(run)
-    return f"{split.source}, {split.name}", _shelf(split, IMAGES, most, run.federation.data.context.pixels)
 
 
 def _test_split(run: Run) -> Split:

@@ -32,7 +32,7 @@ _MOST_CELLS = 15_000  # of a table: a hundred classes of a thousand clients woul
 _FIGURES = {"", *"0123456789+-"}  # what a figure begins with
 # text that slipped through as a script would not run, and nothing can be fetched
 _POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action {}"
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
 )
 
 
@@ -105,11 +105,11 @@ def page_templates() -> Environment:
     return templates
 
 
-def rendered_page(template: str, *, form_action: str = "'none'", **content: Any) -> str:
-    """A page of one of the templates, with its style in it; forms, if any, go to ``form_action``."""
+def rendered_page(template: str, **content: Any) -> str:
+    """A page of one of the templates, with its style in it."""
     from markupsafe import Markup
 
-    content |= {"policy": _POLICY.format(form_action), "style": Markup(resource("style.css"))}
+    content |= {"policy": _POLICY, "style": Markup(resource("style.css"))}
     return page_templates().get_template(template).render(content)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 Vectors = Float[np.ndarray, "n d"]
 IMAGES, TEXTS = "image", "text"
 _PICTURE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+_REMEMBERED = 100_000  # vectors of pictures, beyond which only those of the present gallery are kept
 
 
 class Hit(NamedTuple):
@@ -81,11 +83,13 @@ class LoadedModel:
         name: what it is, for people.
         dim: width d of its vectors.
         encoders: modality -> encoder.
+        remembered: vectors of the pictures that were searched, by file, date and size, or by content.
     """
 
     name: str
     dim: int
     encoders: Mapping[str, LoadedEncoder]
+    remembered: dict[object, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {', '.join(self.encoders)} -> {self.dim})"
@@ -158,15 +162,32 @@ class LoadedModel:
     def search(self, query: Any, gallery: Any, k: int = 10) -> list[Hit]:
         """The k entries of a gallery that are most similar to a query, the best first; ties in the gallery's order.
 
+        Pictures are encoded once: the next query finds their vectors.
+
         Args:
             query: a string is a text; anything else is a picture.
             gallery: vectors [n, d] of ``encode``; or pictures (strings are paths) for a text, texts for a picture.
             k: how many at most.
         """
         kind, other = (TEXTS, IMAGES) if isinstance(query, str) else (IMAGES, TEXTS)
-        scores = (self._vectors(other, gallery) @ self.encode_modality(self.modality_of(kind), query).T)[:, 0]
+        vectors = self._remembered(gallery) if other == IMAGES else self._vectors(other, gallery)
+        scores = (vectors @ self.encode_modality(self.modality_of(kind), query).T)[:, 0]
         order = np.argsort(-scores, kind="stable")[: max(0, k)]
         return [Hit(int(place), float(scores[place])) for place in order]
+
+    def _remembered(self, gallery: Any) -> Vectors:
+        """Vectors of pictures, of which those are encoded that no search has seen."""
+        if _are_vectors(gallery) or not (items := _several(gallery)):
+            return self._vectors(IMAGES, gallery)
+        modality, kept = self.modality_of(IMAGES), self.remembered
+        pictures = [_picture(item) for item in items]
+        keys = [_identity(picture) for picture in pictures]
+        new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in kept}
+        if len(kept) + len(new) > _REMEMBERED:
+            for key in kept.keys() - set(keys):
+                del kept[key]
+        kept.update(zip(new, self.encode_modality(modality, list(new.values())), strict=True))
+        return np.stack([kept[key] for key in keys])
 
     def takes(self, kind: str) -> bool:
         """Whether it has an encoder of pictures (``image``) or texts (``text``)."""
@@ -194,7 +215,7 @@ class LoadedModel:
         return named[0] if len(named) == 1 else None
 
     def _vectors(self, kind: str, values: Any) -> Vectors:
-        if isinstance(values, np.ndarray) and values.dtype.kind == "f" and values.ndim == 2:
+        if _are_vectors(values):
             if values.shape[1] != self.dim:
                 raise DataError(f"vectors of width {values.shape[1]}; this model's are {self.dim} wide")
             return values
@@ -280,6 +301,21 @@ def opened_apart(view: View, column: Column, modality: str, context: DataContext
         else:
             inputs(rows[:1])  # some read what the folder holds at first use; maps stay readable
         return inputs
+
+
+def _are_vectors(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype.kind == "f" and values.ndim == 2
+
+
+def _identity(picture: Mapping[str, Any]) -> object:
+    """What tells an image struct from others: its content, or its file's path, date and size."""
+    if picture.get("bytes") is not None:
+        return hashlib.sha256(picture["bytes"]).digest()
+    try:
+        stat = Path(picture["path"]).stat()
+    except OSError:
+        return picture["path"]  # it cannot be read, as its encoder says
+    return picture["path"], stat.st_mtime_ns, stat.st_size
 
 
 def _several(values: Any) -> list[Any]:
