@@ -112,7 +112,9 @@ class Settings(BaseModel):
         declared = declared_component(cls.family().home, name, (cls.__module__, cls.__qualname__))
         if declared is None:
             gone = removed(family, name)
-            raise ValueError(f"{family} {gone}" if gone else f"unknown {family} '{name}'; {nearest(name, cls.declared())}")
+            raise ValueError(
+                f"{family} {gone}" if gone else f"unknown {family} '{name}'; {nearest(name, cls.declared())}"
+            )
         try:
             kind: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
         except ModuleNotFoundError as error:
