@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 import polyfed
 from polyfed.algorithms.algorithm import Reply, client_step
@@ -117,15 +116,16 @@ def failing(config: Config, how: str) -> Config:
 
 
 class Lies(FedAvg):
-    """Some clients falsify the weights that they send, in every round."""
+    """Some clients falsify the weights that they send, from a round on."""
 
     liars: tuple[str, ...] = ()
     how: str = "huge"
+    since: int = 1
 
     @client_step(weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
         reply = super().fit(client, weights)
-        if client.name not in self.liars:
+        if client.name not in self.liars or client.clock.round < self.since:
             return reply
         false = {name: LIES[self.how](value, weights[name]) for name, value in reply.weights.items()}
         return Reply(weights=Weights(false), num_examples=client.num_examples)
@@ -142,14 +142,15 @@ LIES: dict[str, Any] = {
     "half": _unless_whole(lambda value, sent: value.half()),
     "double": _unless_whole(lambda value, sent: value.double()),
     "flags": lambda value, sent: value if value.is_floating_point() else value.bool(),
-    "counters": lambda value, sent: value if value.is_floating_point() else torch.full_like(value, 1 << 62),
     "back": lambda value, sent: value if value.is_floating_point() else sent - 1,
 }
 
 
-def lying(config: Config, how: str, liars: tuple[str, ...], count: int = 6) -> Config:
-    """Image clients of FedAvg, with batch normalisation, of which some lie."""
-    algorithm = {"name": f"{Lies.__module__}.Lies", "how": how, "liars": list(liars), "local_epochs": 1}
+def lying(config: Config, how: str, liars: tuple[str, ...], count: int = 6, since: int = 1) -> Config:
+    """Image clients of FedAvg, with batch normalisation and norm clipping, of which some lie from a round on."""
+    method = {"name": f"{Lies.__module__}.Lies", "how": how, "liars": list(liars), "since": since}
+    config["aggregation"] = {"clip": {"weight": 6}}
+    algorithm = method | {"local_epochs": 1}
     clients = {"image": config["clients"]["image"] | {"count": count}}
     config["data"]["sources"]["private"]["train"] = 16 * count
     return config | {"algorithm": algorithm, "clients": clients, "server": None, "public": None}

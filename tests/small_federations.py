@@ -19,7 +19,6 @@ from polyfed.runs.config_files import merged
 Config = dict[str, Any]
 
 METHODS = tuple(Algorithm.available())
-"""Of three clients and a few batches, an honest one moves one tensor or other far more than usual."""
 ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora", "feddat", "feddpa", "rcsr")
 """Methods of low-rank adapters."""
 NAMED = ("promptfl", "pfedprompt", "fedtpg", "fedclip")
@@ -293,15 +292,13 @@ def aligned(**algorithm: Any) -> Config:
         "model": {"dim": 8, "aligner": {"hidden": 16}, "encoders": encoders},
         "task": task,
     }
-    config = experiment(
+    return experiment(
         "aligned",
         {"scenes": scenes(18, 8, 12) | CAPTIONS},
         {"name": "fedaid"} | algorithm,
         server=participant,
         clients={"hospital": participant | {"count": 3, "training": training("adamw", 0.01, 12)}},
     )
-    config["aggregation"] = {"clip": None}
-    return config
 
 
 def classifiers(name: str = "fedproto", **algorithm: Any) -> Config:
@@ -361,8 +358,7 @@ def sized(config: Config, train: int) -> Config:
 
 
 def plain_sgd(config: Config, batch_size: int = 12) -> Config:
-    """The same federation with plain SGD everywhere, which ``by_hand.plain_training`` does, and nothing clipped."""
-    config["aggregation"] = config.get("aggregation", {}) | {"clip": None}
+    """The same federation with plain SGD everywhere, which ``by_hand.plain_training`` does."""
     for clients in config["clients"].values():
         clients["training"] = plain(0.001, batch_size)
     return config

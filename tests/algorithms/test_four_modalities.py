@@ -135,7 +135,6 @@ def suited(method: str) -> Config:
     if "server" not in own or own["server"] is None:
         config.pop("server")
     config["run"] |= {"rounds": 2, "eval_every": 2}
-    config["aggregation"] = {"clip": None}
     return config
 
 

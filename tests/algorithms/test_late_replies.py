@@ -33,7 +33,6 @@ RESUMED = {("creamfl", "buffered"), ("fedavg", "async")}
 
 def paced(method: str, pace: Config | str, rounds: int = 4, **run: Any) -> Config:
     config = federation_for(method)
-    config["aggregation"] = config.get("aggregation", {}) | {"clip": None}
     config["run"] |= {"rounds": rounds, "eval_every": rounds, "pace": pace} | run
     return config
 
@@ -158,7 +157,7 @@ def _rows(tensors: Any) -> dict[tuple[str, int], torch.Tensor]:
 def ruled(rule: Config, pace: Config, rounds: int = 6) -> Config:
     config = federation(None, 5, rounds=rounds, eval_every=rounds, pace=pace)
     config["algorithm"]["local_epochs"] = 1
-    return config | {"aggregation": {"robust": rule, "clip": None}}
+    return config | {"aggregation": {"robust": rule}}
 
 
 def test_robust_rules_compare_what_late_replies_count_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

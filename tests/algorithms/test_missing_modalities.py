@@ -59,7 +59,6 @@ def test_what_a_sample_lacks_is_never_looked_at(method: str, tmp_path: Path, mon
     if config is None:
         pytest.skip("all clients have one modality")
     config["run"] |= {"rounds": 2, "eval_every": 2}
-    config["aggregation"] = {"clip": None}
     monkeypatch.setattr(samples_module, "with_gaps", poisoned)
     run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not run.records.events

@@ -55,8 +55,7 @@ def test_all_reply_and_all_move(form: str, optimizer: str, tmp_path: Path) -> No
     before = _parameters(session)
     for number in (1, 2):
         play(session, number, number)
-        happened = {str(record["event"]) for record in round_records(session) if record["kind"] == "event"}
-        assert happened <= {"update_shortened"}
+        assert not [record for record in round_records(session) if record["kind"] == "event"]
     after = _parameters(session)
     assert all(value.isfinite().all() for tensors in after.values() for value in tensors.values())
     assert not {owner for owner in after if not _moved(before[owner], after[owner])}

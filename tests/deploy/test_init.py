@@ -94,6 +94,18 @@ def test_the_server_runs_the_same_experiment_over_superlink(tmp_path: Path) -> N
     assert again.algorithm == Experiment.load(experiment_settings()).algorithm
 
 
+def test_updates_are_clipped_unless_the_experiment_says_otherwise(tmp_path: Path) -> None:
+    def written(folder: str, **aggregation: Any) -> Any:
+        create(tmp_path / folder, experiment_settings() | {"aggregation": aggregation})
+        text = (tmp_path / folder / "server" / "experiment.yaml").read_text()
+        assert text.splitlines()[1].startswith("# aggregation.clip: an update longer than")
+        return yaml.safe_load(text)["aggregation"]["clip"]
+
+    assert written("a") == {"times": 4.0, "weight": 6.0}
+    assert written("b", clip={"times": 2}) == {"times": 2.0, "weight": None}
+    assert written("c", clip=None) is None
+
+
 def test_keys_on_one_machine_admit_the_sites(tmp_path: Path) -> None:
     made = create(tmp_path / "f", keys=True)
     for name in ("archive", "hospital"):

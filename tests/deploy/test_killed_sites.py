@@ -38,7 +38,7 @@ def settings(secret: Path | None = None, secure: str = "pairwise_masks") -> dict
         "server": {"source": "shared", "task": client["task"], "model": client["model"]},
         "clients": {name: {**client, "source": name} for name in SITES},
         "algorithm": {"name": "fedavg", "local_epochs": 1},
-        "aggregation": {"secure": secure, "clip": None},
+        "aggregation": {"secure": secure},
         "privacy": {
             "reply": {"weights": 1.0, "noise_multiplier": 4.0},
             "budget": {"epsilon": 3.0},

@@ -57,7 +57,6 @@ def break_data(site: Site) -> None:
 def federation(method: str, **reply: Any) -> Config:
     config = federation_for(method)
     config["privacy"] = {"reply": CLIPS | {"noise_multiplier": 3.0} | reply, "metrics": "clear"}
-    config["aggregation"] = {"clip": None}
     return config
 
 

@@ -1,61 +1,78 @@
-"""Lengths of updates, what is usual, and scaling down, against cases worked by hand."""
+"""Norms of updates, their median, and scaling down, against cases worked by hand and plain loops."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
-from polyfed.privacy.clipping import clipped, excess, lengths, medians, reach_of, update_norms
+from polyfed.privacy.clipping import median_norm, scaled, update_norm
 from polyfed.privacy.settings import AggregationSettings
-from polyfed.wire.payload import Logits, Weights
+from polyfed.wire.payload import Logits, Prototypes, Weights
 
-ZERO = {"w": torch.zeros(4), "n": torch.tensor(10)}
+values = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6)
 
 
-def test_lengths_are_norms_of_what_moved_and_of_rows() -> None:
-    new = Weights({"w": torch.tensor([3.0, 4.0, 0.0, 0.0]), "v": torch.tensor([12.0]), "n": torch.tensor(17)})
-    assert lengths(update_norms(new, ZERO)) == {"w": 5.0, "v": 12.0, "n": 7.0}
+def test_the_norm_is_one_of_all_floating_tensors() -> None:
+    start = {"w": torch.ones(2), "n": torch.tensor(10)}
+    new = Weights({"w": torch.tensor([4.0, 5.0]), "v": torch.tensor([12.0]), "n": torch.tensor(17)})
+    assert update_norm(new, start) == 13.0  # 3, 4, and 12 from 0
     half = Weights({"w": torch.full((4,), 300.0, dtype=torch.float16)})  # whose squares are beyond float16
-    assert lengths(update_norms(half, {})) == {"w": 600.0}
-    rows = Logits({"image": torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 2.0]])}, order="")
-    assert update_norms(rows, {})["image"].tolist() == [5.0, 1.0, 2.0]
-    assert lengths(update_norms(rows, {})) == {"image": 2.0}
+    assert update_norm(half, {}) == 600.0
+    assert update_norm(Weights({"n": torch.tensor(17)}), {}) == 0.0
+    rows = Logits({"image": torch.tensor([[3.0, 4.0], [0.0, 0.0]]), "text": torch.tensor([[12.0]])}, order="")
+    assert update_norm(rows, {}) == 13.0
 
 
-def test_what_is_usual_is_the_median_of_three_at_least() -> None:
-    seen = [{"w": 1.0, "n": 3.0}, {"w": 2.0, "n": 3.0}, {"w": 1e6, "n": 1e18}]
-    assert medians(seen, {"w": 4}) == {"w": 2.0, "n": 3.0}
-    assert medians(seen[1:], {"w": 4}) == {}
-    assert medians([{"w": 0.0}, {"w": 0.0}, {"w": 1.0}], {"w": 4}) == {}  # most do not move at all
-    assert medians([{"image": 2.0}, {"image": 3.0}, {"image": 9.0}], {}) == {"image": 3.0}
+@given(values, values)
+def test_norms_are_those_of_a_loop(new: list[float], start: list[float]) -> None:
+    both = list(zip(new, start, strict=False))
+    sent = {"w": torch.tensor([old for _, old in both]), "unused": torch.ones(3)}
+    bundle = Weights({"w": torch.tensor([value for value, _ in both]), "v": torch.tensor(new)})
+    squares = sum((value - old) ** 2 for value, old in both) + sum(value**2 for value in new)
+    assert update_norm(bundle, sent) == pytest.approx(math.sqrt(squares), rel=1e-5, abs=1e-4)
 
 
-def test_a_tensor_that_most_leave_alone_may_move_as_far_as_entries_do_on_average() -> None:
-    found = medians([{"w": 3.0, "b": 0.0, "n": 0.0}] * 3, {"w": 8, "b": 1})
-    assert found == {"w": 3.0, "b": pytest.approx(1.0), "n": 1.0}
+def test_a_median_is_of_three_at_least_and_not_0() -> None:
+    assert median_norm([1.0, 1e6, 2.0]) == 2.0
+    assert median_norm([1.0, 2.0, 3.0, 4.0]) == 2.5
+    assert median_norm([1.0, 1e6]) is None
+    assert median_norm([0.0, 0.0, 1e6]) is None
 
 
-def test_weights_may_move_as_far_as_they_are_long_vectors_and_statistics_farther() -> None:
-    sent = {"w": torch.full((3, 1), 2.0), "b": torch.zeros(1), "running_mean": torch.zeros(9), "n": torch.tensor(1)}
-    reach = reach_of(sent, Weights(sent), samples=7)
-    assert reach == {"w": pytest.approx(12**0.5), "b": pytest.approx(4 * 3**0.5), "running_mean": 12.0, "n": 7.0}
-    assert reach_of({}, Weights({"w": torch.ones(2, 2)}), samples=7) == {}
+@given(values, st.floats(0.01, 0.99))
+def test_what_is_scaled_has_so_much_of_its_change_and_its_direction(new: list[float], factor: float) -> None:
+    start = {"w": torch.full((len(new),), 0.5), "n": torch.tensor(3)}
+    bundle = Weights({"w": torch.tensor(new), "v": torch.tensor(new), "n": torch.tensor(9)})
+    found = scaled(bundle, start, factor)
+    for k, value in enumerate(new):
+        assert float(found["w"][k]) == pytest.approx(0.5 + factor * (value - 0.5), rel=1e-4, abs=1e-3)
+        assert float(found["v"][k]) == pytest.approx(factor * value, rel=1e-4, abs=1e-3)
+    assert found["n"] is bundle["n"]
+    assert update_norm(found, start) == pytest.approx(factor * update_norm(bundle, start), rel=1e-3, abs=1e-3)
 
 
-def test_what_is_r_bounds_long_counts_as_one_over_r() -> None:
-    new = Weights({"w": torch.full((4,), 8.0), "n": torch.tensor(110), "v": torch.ones(1)})  # 16 long, 100 counted
-    norms = update_norms(new, ZERO)
-    assert excess(norms, {"w": 4.0, "n": 50.0}) == (4.0, "w")
-    found = clipped(new, ZERO, norms, {"w": 4.0, "n": 50.0})
-    assert torch.equal(found["w"], torch.full((4,), 0.5))  # 1 long, a quarter of the bound
-    assert int(found["n"]) == 10 + 25
-    assert found["v"] is new["v"]  # of which nothing is known
+def test_what_is_scaled_keeps_its_kind_and_types() -> None:
+    rows = scaled(Logits({"label": torch.ones(2, 3, dtype=torch.float16)}, order="here"), {}, 0.5)
+    assert isinstance(rows, Logits)
+    assert rows.order == "here"
+    assert rows["label"].dtype == torch.float16
+    assert rows["label"].tolist() == [[0.5] * 3] * 2
+    means = {"a.means": torch.ones(1, 2), "a.counts": torch.tensor([4], dtype=torch.int32)}
+    found = scaled(Prototypes(means), {}, 0.5)
+    assert found["a.means"].tolist() == [[0.5, 0.5]]
+    assert found["a.counts"] is means["a.counts"]
 
 
-def test_it_is_on_where_the_server_sees_replies() -> None:
-    assert parse_settings(AggregationSettings, {}).clip is not None
-    assert parse_settings(AggregationSettings, {"secure": "unmasked"}).clip is None
+def test_nothing_is_clipped_unless_asked_for() -> None:
+    assert parse_settings(AggregationSettings, {}).clip is None
+    clip = parse_settings(AggregationSettings, {"clip": {}}).clip
+    assert clip is not None
+    assert (clip.times, clip.weight) == (4.0, None)
     with pytest.raises(ConfigError, match="times"):
         parse_settings(AggregationSettings, {"clip": {"times": 0}})

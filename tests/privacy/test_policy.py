@@ -20,9 +20,9 @@ def policy(**sections: Any) -> Policy:
 def test_without_protection_replies_leave_as_they_are() -> None:
     found = policy()
     assert found.words() == "none: replies of 'fedavg' leave as they are"
-    assert found.against_false() == "updates clipped to 4 medians"
+    assert found.against_false() == "nothing: each counts as it is"
     assert {found.how(sent) for sent in found.fields if sent.step == "fit"} == {"in the clear"}
-    assert policy(aggregation={"clip": None}).against_false() == "nothing: each counts as it is"
+    assert policy(aggregation={"clip": {}}).against_false() == "updates clipped to 4 medians"
 
 
 def test_noise_is_told_with_its_cost() -> None:

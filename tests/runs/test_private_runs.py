@@ -53,7 +53,6 @@ def federation(secret: Path | None = None, **privacy: Any) -> Config:
         "secret": None if secret is None else str(secret),
     } | privacy
     config["run"] |= {"rounds": 3, "evaluate_clients": 1}
-    config["aggregation"] = {"clip": None}
     return config
 
 
@@ -311,7 +310,6 @@ def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None
     clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
     config["privacy"] = {"reply": clips, "budget": {"epsilon": 8.0}, "metrics": "clear", "releases": 2}
     config["run"] |= {"rounds": 1}
-    config["aggregation"] = {"clip": None}
     run = finished(config, tmp_path / "run")
     assert 0 < run.records.last("server", "privacy")["epsilon"] <= 8.0
 

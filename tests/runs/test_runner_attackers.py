@@ -35,18 +35,18 @@ REFUSED = ("negative", "half", "double", "flags", "back")  # of minus three time
 
 @pytest.mark.parametrize("how", ["huge", *REFUSED])
 def test_those_who_lie_are_named_in_every_round_and_nobody_else(tiny: Config, tmp_path: Path, how: str) -> None:
-    config = lying(tiny, how, LIARS)
+    config = lying(tiny, how, LIARS, since=2)  # what norms are usual is known then
     result = polyfed.run(
         Experiment.parse(config | {"run": config["run"] | {"rounds": 3}}), tmp_path / "run", quiet=True
     )
     event = "client_excluded" if how in REFUSED else "update_shortened"
     told = [what for what in happened(result) if what[2] != "client_returned"]
-    assert told == [(number, liar, event) for number in (1, 2, 3) for liar in LIARS]
+    assert told == [(number, liar, event) for number in (2, 3) for liar in LIARS]
 
 
 def test_weights_a_million_times_too_long_move_a_mean_by_nothing(tiny: Config, tmp_path: Path) -> None:
     def after(liars: tuple[str, ...]) -> Any:
-        session = prepared(lying(tiny, "huge", liars), tmp_path / str(len(liars)))
+        session = prepared(lying(tiny, "huge", liars, since=2), tmp_path / str(len(liars)))
         for number in (1, 2):
             session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
         return session.server.weights["image"]
@@ -57,18 +57,17 @@ def test_weights_a_million_times_too_long_move_a_mean_by_nothing(tiny: Config, t
             assert float((lied[name] - value).norm()) < 0.2 * float(value.norm()) + 0.2, name
 
 
-@pytest.mark.parametrize("how", ["half", "double", "flags", "counters"])
-def test_the_stored_types_and_counters_are_the_servers(tiny: Config, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["half", "double", "flags"])
+def test_the_stored_types_are_the_servers(tiny: Config, tmp_path: Path, how: str) -> None:
     session = prepared(lying(tiny, how, ("image-0",)), tmp_path)
     before = {name: value.dtype for name, value in session.server.weights["image"].items()}
     session.experiment.algorithm.round(session.server, session.cohort(1, Ledger()))
     after = session.server.weights["image"]
     assert {name: value.dtype for name, value in after.items()} == before
-    assert all(float(value.max()) < 10 for value in after.values() if not value.is_floating_point())
 
 
 def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path) -> None:
-    config = lying(tiny, "far", LIARS)
+    config = lying(tiny, "far", LIARS, since=2)
     config["run"] = config["run"] | {"rounds": 3}
     complete = run(Experiment.parse(config), tmp_path / "complete")
     assert {(participant, event) for _, participant, event in happened(complete)} == {
@@ -82,7 +81,7 @@ def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path)
 
 def test_honest_clients_give_the_same_bits_with_and_without_bounds(tiny: Config, tmp_path: Path) -> None:
     config = lying(tiny, "huge", ())
-    free = config | {"aggregation": {"clip": None}}
+    free = config | {"aggregation": {}}
     runs = [polyfed.run(Experiment.parse(one), tmp_path / str(k), quiet=True) for k, one in enumerate((config, free))]
     assert left(runs[0]) == left(runs[1])
 
@@ -121,6 +120,7 @@ def test_a_method_sees_no_more_samples_than_a_client_counts_for(
 ) -> None:
     claiming(monkeypatch, "paired-0", 10**12)
     tiny["clients"]["paired"]["count"] = 3
+    tiny["aggregation"] = {"clip": {"weight": 6}}
     session = prepared(tiny | {"algorithm": {"name": algorithm, "local_epochs": 1}}, tmp_path)
     told: dict[str, int] = examples(session)
     joined = {info.id: info.samples for info in session.server.clients}

@@ -86,7 +86,7 @@ NOISE: Config = {"reply": {"weights": 1.0, "noise_multiplier": 1.0}}
     ids=["pace", "privacy"],
 )
 def test_twins_are_made_whatever_the_pace_and_the_noise(kind: str, change: Config) -> None:
-    config = three_kinds() | {"algorithm": {"name": "fedavg"}, "aggregation": {"clip": None}}
+    config = three_kinds() | {"algorithm": {"name": "fedavg"}}
     config["run"] |= {"evaluate_clients": False}
     made = twin(merged(config, change), kind)
     assert (made.privacy is None) == (kind != "no-private" or "privacy" not in change)

@@ -25,6 +25,7 @@ from polyfed.deploy.settings import (
     to_yaml,
 )
 from polyfed.federation.membership import member_ids
+from polyfed.privacy.clipping import Clipping
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.pacing import require_real_clock
 
@@ -40,11 +41,15 @@ Before the site goes online: polyfed deploy check FOLDER"""
 _LOCAL = ("name", "data", "run", "state_dir", "algorithms", "limits", "tracebacks", "demands", "roster")
 """What a site decides by itself stands before what was agreed upon."""
 _SERVER_COMMENT = "Where the server listens. The Caddyfile beside it was made from this; change both."
-_EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyfed run FILE"
+_EXPERIMENT_COMMENT = """\
+The federation's experiment, as the server runs it: polyfed run FILE
+aggregation.clip: an update longer than `times` medians is scaled down; null: no matter how long."""
 _CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
 _PLAN_COMMENT = """\
 What is to be run, for polyfed deploy check: what leaves, what hides it, which demands apply.
 A run that is otherwise, or of more rounds, is refused while site.yaml says demands.plan: exact."""
+_CLIPPING = Clipping(weight=6.0)
+"""Of what real sites send, unless the experiment says otherwise; they claim their numbers of samples, too."""
 _DATA_NOTE = "Put the site's data here, or say in site.yaml, at data.dir, where they are.\n"
 
 
@@ -170,7 +175,7 @@ def _create_server(server: ServerFolder, experiment: Experiment, address: Server
 
 
 def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[str, Any]:
-    """The experiment without its clients, to be run over SuperLink."""
+    """The experiment without its clients, to be run over SuperLink, with norm clipping unless it says otherwise."""
     content = experiment.model_dump(mode="json", exclude={"clients"})
     used = {experiment.public.source} if experiment.public else set()
     used |= {experiment.server.source} if experiment.server else set()
@@ -180,6 +185,8 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
             content["data"][name] = str(path.resolve())
     if content["privacy"] is not None:
         content["privacy"]["secret"] = None  # each site has its own
+    if experiment.aggregation.secure is None and "clip" not in experiment.aggregation.model_fields_set:
+        content["aggregation"]["clip"] = _CLIPPING.model_dump(mode="json")
     content["run"]["engine"] = {
         "name": "flower",
         "superlink": f"127.0.0.1:{address.superlink_port}",

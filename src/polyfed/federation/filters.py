@@ -6,29 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from statistics import median
 from typing import Protocol
 
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.privacy.clipping import (
-    ENOUGH,
-    Clipping,
-    Norms,
-    Usual,
-    clipped,
-    excess,
-    lengths,
-    medians,
-    reach_of,
-    room,
-    update_norms,
-)
+from polyfed.privacy.clipping import ENOUGH, Clipping, median_norm, scaled, update_norm
 from polyfed.wire.channel import Channel
 from polyfed.wire.messages import Request
-from polyfed.wire.payload import Payload, TensorBundle, Weights
+from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import StepSchema
 
 
@@ -242,124 +229,48 @@ CHECKS: tuple[Filter, ...] = (checks({}),)
 # ---- norm clipping
 
 
-Medians = dict[str, Usual]
-"""Step, field and architecture -> what was usual there at the last ask."""
-Few = dict[str, dict[str, Usual]]
-"""The same -> client -> lengths of its last update, where too few have come since for a median."""
+RecentNorms = dict[str, dict[str, float]]
+"""Step, field and architecture -> client -> norm of its update in the last ask."""
 
 
 @dataclass(frozen=True)
 class NormClip:
-    """Scales down what is far longer than usual, as it comes, and what its sender counts for.
-
-    Replies wait for each other only while nothing is known of changes that they hold, as in the first round of a method
-    that has some: these may be as long as anything.
+    """Scales down what is far longer than usual, as it comes.
 
     Attributes:
-        clipping: how long what may be.
-        usual: what was, in the last ask of each step, or asks where one has too few replies; brought up to date once
-            all have passed.
-        few: what those asks had.
+        clipping: how long an update may be.
+        recent_norms: those of the last ask of each step, brought up to date once all have passed; where it had too few
+            for a median, as where the server steps after each reply, the latest ones of other clients too.
     """
 
     clipping: Clipping
-    usual: Medians
-    few: Few = field(default_factory=dict)
+    recent_norms: RecentNorms
 
     def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
         if ask.schema.kind == "fresh":
-            yield from replies
-            return
-        seen, waiting = _Seen(self.few), list[tuple[Received, Mapping[str, Norms]]]()
-        for reply in replies:
-            norms = seen.noted(reply, ask)
-            if waiting or any(_key(reply, name, ask) not in self.usual for name in ask.changes):
-                waiting.append((reply, norms))  # and all that follow, so that the order stays
-            else:
-                yield self._held(reply, norms, ask, self.usual)
-        now = seen.medians()
-        for reply, norms in waiting:
-            yield self._held(reply, norms, ask, now | self.usual)
-        for key, usual in now.items():
-            # of changes the most is kept: first ones are long, and newcomers come at any time
-            before = self.usual.get(key, {}) if key.split("/")[1] in ask.changes else {}
-            self.usual[key] = {name: max(value, before.get(name, 0.0)) for name, value in usual.items()}
-        seen.forget()
+            return replies
+        medians = {key: median_norm(norms.values()) for key, norms in self.recent_norms.items()}
+        return self._passed(replies, ask, medians)
 
-    def _held(self, reply: Received, norms: Mapping[str, Norms], ask: Ask, usual: Mapping[str, Usual]) -> Received:
-        fields, notes, farthest = dict(reply.payload.fields), [], 1.0
+    def _passed(self, replies: Iterator[Received], ask: Ask, medians: Mapping[str, float | None]) -> Iterator[Received]:
+        norms: RecentNorms = {}
+        # unlike a loop, map lets go of a reply before it asks for the next
+        yield from map(lambda reply: self._clipped(reply, ask, medians, norms), replies)
+        for key, found in norms.items():
+            older = {} if len(found) >= ENOUGH else self.recent_norms.get(key, {})
+            self.recent_norms[key] = older | found
+
+    def _clipped(self, reply: Received, ask: Ask, medians: Mapping[str, float | None], norms: RecentNorms) -> Received:
+        fields, notes = dict(reply.payload.fields), []
         for name, bundle in reply.payload.bundles.items():
-            bounds = self._bounds(reply, name, ask, usual.get(_key(reply, name, ask), {}))
-            ratio, worst = excess(norms[name], bounds)
-            if ratio > 1:
-                farthest = max(farthest, ratio)
-                tensors = clipped(bundle, ask.start(reply.client, name), norms[name], bounds)
-                fields[name] = type(bundle)(tensors=tensors, **bundle.attributes())
-                notes.append(f"{name}: '{worst}' moved {ratio:.3g} times as far as aggregation.clip lets it")
+            start, key = ask.start(reply.client, name), f"{ask.step}/{name}/{reply.client.architecture}"
+            norm = norms.setdefault(key, {})[reply.client.id] = update_norm(bundle, start)
+            median = medians.get(key)
+            bound = inf if median is None else self.clipping.times * median
+            if norm > bound:
+                fields[name] = scaled(bundle, start, bound / norm)
+                notes.append(f"{name}: {norm / bound:.3g} times as long as aggregation.clip lets it be")
         if not notes:
             return reply
-        examples = reply.payload.scalars.get("num_examples")
-        if isinstance(examples, int):  # else a mean would count a reply of next to nothing as if all were well
-            fields["num_examples"] = max(1, int(examples / farthest))
         ask.shorten(reply.client, "; ".join(notes))
         return replace(reply, payload=Payload(fields))
-
-    def _bounds(self, reply: Received, name: str, ask: Ask, usual: Usual) -> Mapping[str, float]:
-        bundle, times = reply.payload.bundles[name], self.clipping.times * self._more_samples(reply.client, ask)
-        known = {tensor: times * room(tensor) * value for tensor, value in usual.items()}
-        if not isinstance(bundle, Weights):
-            return known
-        sent = ask.sent[reply.client.id].bundles.get(name, {}) if name in ask.changes else ask.start(reply.client, name)
-        own = reach_of(sent, bundle, reply.client.samples)
-        if name in ask.changes:  # a change may be as long as what it changes
-            return {tensor: max(value, own.get(tensor, 0.0)) for tensor, value in known.items()}
-        counters = known.keys() - _entries(bundle).keys()  # count batches, which medians know better
-        return {tensor: min(known.get(tensor, inf), own.get(tensor, inf)) for tensor in bundle} | {
-            tensor: known[tensor] for tensor in counters
-        }
-
-    def _more_samples(self, client: ClientInfo, ask: Ask) -> float:
-        """Times the usual samples that a client has: who has more trains for more steps, and comes as much farther."""
-        peers = [other.samples for other in ask.clients if other.architecture == client.architecture and other.samples]
-        if len(peers) < ENOUGH:
-            return 1.0
-        most = inf if self.clipping.weight is None else self.clipping.weight
-        return min(max(client.samples / median(peers), 1.0), most)
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Lengths of the updates of an ask, and of those before with too few, and what they say is usual."""
-
-    lengths: Few
-    entries: dict[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def noted(self, reply: Received, ask: Ask) -> Mapping[str, Norms]:
-        """Norms of a reply's updates by field."""
-        bundles = reply.payload.bundles
-        norms = {name: update_norms(bundle, ask.start(reply.client, name)) for name, bundle in bundles.items()}
-        for name, bundle in bundles.items():
-            key = _key(reply, name, ask)
-            self.lengths.setdefault(key, {})[reply.client.id] = lengths(norms[name])
-            self.entries.setdefault(key, _entries(bundle))
-        return norms
-
-    def medians(self) -> Medians:
-        found = {key: medians(list(self.lengths[key].values()), entries) for key, entries in self.entries.items()}
-        return {key: usual for key, usual in found.items() if usual}
-
-    def forget(self) -> None:
-        """Let go of what has told a median."""
-        for key in self.entries:
-            if len(self.lengths[key]) >= ENOUGH:
-                del self.lengths[key]
-
-
-def _key(reply: Received, name: str, ask: Ask) -> str:
-    return f"{ask.step}/{name}/{reply.client.architecture}"
-
-
-def _entries(bundle: TensorBundle) -> Mapping[str, int]:
-    if not isinstance(bundle, Weights):
-        return {}
-    return {name: value.numel() for name, value in bundle.items() if value.is_floating_point()}

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from polyfed.federation.filters import Ask, Received
 from polyfed.federation.paces import LatePace
-from polyfed.privacy.clipping import is_statistic
 from polyfed.wire.payload import Payload, Weights
+
+# torch's own names, and running means of classes
+_STATISTICS = ("running_mean", "running_var", "running_sums", "running_mass")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class LateReplies:
         now = ask.now(reply.client).bundles[name]
         then: Mapping[str, Tensor] = now if self.pace.onto_now else ask.start(reply.client, name)
         # differences of running statistics do not add up: a variance would become negative
-        starts = {key: now[key] if is_statistic(key) else then[key] for key in trained}
+        starts = {key: now[key] if key.endswith(_STATISTICS) else then[key] for key in trained}
         return Weights({key: moved(now[key], starts[key], value, reply.mixing) for key, value in trained.items()})
 
 

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -231,21 +231,16 @@ class AggregationSettings(Settings):
     """How replies are combined, whatever the method then does with them."""
 
     clip: Clipping | None = Field(
-        default_factory=Clipping,
-        description="what one client may do to an average, at most; None, as with secure, which hides it: anything",
+        default=None,
+        description="how long a client's update may be, at most; None: replies count as they are",
     )
     robust: SerializeAsAny[RobustRule] | None = Field(
         default=None,
         description="what a minority of false clients cannot move far: median, trimmed_mean, geometric_median, krum, "
-        "multi_krum, agreement; None: replies count as they are, within aggregation.clip",
+        "multi_krum, agreement; None: replies count as they are",
     )
     secure: SerializeAsAny[SecureSum] | None = Field(
         default=None,
         description="sums of which the server sees nothing but the result: pairwise_masks, or unmasked to compare "
         "with; None: it sees every reply",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _hidden(cls, values: Any) -> Any:
-        return {"clip": None, **values} if isinstance(values, Mapping) and values.get("secure") else values

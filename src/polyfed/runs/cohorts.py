@@ -15,7 +15,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
-from polyfed.federation.filters import Few, Filter, Medians, NormClip, checks
+from polyfed.federation.filters import Filter, NormClip, RecentNorms, checks
 from polyfed.federation.group_sums import GroupSum, GroupSums, mask_groups
 from polyfed.federation.grouped_cohort import GroupedCohort
 from polyfed.federation.late_replies import LateReplies
@@ -57,8 +57,7 @@ class Cohorts:
         engine: where clients are.
         events: are told of answers and exclusions.
         accepted: client -> version of its state after the last step whose reply was accepted.
-        medians: how long updates last were, by which the next are bounded.
-        few: how long those were of which too few have come since for a median.
+        recent_norms: how long updates last were, by whose median the next are bounded.
         away: clients that were excluded and have not answered since.
         fingerprint: of the run's spec, which keys of masked sums depend on.
         notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
@@ -71,8 +70,7 @@ class Cohorts:
     engine: Engine
     events: Callback
     accepted: dict[str, StateVersion] = field(default_factory=dict)
-    medians: Medians = field(default_factory=dict)
-    few: Few = field(default_factory=dict)
+    recent_norms: RecentNorms = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     fingerprint: str = ""
     notices: list[tuple[str, str, str]] = field(default_factory=list)
@@ -194,7 +192,7 @@ class Cohorts:
         return (
             checks(self.server.counted),
             # bounds are on what a client has changed, not on what that counts for; rules compare what does
-            *(() if clip is None else (NormClip(clip, self.medians, self.few),)),
+            *(() if clip is None else (NormClip(clip, self.recent_norms),)),
             *((LateReplies(pace),) if isinstance(pace, LatePace) else ()),
             *(() if rule is None else (RobustReplies(rule, in_order=not is_late),)),
         )
@@ -237,7 +235,7 @@ class Cohorts:
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"away": sorted(self.away), "accepted": self.accepted}
-        facts |= {"medians": self.medians, "few": self.few}
+        facts |= {"recent_norms": self.recent_norms}
         facts |= {PRIVACY: self.expenses.asked} if self.expenses.asked else {}
         return facts | ({PACE: self.timeline.facts()} if self.keeps_time else {})
 
@@ -251,8 +249,7 @@ class Cohorts:
         self.away = set(facts["away"])
         self.accepted = accepted_in(facts)
         self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
-        self.medians = {key: dict(values) for key, values in facts["medians"].items()}
-        self.few = {key: dict(lengths) for key, lengths in facts["few"].items()}
+        self.recent_norms = {key: dict(norms) for key, norms in facts["recent_norms"].items()}
 
 
 @dataclass(frozen=True)

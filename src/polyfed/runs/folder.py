@@ -70,8 +70,7 @@ class _Facts:
     best: Mapping[str, int | float]
     away: Sequence[str]
     accepted: Mapping[str, tuple[int, int]]
-    medians: Mapping[str, Mapping[str, Any]]
-    few: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    recent_norms: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)

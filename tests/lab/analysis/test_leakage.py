@@ -38,7 +38,7 @@ def overfitted(clients: int = 2, *, server: bool = False, **sections: Any) -> Co
         source |= {"train": 60 * clients, "difficulty": 1.0}
     config["algorithm"] |= {"local_epochs": 10} | sections.pop("algorithm", {})
     config["run"] |= {"rounds": 2, "evaluate_clients": False}
-    return config | {"aggregation": {"clip": None}} | sections
+    return config | sections
 
 
 FORMS: dict[str, Callable[[], Config]] = {

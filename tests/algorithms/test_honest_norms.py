@@ -1,0 +1,64 @@
+"""With norm clipping on, nobody honest is shortened: every method, at the learning rates of its presets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from by_hand import play
+from polyfed.privacy.clipping import median_norm
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.presets import preset_names
+from sessions import prepared, round_records
+from small_federations import METHODS, Config, federation_for, participants, sized
+
+SILENT = {"local", "server_only", "centralised"}
+"""Methods whose clients send nothing, or are one."""
+FAST = {"fedavg", "fedcola", "fedit", "scaffold", "fedmd"}
+
+
+@functools.cache
+def preset_optimizers() -> dict[str, list[Config]]:
+    """Method -> the optimizers of clients in its presets."""
+    found: dict[str, list[Config]] = {method: [] for method in METHODS}
+    for name in preset_names():
+        experiment = Experiment.read(name)
+        known = found[experiment.algorithm.component_name()]
+        optimizers = [group.training.optimizer.model_dump(mode="json") for group in experiment.clients.values()]
+        known += [one for k, one in enumerate(optimizers) if one not in known + optimizers[:k]]
+    return found
+
+
+def federations(method: str) -> Iterator[Config]:
+    """Four clients of each group, with every optimizer of the method's presets, or the small federation's own."""
+    for optimizer in preset_optimizers()[method] or [{}]:
+        config = sized(federation_for(method), 64)
+        for clients in config["clients"].values():
+            clients["count"] = 4
+            clients.pop("items", None)
+            clients.pop("partition", None)  # who has ten times the data may come farther than four medians
+        for participant in participants(config):
+            participant["training"]["optimizer"] = optimizer or participant["training"]["optimizer"]
+        config["aggregation"] = {"clip": {"times": 4}}
+        yield config
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        method if method in FAST else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
+        if method not in SILENT
+    ],
+)
+def test_nobody_honest_is_shortened(method: str, tmp_path: Path) -> None:
+    for k, config in enumerate(federations(method)):
+        session = prepared(config, tmp_path / str(k))
+        for number in (1, 2):
+            play(session, number, number)
+            told = [record for record in round_records(session) if record["kind"] == "event"]
+            assert told == [], config["clients"]
+        assert any(median_norm(norms.values()) for norms in session.cohorts.recent_norms.values())
