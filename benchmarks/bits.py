@@ -5,16 +5,20 @@
     python benchmarks/bits.py compare before.json --only scenes-demo --engines local serialized
 
 Every case below, a preset or a method on its federation, runs for two rounds on a few generated scenes in place of its
-data, on one thread. All run on the local engine, and again with each message encoded; those in ``DISTRIBUTED`` also on
-Ray and on Flower. What is compared is what a run measured, sent and learned, not how its folder is laid out: only
-``digests`` knows that.
+data, and on small pretrained networks drawn at random in place of its weights, on one thread. All run on the local
+engine, and again with each message encoded; those in ``DISTRIBUTED`` also on Ray and on Flower. What is compared is
+what a run measured, sent and learned, not how its folder is laid out: only ``digests`` knows that. No case shortens
+outlying updates: whether a run does is a default of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import hashlib
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyfed import Experiment, run
+from polyfed.core.errors import PolyfedError
 
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "local": {"name": "local"},
@@ -32,13 +37,16 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "ray": {"name": "ray", "workers": 2},
     "flower": {"name": "flower", "nodes": 2},
 }
-DISTRIBUTED = ("scenes-demo", "fedaid-scenes", "transfer-scaffold", "exchange-fedgems")
+DISTRIBUTED = ("scenes-demo", "fedaid-scenes", "transfer-scaffold", "exchange-fedgems", "secure-sums", "adapters-flora")
 
 _SIZES = "train: 96, validation: 16, test: 16, difficulty: 0.0, size: 32"
 _PAIRS = f"{{name: scenes, {_SIZES}, columns: {{image: image, text: captions}}, targets: {{label: label}}}}"
 _PICTURES = f"{{name: scenes, {_SIZES}, seed: 1, columns: {{image: image}}, targets: {{label: label}}}}"
 _TEXTS = f"{{name: scenes, {_SIZES}, seed: 2, columns: {{text: text}}, targets: {{label: topic}}}}"
-RUN = ("run.rounds=2", "run.eval_every=1", "run.evaluate_clients=1", "run.threads=1", "run.plots=false")
+RUN = (
+    *("run.rounds=2", "run.eval_every=1", "run.evaluate_clients=1", "run.threads=1", "run.plots=false"),
+    "aggregation.clip=null",
+)
 SMALL_DATA = (
     f"data.sources.flickr8k={_PAIRS}",
     f"data.sources.cifar100={_PICTURES}",
@@ -50,7 +58,11 @@ SMALL_DATA = (
     "run.sampling={kind: uniform, cohort: null}",
 )
 _IMAGES = "{name: resnet, widths: [8, 16], depths: [1, 1], view: {name: pixels, size: 32, augment: {flip: true}}}"
+_PIXELS = "{name: pixels, size: 16}"
+_TOKENS = "{name: tokens, length: 16, tokenizer: {name: hashing, size: 200}}"
 _WORDS = "{name: bag, width: 16, view: {name: tokens, length: 16, tokenizer: wordpiece}}"
+_GROUPED = f"{{name: resnet, widths: [8, 16], depths: [1, 1], norm: group, view: {_PIXELS}}}"
+_HASHED = f"{{name: bag, width: 16, view: {_TOKENS}}}"
 SMALL_MODELS = (
     f"server.model={{dim: 16, encoders: {{image: {_IMAGES}, text: {_WORDS}}}}}",
     f"clients.image.models=[{{dim: 16, encoders: {{image: {_IMAGES}}}}}]",
@@ -70,8 +82,7 @@ EXCHANGES = {  # on the data of fedafd-flickr8k, with models from scratch
     "exchange-fedet": "{name: fedet, local_epochs: 1}",
     "exchange-fedmkd": "{name: fedmkd, local_epochs: 1, byol: {predictor_width: 8}}",
     "exchange-margin": "{name: margin_weighted, local_epochs: 1}",
-    "exchange-fedproto": "{name: fedproto, local_epochs: 1}",
-    "exchange-fedtgp": "{name: fedtgp, local_epochs: 1, server_epochs: 2}",
+    "exchange-change": "{name: change_distillation, local_epochs: 1, warmup_rounds: 0}",
 }
 FEDAFD = {
     "fedafd-flickr8k": (),
@@ -90,8 +101,10 @@ CREAMFL = {
 }
 _AUGMENTED = "clients.image.models.0.encoders.image.view.augment={flip: true, crop: 0.5}"
 TRANSFERS = {  # on the data of fedcola-flickr8k, with its models
-    **{name: (f"algorithm={{name: {name}, local_steps: 2}}",) for name in ("fedavg", "fediot", "fedprox", "moon")},
-    "scaffold": ("algorithm={name: scaffold, local_steps: 2}",),
+    **{
+        name: (f"algorithm={{name: {name}, local_steps: 2}}",)
+        for name in ("fedavg", "fediot", "fedprox", "moon", "scaffold")
+    },
     "creamfl": ("algorithm={name: creamfl_averaged, local_steps: 20}",),
     "fed-mae": ("algorithm={name: fed_mae, decoder_depth: 1, decoder_width: 64, decoder_heads: 4, local_steps: 2}",),
     "fedema": ("algorithm={name: fedema, byol: {predictor_width: 96}, local_steps: 2}", _AUGMENTED),
@@ -100,6 +113,40 @@ TRANSFERS = {  # on the data of fedcola-flickr8k, with its models
         "clients.paired.test_split=test",
         "clients.paired.task.folds=[5, 1]",
     ),
+}
+_IN_STEPS = "local_steps: 2"
+ADAPTERS = {  # ranks of the two models of paired clients
+    **{name: (2, 2) for name in ("fedit", "ffa_lora", "fedsa_lora", "fedex_lora")},
+    **{name: (2, 3) for name in ("flora", "flexlora", "hetlora")},
+}
+NAMES = {  # adapters of pictures and of names of classes
+    "fedclip": ("attention", "null"),
+    "promptfl": ("null", "{name: prompts, length: 2}"),
+}
+_INCOMPLETE = "missing: {rates: {image: 0.3, text: 0.2}, concentration: 2.0, test: true}"
+_CLASSES = "task: {name: classification, target: label}, training: {batch_size: 8, optimizer: {kind: adam, lr: 0.01}}"
+GAPS = (
+    "server=null",
+    "public=null",
+    f"clients={{image: {{count: 1, source: flickr8k, items: 24, model: {{dim: 16, encoders: {{image: {_IMAGES}}}}}, "
+    f"{_CLASSES}}}, paired: {{count: 2, source: flickr8k, items: 48, {_INCOMPLETE}, "
+    f"model: {{dim: 16, encoders: {{image: {_IMAGES}, text: {_HASHED}}}}}, {_CLASSES}}}}}",
+)
+_MANY = tuple(f"clients.{group}.{key}" for group in ("image", "text", "paired") for key in ("count=3", "items=36"))
+_UNSEEN = (*_MANY, "run.evaluate_clients=false", "privacy.secret=SECRET")
+_DRAWN = "clients: {name: drawn, skew: 20}"
+RUNS = {  # FedAvg on the data of fedcola-flickr8k, run otherwise
+    "secure-sums": (*_MANY, "aggregation.secure=pairwise_masks"),
+    "robust-median": (*_MANY, "aggregation.robust={name: median, tolerated: 1}"),
+    "private-replies": (*_UNSEEN, "privacy.reply={weights: 1.0, noise_multiplier: 2.0}"),
+    "private-samples": (
+        "clients={image: {count: 2, source: cifar100, items: 48, "
+        f"model: {{dim: 16, encoders: {{image: {_GROUPED}}}}}, {_CLASSES}}}}}",
+        *("server=null", "public=null", "privacy.samples={noise_multiplier: 1.0}", *_UNSEEN[-2:]),
+    ),
+    "sent-as-int8": ("run.transport.dtype=int8",),
+    "pace-buffered": (f"run.pace={{name: buffered, replies: 3, {_DRAWN}}}", "run.rounds=4"),
+    "pace-async": (f"run.pace={{name: async, {_DRAWN}}}", "run.rounds=8", "run.eval_every=4"),
 }
 _ALIGNED = (*FEW_SCENES, "algorithm.local_steps=2", "algorithm.teacher.steps=2")
 _DEMO = (
@@ -117,6 +164,41 @@ def _shrunk(preset: str, *more: str) -> Case:
     return preset, (*SMALL_DATA, *SMALL_MODELS, *more)
 
 
+def _adapted(name: str, ranks: tuple[int, int]) -> Case:
+    offset = str(name in ("flora", "fedex_lora")).lower()
+
+    def model(rank: int, *modalities: str) -> str:
+        adapter = f"adapter: {{name: lora, rank: {rank}, offset: {offset}}}"
+        encoders = {
+            "image": f"image: {{name: hf, weights: vit, view: {_PIXELS}, {adapter}}}",
+            "text": f"text: {{name: hf, weights: bert, view: {_TOKENS}, {adapter}}}",
+        }
+        return f"{{dim: 16, encoders: {{{', '.join(encoders[modality] for modality in modalities)}}}}}"
+
+    own, other = ranks
+    return "fedcola-flickr8k", (
+        *SMALL_DATA,
+        "public=null",
+        f"server.model={model(own, 'image', 'text')}",
+        f"clients.image.models=[{model(own, 'image')}]",
+        f"clients.text.models=[{model(own, 'text')}]",
+        f"clients.paired.models=[{model(own, 'image', 'text')}, {model(other, 'image', 'text')}]",
+        f"algorithm={{name: {name}, {_IN_STEPS}}}",
+    )
+
+
+def _by_names(name: str, image: str, text: str) -> Case:
+    common = "name: hf, weights: clip, projection: own"
+    encoders = f"image: {{{common}, tower: vision, view: {_PIXELS}, adapter: {image}}}, "
+    encoders += f"text: {{{common}, tower: text, view: {_TOKENS}, adapter: {text}}}"
+    task = "task: {name: classification, target: label, names: {template: 'a {}', temperature: 0.1}}"
+    common = f"source: cifar100, model: {{dim: 8, encoders: {{{encoders}}}}}, {task}"
+    training = "training: {batch_size: 8, optimizer: {kind: adam, lr: 0.01}}"
+    clients = f"clients={{image: {{count: 2, items: 48, {common}, {training}}}}}"
+    algorithm = f"algorithm={{name: {name}, {_IN_STEPS}}}"
+    return "fedcola-flickr8k", (*SMALL_DATA, "public=null", f"server={{{common}}}", clients, algorithm)
+
+
 CASES: Mapping[str, Case] = {
     "scenes-demo": ("scenes-demo", _DEMO),
     "vqa-scenes": ("vqa-scenes", (*(f"data.sources.scenes.of.{key}" for key in ("train=96", "test=32")), *_DEMO[3:-1])),
@@ -127,6 +209,35 @@ CASES: Mapping[str, Case] = {
     **{name: _shrunk("fedafd-flickr8k", f"algorithm={settings}") for name, settings in EXCHANGES.items()},
     "fedcola-flickr8k": ("fedcola-flickr8k", (*SMALL_DATA, "algorithm.local_steps=2")),
     **{f"transfer-{name}": ("fedcola-flickr8k", (*SMALL_DATA, *settings)) for name, settings in TRANSFERS.items()},
+    "transfer-centralised": (
+        "fedcola-flickr8k",
+        (
+            *SMALL_DATA,
+            *(f"clients.{group}.count=1" for group in ("image", "text", "paired")),
+            f"algorithm={{name: centralised, {_IN_STEPS}}}",
+        ),
+    ),
+    **{
+        name: ("fedcola-flickr8k", (*SMALL_DATA, *settings, f"algorithm={{name: fedavg, {_IN_STEPS}}}"))
+        for name, settings in RUNS.items()
+    },
+    **{f"adapters-{name}": _adapted(name, ranks) for name, ranks in ADAPTERS.items()},
+    **{f"names-{name}": _by_names(name, *adapters) for name, adapters in NAMES.items()},
+    **{
+        f"gaps-{name}": ("fedcola-flickr8k", (*SMALL_DATA, *GAPS, f"algorithm={{name: {name}, {_IN_STEPS}}}"))
+        for name in ("fedmac", "mfcpl")
+    },
+    "segmentation-scenes": (
+        "segmentation-scenes",
+        tuple(f"data.sources.{n}.{key}" for n in ("pictures", "texts", "pairs") for key in ("train=72", "test=16")),
+    ),
+    "four-modalities": (
+        "four-modalities",
+        (
+            *(f"data.sources.{name}.{key}" for name in ("scenes", "alone") for key in ("train=96", "test=16")),
+            *("public.items=24", "algorithm.warmup_rounds=0", "algorithm.local_epochs=1"),
+        ),
+    ),
 }
 
 
@@ -158,12 +269,41 @@ def _hash(records: Iterable[Any]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
+@functools.cache
+def networks() -> Path:
+    """A folder with a small ViT, BERT and CLIP, as pretrained ones lie, and a secret that noise is drawn of."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    folder = Path(tempfile.mkdtemp(prefix="polyfed-bits-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    pictures = size | {"image_size": 16, "patch_size": 8}
+    words = size | {"vocab_size": 200, "max_position_embeddings": 24}
+    # texts have an end, which is where they are padded
+    towers = {"vision_config": pictures, "text_config": words | dict.fromkeys(("eos_token_id", "pad_token_id"), 0)}
+    torch.manual_seed(0)
+    vit = transformers.ViTModel(transformers.ViTConfig(**pictures), add_pooling_layer=False)
+    bert = transformers.BertModel(transformers.BertConfig(**words))
+    clip = transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=8))
+    for name, model in {"vit": vit, "bert": bert, "clip": clip}.items():
+        model.save_pretrained(folder / name)
+    (folder / "secret").write_bytes(bytes(range(32)))
+    (folder / "secret").chmod(0o600)
+    return folder
+
+
 def measure(name: str, engine: str) -> dict[str, str]:
-    """Run a case on an engine."""
+    """Run a case on an engine; what it left, or with which error it ended."""
     preset, overrides = CASES[name]
-    overrides = (*overrides, *RUN, f"run.engine={json.dumps(ENGINES[engine])}")
+    places = (f"data.weights_dir={networks()}", f"run.engine={json.dumps(ENGINES[engine])}")
+    overrides = tuple(setting.replace("SECRET", str(networks() / "secret")) for setting in overrides)
     with tempfile.TemporaryDirectory() as folder:
-        return digests(run(Experiment.load(preset, overrides), Path(folder) / "run").folder)
+        try:
+            return digests(run(Experiment.load(preset, (*RUN, *overrides, *places)), Path(folder) / "run").folder)
+        except PolyfedError as error:
+            return {"error": f"{type(error).__name__}: {error}"}
 
 
 def planned(names: Iterable[str], engines: Iterable[str]) -> list[tuple[str, str]]:
@@ -189,7 +329,9 @@ def main() -> int:
     torch.set_num_threads(1)
     keys = planned(options.only, options.engines)
     if options.what == "record":
-        recorded = {"/".join(key): _told(key, lambda found: f"{len(found)} digests") for key in keys}
+        recorded = {
+            "/".join(key): _told(key, lambda found: found.get("error", f"{len(found)} digests")) for key in keys
+        }
         options.file.write_text(json.dumps(recorded, indent=1))
         return 0
     before, differing = json.loads(options.file.read_text()), 0
