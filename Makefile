@@ -70,13 +70,20 @@ test-others: install
 test-all: export HYPOTHESIS_PROFILE := many
 test-all: test-docs test-methods test-engines test-deploy test-browser test-others
 
+# all figures against their limits, in one table and in a record, of which make pages makes docs/reference/speed.md:
+# about half an hour on two cores; exit status 1 if one lies outside its limit
 bench: install
-	@for name in losses evaluation engine gca released_round weights gates backbone aggregation transport engines studies; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python benchmarks/all.py --record benchmarks/record.json
+
+# memory by clients, averaging and one round: three minutes
+.PHONY: bench-short
+bench-short: install
+	$(BIN)/python benchmarks/all.py --plan short
 
 # memory of a deployment, and twenty kills: about half an hour on two cores
 .PHONY: bench-deployed
 bench-deployed: install
-	$(BIN)/python benchmarks/engines.py --memory --sizes 100MB
+	$(BIN)/python benchmarks/all.py --plan deployed
 	$(BIN)/python benchmarks/kills.py --kills 20
 
 lint: install

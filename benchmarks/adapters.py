@@ -17,6 +17,7 @@ import torch
 from backbone import deit_tiny
 
 LIMIT, SHARE = 1.1, 0.02
+WHAT = "FedIT, DeiT-tiny at 96 pixels, rank 4"
 CLIENTS, STEPS, BATCH, SIZE = 4, 10, 16, 96
 
 
@@ -85,13 +86,13 @@ def main() -> None:
             plain.append(loop(weights))
         ratio = min(ours) / min(plain)
         seconds = {"seconds": min(ours), "plain": min(plain)}
-        harness.report("adapters/round", ratio=ratio, against="peft", limit=LIMIT, ok=ratio <= LIMIT, **seconds)
+        harness.report(
+            f"{WHAT}: a round", ratio=ratio, against="a plain loop of peft, CPU time", limit=LIMIT, **seconds
+        )
         sent = sum(line.bytes for line in run.records.transfers if line.direction == "up" and line.round == 2) / CLIENTS
         whole = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
         share = sent / whole
-        harness.report(
-            "adapters/bytes", ratio=share, against="full fine-tuning", limit=SHARE, ok=share <= SHARE, sent=sent
-        )
+        harness.report(f"{WHAT}: what a client sends", ratio=share, against="the network", limit=SHARE, sent=sent)
 
 
 if __name__ == "__main__":

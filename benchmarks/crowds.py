@@ -21,8 +21,8 @@ import torch
 
 LIMIT = 100.0
 """KiB."""
-SIZES = {"10k": (12, 16), "500k": (620, 32)}
-"""Name -> width of the hidden layer, and d; pictures have 768 values, and there are 10 classes."""
+SIZES = {"10,000": (12, 16), "500,000": (620, 32)}
+"""Weights -> width of the hidden layer, and d; pictures have 768 values, and there are 10 classes."""
 FEW, MOST, SAMPLES = 10, 1000, 10
 IN_MEMORY = 16 << 20
 
@@ -79,12 +79,12 @@ def main() -> None:
         for clients in options.clients:
             more = (peaks[clients] - peaks[FEW] - 2 * IN_MEMORY) / (clients - FEW) / 1024
             harness.report(
-                f"crowds/{size}_{clients}",
-                ratio=peaks[clients] / peaks[FEW],
+                f"{clients:,} clients of SCAFFOLD, {size} weights: memory a client",
+                ratio=max(more, 0.0),
+                unit="KiB",
                 against=f"{FEW} clients",
-                kib_a_client=max(more, 0.0),
                 limit=LIMIT,
-                within=more <= LIMIT,
+                ratio_of_peaks=peaks[clients] / peaks[FEW],
                 peak_mib=peaks[clients] / 2**20,
                 rival_mib=peaks[FEW] / 2**20,
                 states_mib=clients * weights * 4 / 2**20,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import psutil
 import torch
@@ -40,10 +41,36 @@ def interleaved(works: Mapping[str, Work], repeats: int, shortest: float = 0.05)
     return {name: _median(taken) for name, taken in samples.items()}
 
 
-def report(name: str, *, ratio: float, against: str, **fields: object) -> None:
-    """Print one result as a JSON line; ``ratio`` compares with ``against``, measured in the same run."""
-    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in fields.items()}
-    print(json.dumps({"name": name, "ratio": round(ratio, 3), "against": against, **rounded}), flush=True)
+def report(
+    name: str,
+    *,
+    ratio: float,
+    against: str,
+    limit: float | None = None,
+    better: Literal["smaller", "larger"] = "smaller",
+    unit: str = "",
+    **fields: object,
+) -> None:
+    """Print one figure as a JSON line, with whether it is within its limit.
+
+    Args:
+        name: what was measured, as a table tells it.
+        ratio: the figure.
+        against: the rival, measured in the same run.
+        limit: what the ratio may be; None: the rival alone says something.
+        better: on which side of the limit it must be.
+        unit: of a figure that is no ratio.
+        fields: how it came about.
+    """
+    within = None if limit is None else (ratio <= limit if better == "smaller" else ratio >= limit)
+    found = {"name": name, "ratio": ratio, "unit": unit, "against": against, "limit": limit, "better": better}
+    rounded = {key: _rounded(value) for key, value in {**found, "within": within, **fields}.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def conditions() -> dict[str, object]:
+    """What a figure depends on that is not ours."""
+    return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}
 
 
 def peak_extra(work: Work, device: torch.device | str = "cpu") -> int:
@@ -57,6 +84,10 @@ def peak_extra(work: Work, device: torch.device | str = "cpu") -> int:
         return _peak_cuda(work, torch.device(device))
     _return_free_memory()
     return _peak_sampled(work) if not _reset_high_water() else _peak_high_water(work)
+
+
+def _rounded(value: object) -> object:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _loops(work: Work, shortest: float) -> int:

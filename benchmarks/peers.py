@@ -124,9 +124,9 @@ def bench(kind: str, clients: int, rounds: int, repeats: int, rivals: Mapping[st
         }
         weights = [key for key in found[0].files if key.startswith("w") and key != "wall"]
         harness.report(
-            f"fedavg_{kind}_{clients}_{name}",
+            f"FedAvg, {kind}, {clients:,} clients: {name}",
             ratio=median(ratios["cpu"]),
-            against="plain PyTorch loop, CPU (smaller is better)",
+            against="a plain PyTorch loop, CPU time",
             spread=[round(min(ratios["cpu"]), 2), round(max(ratios["cpu"]), 2)],
             wall_ratio=median(ratios["wall"]),
             cpu_seconds_a_round=median(float(np.median(turn["cpu"])) for turn in found),

@@ -9,7 +9,7 @@ each picture, once.
 What is left to save depends on the encoder: training a ResNet on a CPU takes both the same time; next to a perceptron
 data count, as they do on a GPU.
 
-Limit: 4 times as fast.
+Limit: 4 times as fast with the perceptron; the ResNet has none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 
-LIMIT = 4.0
+LIMITS = {"perceptron": 4.0, "resnet": None}
 SIZE, LENGTH, CAPTIONS = 64, 16, 5
 BATCH, RATE, MOMENTUM, CLIP = 64, 1e-4, 0.9, 2.0
 GAMMA, TAU, KD_WEIGHT, EPOCHS = 0.5, 0.5, 0.6, 5  # of the released code
@@ -297,15 +297,12 @@ def bench(encoder: str, public: int, side: int, rounds: int) -> None:
         batch = session.server.public_set.batch(torch.arange(BATCH))
         with torch.no_grad():
             losses = [float(party.task_loss(batch)) for party in (start, released.server)]
-    ratio = rival / (own + once)
     harness.report(
-        "creamfl_round",
-        ratio=ratio,
-        against="the released procedure (larger is faster)",
-        limit=LIMIT,
-        within=ratio >= LIMIT,
-        encoder=encoder,
-        public=CAPTIONS * public,
+        f"a round of CreamFL, {encoder}, {CAPTIONS * public:,} public pairs: times as fast",
+        ratio=rival / (own + once),
+        against="the released procedure, CPU time",
+        limit=LIMITS[encoder],
+        better="larger",
         side=side,
         rounds=rounds,
         seconds=own,

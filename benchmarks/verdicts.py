@@ -77,8 +77,8 @@ def main() -> None:
         for looks in LOOKS:
             found = line(claims, looks, studies)
             worst = max(found["wrong"], found.get("beside", 0.0))
-            name = f"verdicts/{claims} claims, {' then '.join(map(str, looks))} seeds"
-            harness.report(name, ratio=worst / LEVEL, against="the level of 0.05", ok=worst <= limit, **found)
+            name = f"verdicts of {claims} claims, {' then '.join(map(str, looks))} seeds"
+            harness.report(name, ratio=worst, against="the level of 0.05", limit=limit, **found)
 
 
 if __name__ == "__main__":

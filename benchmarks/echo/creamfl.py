@@ -97,9 +97,9 @@ def _digest(folder: Path, pattern: str) -> str:
 def _report(engine: str, found: Result, rival: str, other: Result, experiment: Experiment) -> None:
     equal = {f"identical_{what}": digest == other.digests[what] for what, digest in found.digests.items()}
     harness.report(
-        f"creamfl_{engine}",
+        f"a run of CreamFL, engine {engine}",
         ratio=found.seconds / other.seconds,
-        against=f"the {rival} engine, wall of the whole run (smaller is better)",
+        against=f"the {rival} engine, wall time",
         seconds=found.seconds,
         rival_seconds=other.seconds,
         round_seconds=[round(value, 2) for value in found.rounds],

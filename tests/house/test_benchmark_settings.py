@@ -1,29 +1,75 @@
-"""Presets and settings of benchmarks load."""
+"""Presets and settings of benchmarks load, and what the driver makes of their lines."""
 
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from polyfed.algorithms.algorithm import Algorithm
 from polyfed.runs.experiment import Experiment
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_presets_whose_runs_are_timed_load(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch):
+    """A benchmark as a module."""
     monkeypatch.syspath_prepend(str(PROGRAMS))
-    cases = importlib.import_module("before_after").CASES
-    assert len(cases) == 12
-    for preset, algorithm in cases.values():
-        chosen = Experiment.load(preset, [f"algorithm={algorithm}"] if algorithm else []).algorithm
-        assert chosen.component_name() in (algorithm or chosen.component_name())
+    return importlib.import_module
 
 
-def test_every_cell_of_the_table_on_leakage_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PROGRAMS))
-    program = importlib.import_module("leakage")
-    for method in program.KINDS:
-        for changes in program.protected(method).values():
-            assert Experiment.parse(program.federation(method, 0) | changes).algorithm.component_name() == method
+def test_every_case_of_bits_loads_and_every_method_has_one(program) -> None:
+    bits: ModuleType = program("bits")
+    used = set()
+    for preset, overrides in bits.CASES.values():
+        experiment = Experiment.load(preset, (*bits.RUN, *overrides))
+        assert experiment.aggregation.clip is None
+        used.add(experiment.algorithm.component_name())
+    assert used <= set(Algorithm.available())
+
+
+def test_every_cell_of_the_table_on_leakage_loads(program) -> None:
+    leakage = program("leakage")
+    for method in leakage.KINDS:
+        for changes in leakage.protected(method).values():
+            assert Experiment.parse(leakage.federation(method, 0) | changes).algorithm.component_name() == method
+
+
+def test_plans_name_benchmarks_that_exist(program) -> None:
+    for plan in program("all").PLANS.values():
+        assert not [name for name in plan if not (PROGRAMS / f"{name}.py").is_file()]
+
+
+BENCHMARK = """
+import sys, harness
+harness.report("small", ratio=1.1, against="a rival", limit=1.25)
+harness.report("fast", ratio=3.0, against="a rival", limit=4.0, better="larger")
+harness.report("beside", ratio=2.0, against="a rival")
+sys.exit("no data")
+"""
+
+
+def test_the_table_says_what_lies_outside_and_what_failed(program, monkeypatch, tmp_path, capsys) -> None:
+    driver = program("all")
+    (tmp_path / "made.py").write_text(BENCHMARK)
+    monkeypatch.setattr(driver, "HERE", tmp_path)
+    monkeypatch.setattr(driver, "PLANS", {"whole": {"made": ()}})
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
+    monkeypatch.setattr("sys.argv", ["all.py", "--record", str(tmp_path / "record.json")])
+    assert driver.main() == 1
+    shown = capsys.readouterr().out
+    rows = {line.split("  ")[0].strip(): line for line in shown.split("figure ")[1].splitlines()}
+    assert "<= 1.25" in rows["small"]
+    assert "within" in rows["small"]
+    assert ">= 4" in rows["fast"]
+    assert "OUTSIDE" in rows["fast"]
+    assert "no limit" in rows["beside"]
+    assert "FAILED" in rows["made.py"]
+    assert "no data" in rows["made.py"]
+    kept = json.loads((tmp_path / "record.json").read_text())
+    assert [figure["within"] for figure in kept["benchmarks"]["made"]["figures"]] == [True, False, None]
+    assert kept["benchmarks"]["made"]["error"] == "no data"

@@ -1,0 +1,176 @@
+"""All benchmarks that say something against a limit or a rival, then one table of their figures, and a record.
+
+    python benchmarks/all.py                  # the plan: half an hour on two cores
+    python benchmarks/all.py --plan short     # memory by clients, averaging, one round: three minutes
+    python benchmarks/all.py --plan deployed  # memory of a deployment: apart, as it takes long
+
+Each benchmark is a process of its own; its figures and their limits are the lines that ``harness.report`` prints. One
+that fails says so in the table, and the others go on. Exit status 1 if one fails, or a figure lies outside its limit.
+``--record FILE`` keeps the figures; `make pages` makes the tables of docs/reference/speed.md of them.
+
+The plan leaves out: the largest sizes and most repetitions of its benchmarks, kills (``kills.py``), the level of
+studies' verdicts (``verdicts.py``), what runs give away (``leakage.py``), other libraries (``peers.py``), and GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+Plan = Mapping[str, Sequence[str]]
+SHORT: Plan = {
+    "crowds": ("--clients", "100", "1000", "--sizes", "10,000"),
+    "aggregation": ("--quick",),
+    "released_round": ("--encoders", "perceptron", "--public", "100"),
+}
+PLANS: Mapping[str, Plan] = {
+    "whole": {
+        "losses": (),
+        "gca": (),
+        "weights": ("--quick",),
+        "evaluation": (),
+        "transport": (),
+        "aggregation": (),
+        "crowds": (),
+        "engine": (),
+        "released_round": (),
+        "gates": ("--quick",),
+        "backbone": (),
+        "adapters": (),
+        "secure_sum": ("--quick", "--samples", "2000"),
+        "engines": ("--quick", "--sizes", "10kB", "10MB"),
+        "studies": (),
+    },
+    "short": SHORT,
+    "deployed": {"engines": ("--memory", "--sizes", "100MB")},
+}
+"""Benchmark -> its arguments."""
+
+
+class Outcome(NamedTuple):
+    """What a benchmark left: its figures, how long it took, and why it failed, if it did."""
+
+    name: str
+    arguments: str
+    figures: list[dict[str, Any]]
+    seconds: float
+    error: str | None
+
+
+def run(name: str, arguments: Sequence[str]) -> Outcome:
+    """Run a benchmark, and show its lines as they come."""
+    began, figures, given = time.monotonic(), [], " ".join(arguments)
+    command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
+    print(f"# {name} {given}", flush=True)
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                if line.startswith("{"):
+                    figures.append(json.loads(line))
+        errors.seek(0)
+        said = errors.read().strip().splitlines()
+    error = None if process.returncode == 0 else (said[-1] if said else f"exit status {process.returncode}")
+    return Outcome(name, given, figures, time.monotonic() - began, error)
+
+
+def verdict(figure: Mapping[str, Any]) -> str:
+    """Whether a figure is within its limit."""
+    return {True: "within", False: "OUTSIDE", None: "no limit"}[figure["within"]]
+
+
+def limit(figure: Mapping[str, Any]) -> str:
+    """What a figure may be."""
+    sign = "<=" if figure["better"] == "smaller" else ">="
+    return "" if figure["limit"] is None else f"{sign} {figure['limit']:g}"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """All figures with their limits, and how long each benchmark took."""
+    rows = [("figure", "measured", "limit", "", "against")]
+    for outcome in outcomes:
+        rows += [
+            (f["name"], f"{f['ratio']:g} {f['unit']}".strip(), limit(f), verdict(f), f["against"])
+            for f in outcome.figures
+        ]
+        if outcome.error is not None:
+            rows.append((f"{outcome.name}.py", "", "", "FAILED", outcome.error))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
+    ]
+    took = ", ".join(f"{outcome.name} {outcome.seconds:.0f}" for outcome in outcomes)
+    whole = sum(outcome.seconds for outcome in outcomes)
+    return "\n".join([*lines, "", f"seconds: {took}; together {whole / 60:.1f} minutes"])
+
+
+def machine() -> dict[str, Any]:
+    """The machine in general words."""
+    found = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+    return found | {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def commit() -> str:
+    """The commit that is measured; with a plus where files were changed since."""
+
+    def told(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = told("status", "--porcelain", "--untracked-files=no", "--", "../src", ".")
+    return told("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
+
+
+def record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What is kept."""
+    kept = ("name", "ratio", "unit", "against", "limit", "better", "within")
+    return {
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "benchmarks": {
+            outcome.name: {
+                "arguments": outcome.arguments,
+                "seconds": round(outcome.seconds),
+                "error": outcome.error,
+                "figures": [{key: figure[key] for key in kept} for figure in outcome.figures],
+            }
+            for outcome in outcomes
+        },
+    }
+
+
+def main() -> int:
+    """Run a plan."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", choices=PLANS, default="whole")
+    parser.add_argument("--only", nargs="+", metavar="BENCHMARK", help="these of the plan alone")
+    parser.add_argument("--record", type=Path, help="where to keep the figures")
+    options = parser.parse_args()
+    plan = PLANS[options.plan]
+    outcomes = [run(name, plan[name]) for name in options.only or plan]
+    print(f"\n{table(outcomes)}")
+    if options.record is not None:
+        options.record.write_text(json.dumps(record(outcomes), indent=1) + "\n")
+    figures = [figure for outcome in outcomes for figure in outcome.figures]
+    failed = [outcome.name for outcome in outcomes if outcome.error is not None]
+    outside = [figure["name"] for figure in figures if figure["within"] is False]
+    print(f"{len(figures)} figures, {len(outside)} outside their limits; {len(failed)} benchmarks failed")
+    return 1 if failed or outside else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
