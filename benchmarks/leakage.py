@@ -19,8 +19,8 @@ from typing import Any
 import polyfed
 from polyfed import open_run
 from polyfed.core.device import cpu_threads
+from polyfed.lab.analysis.leakage.attacks import AttackPlan
 from polyfed.lab.analysis.leakage.report import run_leakage
-from polyfed.lab.analysis.leakage.situation import AttackPlan
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.runs.experiment import Experiment
 
@@ -45,7 +45,7 @@ TEXTS = SCENES | {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
 
 def federation(method: str, seed: int) -> Settings:
     """A method without protection."""
-    return {"fedavg": _weights, "fedmd": _logits, "creamfl": _representations, "fedproto": _prototypes}[method](seed)
+    return {"fedavg": _weights, "fedmd": _logits, "creamfl": _representations}[method](seed)
 
 
 def _common(sources: Settings, algorithm: Settings, clients: Settings, seed: int, **more: Any) -> Settings:
@@ -86,12 +86,7 @@ def _representations(seed: int) -> Settings:
     return _common(sources, algorithm, both | {"source": "pairs"}, seed, server=server, public={"source": "public"})
 
 
-def _prototypes(seed: int) -> Settings:
-    sources = {"texts": TEXTS | {"train": CLIENTS * ITEMS}}
-    return _common(sources, {"name": "fedproto", "local_epochs": 10, "largest_norm": None}, _texts(), seed)
-
-
-KINDS = {"fedavg": "weights", "fedmd": "logits", "creamfl": "representations", "fedproto": "prototypes"}
+KINDS = {"fedavg": "weights", "fedmd": "logits", "creamfl": "representations"}
 
 
 def protected(method: str) -> Mapping[str, Settings]:
@@ -120,39 +115,28 @@ COLUMNS = (
     "LiRA: AUC",
     "told ",
     "final model: AUC",
-    "words: precision",
-    "recall",
-    "classes: AUC",
-    "kept model: AUC",
 )
 
 
 def row(leakage: dict[str, Any]) -> dict[str, float]:
-    """Figures of what crossed, and of models; means over clients."""
+    """Figures of what crossed, and of final models; means over clients."""
     members = leakage["findings"]["membership"]
-    sent = [one for one in members if one["crosses"] and not one["on"].startswith("final")]
-    simple = [one for one in sent if "LiRA" not in one["attack"]]
-    online = [one for one in sent if one["attack"] == "LiRA online"]
     final = [one for one in members if one["on"].startswith("final") and one["attack"] == "loss threshold"]
-    kept = [one for one in members if not one["crosses"] and one["attack"] == "loss threshold"]
-    words, classes = leakage["findings"]["words"], leakage["findings"]["classes"]
+    sent = [one for one in members if not one["on"].startswith("final")]
+    simple = [one for one in sent if one["attack"] != "LiRA"]
+    ratios = [one for one in sent if one["attack"] == "LiRA"]
     values = (
         _mean(simple, "auc"),
         _mean(simple, "tpr_at_1_percent"),
-        _mean(online, "auc"),
-        _mean(online, "tpr_at_1_percent"),
+        _mean(ratios, "auc"),
+        _mean(ratios, "tpr_at_1_percent"),
         _mean(final, "auc"),
-        _mean(words, "precision"),
-        _mean(words, "recall"),
-        _mean(classes, "auc"),
-        _mean(kept, "auc"),
     )
     return {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
 
 
 def _mean(findings: Sequence[dict[str, Any]], name: str) -> float | None:
-    figures: list[Any] = [one[name] for one in findings]
-    values = [figure["value"] if isinstance(figure, dict) else figure for figure in figures]
+    values = [one[name]["value"] for one in findings]
     return fmean(values) if values else None
 
 
@@ -166,12 +150,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--shadows", type=int, default=16, help="of weights and prototypes; rows need none")
+    parser.add_argument("--shadows", type=int, default=16, help="of weights; rows need none")
     options = parser.parse_args()
     print(f"| method | protection | {' | '.join(COLUMNS)} |\n|{' --- |' * (len(COLUMNS) + 2)}")
     for method in options.methods:
-        shadows = options.shadows if method in ("fedavg", "fedproto") else 0
-        plan = AttackPlan(attacks=("membership", "words", "classes"), shadows=shadows, clients=2)
+        plan = AttackPlan(attacks=("membership",), shadows=options.shadows, clients=2)
         for protection, changes in protected(method).items():
             cells: dict[str, list[float]] = {name: [] for name in COLUMNS}
             for seed in options.seeds:

@@ -15,7 +15,7 @@ from polyfed.lab.analysis.questions import QUESTIONS
         ("landscape", {"grid": 21, "model": "last"}, "landscape"),
         ("landscape", {"grid": 5, "model": "best"}, "landscape-grid5-modelbest"),
         ("centres", {"data": ["a", "b"]}, "centres-dataa,b"),
-        ("leakage", {"trials": 7}, "leakage"),
+        ("leakage", {"passes": 7}, "leakage"),
     ],
 )
 def test_a_name_has_the_options_that_differ(question: str, options: dict[str, Any], name: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,36 +160,23 @@ def across(run: Run, *, model: Which = "last") -> AnalysisResult:
 def leakage(
     run: Run,
     *,
-    attacks: Annotated[list[str] | None, Field(description="membership, words, pictures, classes, canaries")] = None,
+    attacks: Annotated[list[str] | None, Field(description="membership, canaries; by default both")] = None,
     clients: Annotated[int, Field(ge=1, description="attacked at most, of each architecture in turn")] = 3,
     samples: Annotated[int, Field(ge=10, description="members at most, and as many others")] = 200,
     shadows: Annotated[int, Field(ge=0, description="shadow trainings a client, even; 0: none")] = 8,
     passes: Annotated[int, Field(ge=1, description="over public samples, of a surrogate")] = 60,
-    batches: Annotated[list[int] | None, Field(description="sizes of reconstructed batches; by default 1,4")] = None,
-    trials: Annotated[int, Field(ge=1, description="batches of each size and client")] = 2,
-    steps: Annotated[int, Field(ge=1, description="of a reconstruction")] = 300,
     canaries: Annotated[int, Field(ge=10, description="samples of a client that get a random label")] = 20,
     seed: Annotated[int, Field(ge=0, description="of all that attacks draw")] = 0,
     model: Which = "last",
 ) -> AnalysisResult:
-    """Attack what clients sent in the last round, and the models: what did the run give away? Simulations."""
+    """Attack what clients sent in the last round, and the models: whose samples does it tell? Simulations."""
+    from polyfed.lab.analysis.leakage.attacks import AttackPlan
     from polyfed.lab.analysis.leakage.report import run_leakage
-    from polyfed.lab.analysis.leakage.situation import ATTACKS, AttackPlan
     from polyfed.lab.analysis.simulated import Simulated
 
-    plan = AttackPlan(
-        ATTACKS if attacks is None else tuple(attacks),
-        clients,
-        samples,
-        shadows,
-        passes,
-        (1, 4) if batches is None else tuple(batches),
-        trials,
-        steps,
-        canaries,
-        seed,
-    )
-    return run_leakage(Simulated(run, model), plan)
+    plan = AttackPlan(clients=clients, samples=samples, shadows=shadows, passes=passes, canaries=canaries, seed=seed)
+    chosen = plan if attacks is None else replace(plan, attacks=tuple(attacks))
+    return run_leakage(Simulated(run, model), chosen)
 
 
 def _server(run: Run, model: str) -> ServerModel:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from scipy.stats import rankdata
 
 LEVEL = 0.95
 FALSE_POSITIVES = 0.01
-NO_MODEL = "these are no weights of a model"
 _DRAWS = 1000
 
 Scores = NDArray[np.float64]
@@ -50,10 +49,6 @@ class Discrimination:
         told = int((members > threshold(others)).sum())
         rate = Interval(told / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
-
-    def result(self, on: str, attack: str, *, is_protected: bool, crosses: bool = True) -> AttackResult:
-        """What an attack by these scores says."""
-        return AttackResult(on, attack, crosses, self.to_json(), leak_verdict(self.auc, is_protected=is_protected))
 
     def to_json(self) -> dict[str, object]:
         intervals = {"auc": dict(vars(self.auc)), "tpr_at_1_percent": dict(vars(self.rate))}
@@ -106,38 +101,21 @@ def leak_verdict(auc: Interval, *, is_protected: bool) -> str:
 
 
 @dataclass(frozen=True)
-class AttackResult:
+class Finding:
     """What one attack found on one thing.
 
     Attributes:
         on: what was attacked.
         attack: by what.
-        crosses: whether what was attacked left its client.
-        figures: for file and table.
-        says: in words.
+        says: the verdict, or why the attack does not apply.
+        figures: for file and table; none where it does not apply.
     """
 
     on: str
     attack: str
-    crosses: bool
-    figures: Mapping[str, object]
     says: str
+    figures: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        about = {"on": self.on, "attack": self.attack, "crosses": self.crosses}
-        return {**about, **self.figures, "verdict": self.says}
-
-
-@dataclass(frozen=True)
-class NoAttack:
-    """That an attack does not apply to a thing, and why."""
-
-    on: str
-    attack: str
-    reason: str
-
-    def to_json(self) -> dict[str, str]:
-        return dict(vars(self))
-
-
-Found = Iterator[AttackResult | NoAttack]
+        about = {"on": self.on, "attack": self.attack}
+        return {**about, **self.figures, "verdict": self.says} if self.figures else {**about, "reason": self.says}

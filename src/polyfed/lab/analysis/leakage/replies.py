@@ -8,16 +8,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Reply
 from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
@@ -25,18 +23,19 @@ from polyfed.engines.attacking import AttackingSite
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort
+from polyfed.federation.filters import Ask, Received
 from polyfed.federation.membership import Member
+from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.state import flatten, unflatten
 from polyfed.lab.analysis.simulated import Simulated
-from polyfed.privacy.guard import PRIVATE, PrivacyGuard
-from polyfed.privacy.settings import UPDATE
+from polyfed.privacy.guard import PRIVATE
 from polyfed.runs.events import Callbacks
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer, Request
-from polyfed.wire.payload import Payload, TensorBundle, Weights
+from polyfed.wire.messages import StateVersion
+from polyfed.wire.payload import Payload, TensorBundle
 
 _LEFT_BEHIND = ("models", "plots", "analysis", "arrays", "report.*", "*.png")
 
@@ -47,17 +46,15 @@ class SeenReply:
 
     Attributes:
         clients: who made it: one client, or all of a type whose sum it is.
-        request: that a client got; of a sum, its first client.
-        received: content of the request.
+        step: that was asked for.
+        version: round, and number of the request in it.
         content: the reply as it left, or the mean of a type.
-        is_one_of_several: whether the same clients also answered another step of the round.
     """
 
     clients: tuple[str, ...]
-    request: Request
-    received: Payload
+    step: str
+    version: StateVersion
     content: Payload
-    is_one_of_several: bool = False
 
     @property
     def is_sum(self) -> bool:
@@ -69,9 +66,8 @@ class SeenReply:
 
     @property
     def who(self) -> str:
-        """The client, or the sum of so many; with the step where they answered several."""
         name = f"sum of {len(self.clients)} clients" if self.is_sum else self.clients[0]
-        return f"{name} ({self.request.step})" if self.is_one_of_several else name
+        return f"{name} ({self.step})"
 
 
 @dataclass(frozen=True)
@@ -92,70 +88,47 @@ class SeenRound:
 
 
 @dataclass
-class StagedSite(AttackingSite):
-    """A place where some clients have other training samples than their own.
-
-    Attributes:
-        samples: client -> what it trains on.
-    """
+class _StagedSite(AttackingSite):
+    """A place where some clients have other training samples than their own."""
 
     samples: Mapping[str, Samples] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, site: Site, samples: Mapping[str, Samples], guard: PrivacyGuard | None) -> Self:
-        """The same place with other samples, and what protects replies."""
-        place = (site.federation, site.spec, site.store, site.device, site.evaluation_batch, site.limits)
-        return cls(*place, guard=guard, samples=samples)
+    def of(cls, site: Site, samples: Mapping[str, Samples]) -> Self:
+        return cls(**{item.name: getattr(site, item.name) for item in fields(Site) if item.init}, samples=samples)
 
-    def data_of(self, member: Member) -> Any:
-        data = super().data_of(member)
-        return replace(data, train=self.samples[member.id]) if member.id in self.samples else data
+    def train_of(self, member: Member) -> Samples:
+        return self.samples[member.id] if member.id in self.samples else super().train_of(member)
 
 
 @dataclass
-class _Watched(Cohort):
+class _WatchedCohort(Cohort):
     """A cohort that notes what comes back."""
 
     seen: list[SeenReply] = field(default_factory=list)
 
-    def ask(self, step: Callable[..., Reply], **more: Any) -> Iterator[Reply]:
-        summed = self.secure is not None and step.__name__ in self.secure.weights
-        channel, sent = self.channel, dict[str, Request]()
+    def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
+        for reply in super().replies(ask, phase):
+            with contextlib.suppress(PayloadError):  # what the server cannot read it does not see
+                if reply.error is None:
+                    received, limits = ask.received(reply.client), self.channel.limits
+                    content = self.channel.transport.decode(reply.payload, received, limits)
+                    self._note((reply.client.id,), ask, phase, content)
+            yield reply
 
-        def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-            own = {request.client: request for request in requests if request.step == step.__name__}
-            sent.update(own)
-            for answer in channel.exchange(requests, deadline):
-                if answer.client in own and not summed:
-                    self._note(own[answer.client], answer)
-                yield answer
+    def summed(self, sums: SecureSums, ask: Ask, phase: int) -> Iterator[Received]:
+        seen = set[str]()
+        for reply in super().summed(sums, ask, phase):
+            kind = reply.client.architecture
+            if kind not in seen:  # each of the type gets the same mean
+                seen.add(kind)
+                clients = tuple(info.id for info in self.clients if info.architecture == kind)
+                self._note(clients, ask, phase, reply.payload)
+            yield reply
 
-        self.channel = replace(channel, exchange=exchange)
-        try:
-            for reply in super().ask(step, **more):
-                if summed:
-                    self._note_sum(sent, reply)
-                yield reply
-        finally:
-            self.channel = channel
-
-    def _note(self, request: Request, answer: Answer) -> None:
-        received = self._read(request)
-        with contextlib.suppress(PayloadError):  # what the server cannot read it does not see
-            if answer.payload is not None:
-                content = self.channel.transport.decode(answer.payload, received, self.channel.limits)
-                self.seen.append(SeenReply((request.client,), request, received, content))
-
-    def _note_sum(self, sent: Mapping[str, Request], reply: Reply) -> None:
-        kind = reply.sender.architecture
-        clients = tuple(info.id for info in self.clients if info.architecture == kind and info.id in sent)
-        if any(clients == earlier.clients and earlier.request.step == sent[clients[0]].step for earlier in self.seen):
-            return  # each of the type gets the same mean
-        request = sent[clients[0]]
-        self.seen.append(SeenReply(clients, request, self._read(request), reply.payload))
-
-    def _read(self, request: Request) -> Payload:
-        return self.channel.transport.decode(request.payload, None, self.channel.limits)
+    def _note(self, clients: tuple[str, ...], ask: Ask, phase: int, content: Payload) -> None:
+        if any(len(bundle) for bundle in content.bundles.values()):
+            self.seen.append(SeenReply(clients, ask.step, (self.round, phase), content))
 
 
 @contextlib.contextmanager
@@ -183,7 +156,7 @@ def seen_round(opened: Simulated, samples: Mapping[str, Samples] | None = None) 
         session, site = _attached(opened, RunFolder.existing(copy), samples or {})
         _restore_before(session, last.round, opened.run.folder)
         replies = _asked(session, last.round)
-        yield SeenRound(last.round, replies, _is_equal(flatten(session.server.snapshot()), last.tensors), site)
+        yield SeenRound(last.round, replies, is_equal(flatten(session.server.snapshot()), last.tensors), site)
 
 
 def _restore_before(session: Session, number: int, folder: Path) -> None:
@@ -197,7 +170,8 @@ def _restore_before(session: Session, number: int, folder: Path) -> None:
     session.cohorts.restore(before.facts, before.tensors)
 
 
-def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+def is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Whether tensors of the same names have the same bits."""
     return first.keys() == second.keys() and all(
         torch.equal(value.cpu(), second[key].cpu()) for key, value in first.items()
     )
@@ -209,8 +183,7 @@ def _attached(opened: Simulated, folder: RunFolder, samples: Mapping[str, Sample
     session = Session(opened.experiment.model_copy(update={"run": run}), folder, folder.identity)
     session.events = Callbacks([session.recorder])
     session.federation = opened.federation
-    own = session.hosting.here()
-    site = StagedSite.of(own, samples, own.guard) if samples else own
+    site = _StagedSite.of(session.hosting.here(), samples)
     session.attach(LocalEngine(site))
     return session, site
 
@@ -218,16 +191,7 @@ def _attached(opened: Simulated, folder: RunFolder, samples: Mapping[str, Sample
 def _asked(session: Session, number: int) -> tuple[SeenReply, ...]:
     server, cohort = session.server, session.cohort(number, Ledger())
     server.begin(number)
-    watched = _Watched(**{item.name: getattr(cohort, item.name) for item in fields(Cohort) if item.init})
+    watched = _WatchedCohort(**{item.name: getattr(cohort, item.name) for item in fields(Cohort) if item.init})
     with isolated(session.experiment.run.seed, number, SERVER):
         session.experiment.algorithm.round(server, watched)
-    replies = [reply for reply in watched.seen if any(len(bundle) for bundle in reply.bundles.values())]
-    times = Counter(reply.clients for reply in replies)
-    return tuple(replace(reply, is_one_of_several=times[reply.clients] > 1) for reply in replies)
-
-
-def shown_kind(name: str, bundle: TensorBundle) -> str:
-    """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
-    if isinstance(bundle, Weights) and name != UPDATE:
-        return name
-    return "logits" if bundle.kind == "scores" else bundle.kind
+    return tuple(watched.seen)

@@ -1,0 +1,529 @@
+"""Membership inference on what crossed and on final models, and canaries in what crosses.
+
+Sources: Yeom et al. (CSF 2018), a threshold on the loss; Carlini et al. (IEEE S&P 2022), "Membership inference attacks
+from first principles" (LiRA); Carlini et al. (USENIX Security 2019), "The secret sharer" (canaries), whose secret is a
+label here, and its alternatives are the other classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, zip_longest
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from polyfed.algorithms.algorithm import LocalTraining
+from polyfed.algorithms.shared.digest import Digest
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.core.randomness import generator, isolated
+from polyfed.data.samples import Samples
+from polyfed.data.union import union
+from polyfed.federation.membership import Member
+from polyfed.federation.participant import Participant
+from polyfed.federation.server import loaded
+from polyfed.federation.trainer import Clock
+from polyfed.lab.analysis.leakage.figures import Discrimination, Finding, leak_verdict
+from polyfed.lab.analysis.leakage.replies import SeenReply, SeenRound, is_equal, seen_round
+from polyfed.lab.analysis.simulated import Simulated, TrainedModel
+from polyfed.models.heads import class_count
+from polyfed.models.model import Model
+from polyfed.privacy.settings import UPDATE
+from polyfed.tasks import evaluating
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.pairing import PairTask
+from polyfed.tasks.task import Task
+from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
+
+MEMBERSHIP, CANARIES = "membership", "canaries"
+_FEWEST = 10  # candidates of each kind: below, no interval says anything
+_SHARE = 0.25  # of a client's samples at most are canaries
+_SURROGATE_BATCH = 32
+
+
+@dataclass(frozen=True)
+class AttackPlan:
+    """Which attacks, and how much work they may be.
+
+    Attributes:
+        attacks: membership, canaries.
+        clients: attacked one by one at most, of each architecture in turn.
+        samples: members at most, and as many others.
+        shadows: shadow models of each attacked client; even, 0: no attack that needs them.
+        passes: over the public samples when a surrogate learns what crossed.
+        canaries: samples of an attacked client that get a random label.
+        seed: of all that attacks draw.
+    """
+
+    attacks: tuple[str, ...] = (MEMBERSHIP, CANARIES)
+    clients: int = 3
+    samples: int = 200
+    shadows: int = 8
+    passes: int = 60
+    canaries: int = 20
+    seed: int = 0
+
+
+class Crossed(NamedTuple):
+    """A bundle that crossed: in words, of whom (the first, of a sum), in which reply and field of it."""
+
+    on: str
+    member: Member
+    seen: SeenReply
+    name: str
+    bundle: TensorBundle
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an attacker works with: an opened run, its last round as the server saw it, and a plan."""
+
+    opened: Simulated
+    seen: SeenRound
+    plan: AttackPlan
+
+    @property
+    def is_protected(self) -> bool:
+        experiment = self.opened.experiment
+        return experiment.policy.privacy is not None or experiment.aggregation.secure is not None
+
+    def crossed(self) -> Iterator[Crossed]:
+        """All bundles of the attacked clients, and all of sums."""
+        by_type: dict[str, dict[str, None]] = defaultdict(dict)
+        for reply in self.seen.replies:
+            by_type[self.member(reply.clients[0]).model.architecture][reply.clients[0]] = None
+        turns = [name for name in chain(*zip_longest(*by_type.values())) if name is not None]
+        for seen in self.seen.replies:
+            if seen.is_sum or seen.clients[0] in turns[: self.plan.clients]:
+                for name, bundle in seen.bundles.items():
+                    on = f"{_kind(name, bundle)} of {seen.who}"
+                    yield Crossed(on, self.member(seen.clients[0]), seen, name, bundle)
+
+    def member(self, client: str) -> Member:
+        return self.opened.federation.members[client]
+
+    def fresh(self, member: Member) -> Model:
+        """A client's model with its initial weights, which follow from the run's seed: the server knows them."""
+        return self.opened.federation.client_model(member).to(self.opened.run.place)
+
+    def candidates(self, clients: Sequence[str]) -> Candidates | str:
+        federation, plan = self.opened.federation, self.plan
+        members = [self.member(name) for name in clients]
+        return candidates_of(members, federation.train, federation.test, plan.samples, plan.seed)
+
+    def obstacle(self, member: Member, name: str, bundle: TensorBundle) -> str:
+        """Why what crossed cannot be attacked by scores of samples; empty if it can."""
+        task = member.settings.task
+        if not has_scores(task):
+            return f"no score of a single sample is known for the task '{task.component_name()}'"
+        if isinstance(bundle, Weights):
+            if name != UPDATE:
+                return "these are no weights of a model"
+            missing = sorted(self.fresh(member).exchanged().keys() - bundle.keys())
+            return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
+        if isinstance(bundle, Representations) and isinstance(task, Classification):
+            return "the classifier does not cross, and representations alone do not say how well a sample is known"
+        if isinstance(bundle, Representations | Logits):
+            return "" if self._public else "the method does not say of which public samples rows are"
+        return f"no attack on {_kind(name, bundle)} is known to us"
+
+    @property
+    def _public(self) -> PublicExchange | None:
+        public = getattr(self.opened.experiment.algorithm, "public", None)
+        return public if isinstance(public, PublicExchange) else None
+
+    def sent_model(self, seen: SeenReply, bundle: TensorBundle) -> Model:
+        """The model that crossed, or one trained from the client's initial weights to give the rows that crossed."""
+        member = self.member(seen.clients[0])
+        if isinstance(bundle, Weights):
+            model = self.fresh(member)
+            model.load(bundle)
+            return model
+        assert self._public is not None
+        assert isinstance(bundle, Representations | Logits)
+        site = replace(self.seen.site, guard=None)
+        with isolated(site.spec.seed, "surrogate", member.id):  # Yang et al. 2022
+            who = site.wake(member, seen.version)
+            digest = Digest(epochs=self.plan.passes, loss="l2", batch_size=_SURROGATE_BATCH)
+            digest.fit(who, self._public, self._public.from_wire(who, bundle))
+        return who.model.eval()
+
+
+def _kind(name: str, bundle: TensorBundle) -> str:
+    """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
+    if isinstance(bundle, Weights) and name != UPDATE:
+        return name
+    return "logits" if bundle.kind == "scores" else bundle.kind
+
+
+# ---- samples of whom an attacker asks whether clients trained on them
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Members and others, n together.
+
+    Attributes:
+        samples: of both.
+        is_member: which were trained on.
+    """
+
+    samples: Samples
+    is_member: Bool[Tensor, " n"]
+
+
+def one_an_item(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
+    """The place of the first sample of each item, in their order: samples of one item are members together."""
+    firsts: dict[int, int] = {}
+    for place, item in enumerate(items.tolist()):
+        firsts.setdefault(item, place)
+    return torch.tensor(list(firsts.values()), dtype=torch.int64)
+
+
+def candidates_of(
+    members: Sequence[Member],
+    train: Callable[[Member], Samples],
+    test: Callable[[Member], Samples | None],
+    most: int,
+    seed: int,
+) -> Candidates | str:
+    """Candidates for what the clients made together, or why there are none: one sample an item.
+
+    A classification has as many members as others of each class: else the attacker would tell a client's classes
+    instead of its samples.
+
+    Args:
+        members: the clients.
+        train, test: samples of each.
+        most: of each kind.
+        seed: of what is drawn.
+    """
+    held, tests = [train(member) for member in members], [test(member) for member in members]
+    # the clients of a group may share their test samples
+    distinct = {id(samples): samples for samples in tests if samples is not None and len(samples)}
+    if not distinct:
+        return "no test samples, so nobody that was not trained on"
+    name = ",".join(member.id for member in members)
+    sides = [_shuffled(part, seed, name) for part in (union(held), union(list(distinct.values())))]
+    inside, outside = _alike(sides[0], sides[1], members[0].settings.task)
+    size = min(len(inside), len(outside), most)
+    if size < _FEWEST:
+        return f"{size} training and test items of like classes, an attack needs {_FEWEST} of each"
+    both = union([inside.subset(torch.arange(size)), outside.subset(torch.arange(size))])
+    return Candidates(both, torch.arange(2 * size) < size)
+
+
+def _shuffled(samples: Samples, seed: int, name: str) -> Samples:
+    order = torch.randperm(len(samples), generator=generator(seed, "candidates", name, len(samples)))
+    return samples.subset(order[one_an_item(samples.items[order])])
+
+
+def _alike(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, Samples]:
+    """Equally many of each class, in an order in which any beginning is mixed."""
+    if not isinstance(task, Classification):
+        return inside, outside
+    places: list[Int64[Tensor, " k"]] = []
+    labels = [part.targets[task.target].long() for part in (inside, outside)]
+    classes = torch.unique(torch.cat(labels)).tolist()
+    by_class = [[(own == name).nonzero().flatten() for own in labels] for name in classes]
+    sizes = [min(len(a), len(b)) for a, b in by_class]
+    for side in range(2):
+        chosen = [pair[side][:size] for pair, size in zip(by_class, sizes, strict=True)]
+        # the k-th of each class, then the next: both sides stop at the same classes
+        turns = torch.cat([torch.arange(len(own)) for own in chosen])
+        places.append(torch.cat(chosen)[turns.argsort(stable=True)])
+    return inside.subset(places[0]), outside.subset(places[1])
+
+
+# ---- scores of samples
+
+
+def has_scores(task: Task) -> bool:
+    return isinstance(task, Classification | PairTask) or task.is_per_sample
+
+
+def head_of(model: Model, name: str) -> nn.Module | None:
+    """The head of that name, if the model has it."""
+    return model.heads[name] if name in model.heads else None
+
+
+def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Samples) -> Float[Tensor, " n"]:
+    """How well a model knows each sample; higher is better known.
+
+    Classification: log p / (1 - p) of the true class p, which orders samples as the loss does (Carlini et al. 2022,
+    Eq. 5). Pairs: the similarity of a sample's two representations, less the mean of those with the other samples'
+    both ways. Other tasks: minus the loss of the sample alone.
+    """
+    with evaluating(model, head):
+        if isinstance(task, PairTask):
+            return _pair_scores(model, task, samples)
+        if isinstance(task, Classification):
+            return torch.cat([_confidence(model, task, head, part) for part in _parts(samples)]).cpu()
+        losses = [
+            task.loss(model, head, samples.batch(torch.tensor([place])).to(model.device))
+            for place in range(len(samples))
+        ]
+        return -torch.stack(losses).double().cpu()
+
+
+def confidence(logits: Float[Tensor, "n c"], labels: Tensor) -> Float[Tensor, " n"]:
+    """log p / (1 - p) of the true class, from class scores: its score less the logarithmic sum of the others'."""
+    true = logits.gather(1, labels[:, None])[:, 0]
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    return true - others.logsumexp(1)
+
+
+def pair_margin(similarities: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
+    own, n = similarities.diagonal(), len(similarities)
+    return own - (similarities.sum(0) + similarities.sum(1) - 2 * own) / (2 * (n - 1))
+
+
+def _confidence(model: Model, task: Classification, head: nn.Module | None, part: Samples) -> Float[Tensor, " n"]:
+    batch = task.usable(part.batch(torch.arange(len(part)))).to(model.device)
+    return confidence(task.scores(model, head, batch).double(), batch.targets[task.target].long())
+
+
+def _pair_scores(model: Model, task: PairTask, samples: Samples) -> Float[Tensor, " n"]:
+    sides, samples = [], task.usable(samples)
+    for modality in task.between:
+        inputs = [part.batch(torch.arange(len(part))).inputs[modality] for part in _parts(samples)]
+        sides.append(torch.cat([model.represent(modality, x.to(model.device)) for x in inputs]).double())
+    return pair_margin(sides[0] @ sides[1].T).cpu()
+
+
+def _parts(samples: Samples) -> list[Samples]:
+    return [samples.subset(index) for index in torch.split(torch.arange(len(samples)), 256)]
+
+
+# ---- membership
+
+
+def membership_findings(situation: Situation) -> Iterator[Finding]:
+    """Membership in what crossed, and in the final models."""
+    for on, member, seen, name, bundle in situation.crossed():
+        candidates: Candidates | str = situation.obstacle(member, name, bundle)
+        candidates = candidates or situation.candidates(seen.clients)
+        if isinstance(candidates, str):
+            yield Finding(on, MEMBERSHIP, candidates)
+            continue
+        target = _Target(on, member, candidates, member.head, partial(situation.fresh, member))
+        model = situation.sent_model(seen, bundle)
+        yield from target.by_model(situation, model, is_surrogate=not isinstance(bundle, Weights))
+    for trained in situation.opened.globals():
+        yield from _on_final(situation, trained)
+
+
+def _on_final(situation: Situation, trained: TrainedModel) -> Iterator[Finding]:
+    opened, plan = situation.opened, situation.plan
+    on, members = f"final model of {trained.name}", list(opened.judges(trained).values())
+    is_server = trained.name == "server" and opened.experiment.server is not None
+    candidates: Candidates | str = "no client has its task, modalities and classes, and test samples"
+    if is_server and opened.is_server_untrained:
+        candidates = "nothing in the method trains it"
+    elif members and has_scores(trained.task):
+        train, test = partial(opened.train, trained), partial(opened.test, trained)
+        candidates = candidates_of(members, train, test, plan.samples, plan.seed)
+    if isinstance(candidates, str):
+        yield Finding(on, MEMBERSHIP, candidates)
+        return
+
+    def fresh() -> Model:
+        return opened.federation.server_model().to(opened.run.place) if is_server else situation.fresh(members[0])
+
+    yield from _Target(on, members[0], candidates, trained.head, fresh).by_model(situation, trained.model)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Whose training samples are asked for.
+
+    Attributes:
+        on: what is attacked, in words.
+        member: whose task and training count; of several clients the first.
+        candidates: asked for.
+        head: of the task in the model.
+        fresh: gives the model as it was before any training.
+    """
+
+    on: str
+    member: Member
+    candidates: Candidates
+    head: str
+    fresh: Callable[[], Model]
+
+    def by_model(self, situation: Situation, model: Model, *, is_surrogate: bool = False) -> Iterator[Finding]:
+        scores = self._scores(model)
+        yield self._finding(situation, "surrogate, loss" if is_surrogate else "loss threshold", scores)
+        if situation.plan.shadows and not is_surrogate:
+            inside = halves(self.candidates.samples, situation.plan.shadows, situation.plan.seed)
+            shadows = torch.stack([self._scores(shadow) for shadow in self._shadows(situation, inside)])
+            yield self._finding(situation, "LiRA", likelihood_ratio(scores, shadows, inside))
+
+    def _scores(self, model: Model) -> Tensor:
+        return sample_scores(model, self.member.settings.task, head_of(model, self.head), self.candidates.samples)
+
+    def _finding(self, situation: Situation, attack: str, scores: Tensor) -> Finding:
+        member, values = self.candidates.is_member, scores.double().cpu()
+        told = Discrimination.of(values[member].numpy(), values[~member].numpy(), situation.plan.seed)
+        says = leak_verdict(told.auc, is_protected=situation.is_protected)
+        return Finding(self.on, attack, says, told.to_json())
+
+    def _shadows(self, situation: Situation, inside: Bool[Tensor, "k n"]) -> Iterator[Model]:
+        """Models trained on halves of the candidates, as long as the client was in the run, on its task alone."""
+        model = self.fresh()
+        start = {name: value.clone() for name, value in model.exchanged().items()}
+        for place, chosen in enumerate(inside):
+            model.load(start)
+            self._train(situation, model, self.candidates.samples.subset(chosen.nonzero().flatten()), place)
+            yield model.eval()
+
+    def _train(self, situation: Situation, model: Model, samples: Samples, place: int) -> None:
+        experiment, rounds, seed = situation.opened.experiment, situation.seen.number, situation.plan.seed
+        local = experiment.algorithm.local_training or LocalTraining()
+        state: dict[str, dict[str, Tensor]] = {}
+        for number in range(1, rounds + 1):
+            participant = Participant(
+                name=f"{self.member.id}-shadow-{place}",
+                load_model=lambda weights: loaded(model, weights),
+                clock=Clock(seed, number, rounds, experiment.algorithm.epochs_a_round),
+                objective=self.member.settings.task,
+                head_name=self.head,
+                training=self.member.settings.training,
+                precision=experiment.run.precision,
+                optimizer_state=state,
+            )
+            with isolated(seed, "shadow", place, number):
+                participant.fit(samples, epochs=local.epochs, steps=local.steps)
+            # momentum goes on where the client's does
+            state = participant.trainer_states() if "optimizer" in experiment.algorithm.keeps else {}
+
+
+def halves(samples: Samples, number: int, seed: int) -> Bool[Tensor, "k n"]:
+    """Random halves and what they leave, by item, so that each candidate is in as many as it is out of."""
+    items, places = torch.unique(samples.items, return_inverse=True)
+    rows = []
+    for turn in range(number // 2):
+        order = torch.randperm(len(items), generator=generator(seed, "halves", turn))
+        chosen = torch.zeros(len(items), dtype=torch.bool)
+        chosen[order[: len(items) // 2]] = True
+        rows += [chosen[places], ~chosen[places]]
+    return torch.stack(rows)
+
+
+def likelihood_ratio(
+    target: Float[Tensor, " n"], shadows: Float[Tensor, "k n"], inside: Bool[Tensor, "k n"]
+) -> Float[Tensor, " n"]:
+    """LiRA: log N(score; in) - log N(score; out), normal by candidate, with one spread for all of each kind."""
+    sides = [_normal(shadows, chosen) for chosen in (inside, ~inside)]
+    ratios = [-((target - mean) ** 2) / (2 * spread**2) - spread.log() for mean, spread in sides]
+    return ratios[0] - ratios[1]
+
+
+def _normal(shadows: Float[Tensor, "k n"], chosen: Bool[Tensor, "k n"]) -> tuple[Tensor, Tensor]:
+    """Mean by candidate over the chosen models [n], and the spread about it over all [1]."""
+    counts = chosen.sum(0)
+    means = (shadows * chosen).sum(0) / counts
+    squares = ((shadows - means) ** 2 * chosen).sum()
+    # each candidate's mean takes one degree of freedom
+    freedom = (counts - 1).sum().clamp_min(1)
+    return means, (squares / freedom).sqrt().clamp_min(1e-6)
+
+
+# ---- canaries
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Samples whose label is not theirs.
+
+    Attributes:
+        samples: all that the client trains on, these among them.
+        places: of these.
+    """
+
+    samples: Samples
+    places: Int64[Tensor, " k"]
+
+
+def planted(samples: Samples, target: str, classes: int, number: int, draws: torch.Generator) -> Canaries:
+    """So many random samples, of an item each, with another class than their own, each as likely."""
+    order = torch.randperm(len(samples), generator=draws)
+    places = order[one_an_item(samples.items[order])][: min(number, int(_SHARE * len(samples)))]
+    labels = samples.targets[target].clone()
+    shifts = torch.randint(1, classes, (len(places),), generator=draws)
+    labels[places] = ((labels[places].long() + shifts) % classes).to(labels.dtype)
+    return Canaries(replace(samples, targets={**samples.targets, target: labels}), places)
+
+
+def exposures(logits: Float[Tensor, "k c"], labels: Int64[Tensor, " k"]) -> Float[Tensor, " k"]:
+    """log2 of the number of classes less log2 of the label's rank among them; ties count against the model."""
+    own = logits.gather(1, labels[:, None])
+    ranks = (logits >= own).sum(1).double()
+    return math.log2(logits.shape[1]) - ranks.log2()
+
+
+def canary_findings(situation: Situation) -> Iterator[Finding]:
+    """Exposure of canaries in what crosses when they are there, beside the round without them."""
+    crossed = list(situation.crossed())
+    held = {
+        one.member.id: _held(situation, one.member, one.member.settings.task)
+        for one in crossed
+        if isinstance(one.member.settings.task, Classification)
+    }
+    samples = {client: one.samples for client, one in held.items()}
+    with seen_round(situation.opened, samples) if held else nullcontext() as again:
+        replies = {(seen.clients, seen.step): seen for seen in again.replies} if again else {}
+        for one in crossed:
+            yield _of_bundle(situation, one, replies.get((one.seen.clients, one.seen.step)), held)
+
+
+def _held(situation: Situation, member: Member, task: Classification) -> Canaries:
+    draws = generator(situation.plan.seed, CANARIES, member.id)
+    samples = situation.opened.federation.train(member)
+    return planted(samples, task.target, _classes(situation, member), situation.plan.canaries, draws)
+
+
+def _classes(situation: Situation, member: Member) -> int:
+    head = head_of(situation.fresh(member), member.head)
+    assert head is not None
+    return class_count(head)
+
+
+def _of_bundle(
+    situation: Situation, crossed: Crossed, again: SeenReply | None, held: Mapping[str, Canaries]
+) -> Finding:
+    on, member, seen, name, bundle = crossed
+    reason = situation.obstacle(member, name, bundle)
+    if member.id not in held:
+        reason = "a canary is a sample with a random label, and the task has no classes"
+    elif again is None:
+        reason = reason or "the client gave no usable reply with canaries"
+    elif not reason and is_equal(dict(bundle), dict(again.bundles[name])):
+        reason = "it is made before the round's training, so canaries of a round are not in it"
+    if reason or again is None:
+        return Finding(on, CANARIES, reason)
+    canaries = held[member.id]
+    models = (situation.sent_model(*sent) for sent in ((seen, bundle), (again, again.bundles[name])))
+    before, after = (_exposed(model, member, canaries) for model in models)
+    told = Discrimination.of(after.numpy(), before.numpy(), situation.plan.seed)
+    figures = {"exposure": float(after.mean()), "without": float(before.mean())}
+    figures |= {"highest": math.log2(_classes(situation, member)), "canaries": len(after)}
+    says = leak_verdict(told.auc, is_protected=situation.is_protected)
+    return Finding(on, "random labels", says, {"auc": dict(vars(told.auc)), **figures})
+
+
+def _exposed(model: Model, member: Member, canaries: Canaries) -> Float[Tensor, " k"]:
+    """Exposure of each canary in a model."""
+    task = member.settings.task
+    assert isinstance(task, Classification)
+    batch = canaries.samples.batch(canaries.places).to(model.device)
+    with evaluating(model):
+        logits = task.scores(model, head_of(model, member.head), batch).double().cpu()
+    return exposures(logits, batch.targets[task.target].long().cpu())
