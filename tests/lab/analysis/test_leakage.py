@@ -145,7 +145,7 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
             candidates.samples.ids[i] for i in candidates.samples.items[int(inside.sum()) :]
         )
         rows = halves(candidates.samples, 6, 0)
-        assert rows.sum(0).tolist() == [3] * len(candidates)
+        assert rows.sum(0).tolist() == [3] * len(candidates.samples)
 
 
 def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> None:
@@ -220,9 +220,9 @@ def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path)
     config = overfitted(algorithm={"name": "scaffold"})
     leakage = leaked(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, clients=1))
     told = [one["on"] for found in leakage["findings"].values() for one in found]
-    assert "weights of text-0 (fit)" in told
+    assert "weights of text-0 (controlled_fit)" in told
     assert not any(on.startswith("controls") for on in told)
-    assert ("controls of text-0 (fit)", "membership") in {(one["on"], one["attack"]) for one in leakage["no_attack"]}
+    assert ("controls of text-0 (controlled_fit)", "membership") in {(one["on"], one["attack"]) for one in leakage["no_attack"]}
 
 
 def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: Path, analyse: Cli) -> None:
