@@ -222,7 +222,9 @@ def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path)
     told = [one["on"] for found in leakage["findings"].values() for one in found]
     assert "weights of text-0 (controlled_fit)" in told
     assert not any(on.startswith("controls") for on in told)
-    assert ("controls of text-0 (controlled_fit)", "membership") in {(one["on"], one["attack"]) for one in leakage["no_attack"]}
+    assert ("controls of text-0 (controlled_fit)", "membership") in {
+        (one["on"], one["attack"]) for one in leakage["no_attack"]
+    }
 
 
 def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: Path, analyse: Cli) -> None:
