@@ -24,13 +24,11 @@ from polyfed.lab.studies.ledger import ledger, ledger_text
 from polyfed.lab.studies.records import (
     StudyRecord,
     index_text,
-    pictures_of_cells,
     record_pictures,
     record_text,
     records,
 )
 from polyfed.lab.studies.results import RESULTS, STUDY, Results
-from polyfed.lab.studies.session import CELLS
 from polyfed.lab.studies.study_files import folder_name
 from polyfed.reporting.figures import svg_text
 
@@ -54,14 +52,12 @@ PAPERS = {
 
 
 def take_over(found: Iterable[StudyRecord], home: Path, root: Path = ROOT) -> None:
-    """Copy the records of studies that were run, and draw what needs their cells."""
+    """Copy the records of studies that were run."""
     for record in found:
         folder = root / HOME / folder_name(record.name, record.scale)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (STUDY, RESULTS):
             shutil.copy(home / folder.name / name, folder / name)
-        for name, content in pictures_of_cells(record, home / CELLS).items():
-            write_atomically(root / HOME / name, content)
 
 
 def with_block(path: Path, block: str) -> str:

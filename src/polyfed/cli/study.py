@@ -17,7 +17,7 @@ STUDIES = Path("runs") / "studies"
 """Where studies lie, beside the cells that they share."""
 
 _SHOWN = 5
-_FORMATS = "md,latex,csv,png,svg"
+_FORMATS = "md,csv,png,svg"
 
 StudyArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="name of a study (polyfed study list), or a YAML file")
@@ -124,7 +124,7 @@ def study_export(
     out: Annotated[Path | None, typer.Option(help="folder; by default FOLDER/export")] = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Write tables and figures of a study as Markdown, LaTeX (booktabs), CSV, PNG and SVG."""
+    """Write tables and figures of a study as Markdown, CSV, PNG and SVG."""
     from polyfed.lab.studies.export import export_study
     from polyfed.lab.studies.results import Results
     from polyfed.lab.studies.session import CELLS

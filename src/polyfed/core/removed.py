@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-REMOVED: Mapping[str, frozenset[str]] = {"command": frozenset({"serve"})}
+REMOVED: Mapping[str, frozenset[str]] = {
+    "Drawing": frozenset({"points"}),
+    "Study": frozenset({"more_seeds"}),
+    "command": frozenset({"serve"}),
+    "format": frozenset({"latex"}),
+}
 """Family as errors call it ("algorithm"), "preset", "study", "command", or class of settings -> names and keys."""
 
 

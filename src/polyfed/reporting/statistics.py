@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
 from statistics import fmean, pstdev, stdev
@@ -51,9 +51,17 @@ class PairedSample:
 
     Attributes:
         by_seed: seed -> finite difference; at least one.
+        step: that the figures move in; None: the smallest gap among the differences and 0.
     """
 
     by_seed: Mapping[int, float]
+    step: float | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def between(cls, left: Mapping[int, float], right: Mapping[int, float]) -> PairedSample | None:
+        """Left minus right, of the seeds that both have; None where they share none."""
+        paired = {seed: left[seed] - right[seed] for seed in left if seed in right}
+        return cls(paired, step=_step([*left.values(), *right.values()])) if paired else None
 
     @property
     def values(self) -> list[float]:
@@ -63,16 +71,12 @@ class PairedSample:
     def seeds(self) -> list[int]:
         return list(self.by_seed)
 
-    def of(self, seeds: Iterable[int]) -> PairedSample:
-        """The same of some of its seeds."""
-        return PairedSample({seed: self.by_seed[seed] for seed in seeds})
-
     @property
     def is_above(self) -> bool:
         """Whether the first configuration is above the second."""
         return self.mean > 0
 
-    @cached_property
+    @property
     def mean(self) -> float:
         return finite_mean(self.values)
 
@@ -81,15 +85,16 @@ class PairedSample:
         """Sample standard deviation; NaN of a single one."""
         return spread_of(self.values)
 
-    @cached_property
+    @property
     def spread(self) -> float:
         """Standard deviation that tests and intervals go by; NaN of a single difference.
 
         Figures of n test items move in steps of 100 / n, so that equal differences have a spread that they do not show.
         A figure that is rounded to a step h has a variance of h^2 / 12 (Sheppard 1898), a difference of two of them
-        h^2 / 6, which the variance is at least. The step is the smallest gap among the differences and 0.
+        h^2 / 6, which the variance is at least.
         """
-        return max(self.std, _step([0.0, *self.values]) / math.sqrt(6)) if len(self.values) > 1 else math.nan
+        step = _step([0.0, *self.values]) if self.step is None else self.step
+        return max(self.std, step / math.sqrt(6)) if len(self.values) > 1 else math.nan
 
     @property
     def smallest(self) -> float:
@@ -108,16 +113,12 @@ class PairedSample:
 
     @property
     def p(self) -> float:
-        """Of Student's two-sided test that the mean is 0; NaN of a single difference."""
-        return self.p_with(len(self.values))
+        """Of Student's two-sided test that the mean is 0; 1 without any spread, NaN of a single difference."""
+        from scipy.special import stdtr
 
-    def p_with(self, seeds: int) -> float:
-        """What ``p`` would be with so many seeds, at this mean and spread."""
-        from scipy.special import stdtr  # a claim's number of seeds asks for many: scipy.stats takes 50 times as long
-
-        if math.isnan(self.spread) or self.mean == 0:
-            return math.nan if math.isnan(self.spread) else 1.0
-        return float(2 * stdtr(seeds - 1, -abs(self.mean) / (self.spread / math.sqrt(seeds))))
+        if not self.mean * self.spread:
+            return 1.0
+        return float(2 * stdtr(len(self.values) - 1, -abs(self.mean) / (self.spread / math.sqrt(len(self.values)))))
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,6 @@ class PairedSpreads:
     def seeds(self) -> list[int]:
         return list(self.left)
 
-    def of(self, seeds: Iterable[int]) -> PairedSpreads:
-        """The same of some of its seeds."""
-        chosen = list(seeds)
-        return PairedSpreads({seed: self.left[seed] for seed in chosen}, {seed: self.right[seed] for seed in chosen})
-
     @cached_property
     def variances(self) -> tuple[float, float]:
         figures = list(self.left.values()), list(self.right.values())
@@ -150,7 +146,7 @@ class PairedSpreads:
         left, right = (spread_of(values) ** 2 + of_rounding for values in figures)
         return left, right
 
-    @cached_property
+    @property
     def correlation(self) -> float:
         """Of the two figures."""
         left, right = self.variances
@@ -182,11 +178,13 @@ class PairedSpreads:
         low, high = (middle + sign * math.sqrt(middle**2 - 1) for sign in (-1, 1))
         return self.ratio * math.sqrt(low), self.ratio * math.sqrt(high)
 
-    def p_with(self, seeds: int) -> float:
-        """What the p of the two-sided test would be with so many seeds, at these spreads; NaN of fewer than three."""
+    @property
+    def p(self) -> float:
+        """Of the two-sided test that the spreads are equal; NaN of fewer than three seeds."""
         from scipy.special import stdtr
 
-        if len(self.left) < 3:
+        degrees = len(self.left) - 2
+        if degrees < 1:
             return math.nan
         left, right = self.variances
         shared = 2 * self.correlation * math.sqrt(left * right)
@@ -194,29 +192,10 @@ class PairedSpreads:
         if left == right:
             return 1.0
         correlation = (left - right) / math.sqrt(difference * total)
-        return float(2 * stdtr(seeds - 2, -abs(correlation) * math.sqrt((seeds - 2) / (1 - correlation**2))))
+        return float(2 * stdtr(degrees, -abs(correlation) * math.sqrt(degrees / (1 - correlation**2))))
 
 
 Sample = PairedSample | PairedSpreads
-
-
-@dataclass(frozen=True)
-class ItemSpread:
-    """How a mean over seeds depends on the test items.
-
-    Attributes:
-        items: number of items.
-        std: standard deviation over draws of items (bootstrap).
-        interval: 95 % of the draws.
-    """
-
-    items: int
-    std: float
-    interval: tuple[float, float]
-
-    def limits_more(self, sample: PairedSample) -> bool:
-        """Whether more items would narrow the mean more than more seeds: which of the two variances is larger."""
-        return self.std > sample.spread / math.sqrt(len(sample.values))
 
 
 def _step(values: Iterable[float]) -> float:

@@ -29,14 +29,6 @@ class OfModels(ColumnSettings):
         return float(len(list((run.folder / "models").rglob("*.safetensors"))))
 
 
-class Wavering(ColumnSettings):
-    """1 with every other seed, below 0 without FedProx: a difference that few seeds leave open."""
-
-    def measure(self, run: Run) -> float:
-        algorithm = run.experiment.algorithm
-        return float(run.experiment.run.seed % 2) if "prox" in type(algorithm).__name__.lower() else 0.5
-
-
 class FullDisk(ColumnSettings):
     """Ends as a full disk does."""
 

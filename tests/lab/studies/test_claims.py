@@ -81,31 +81,3 @@ def test_forms_that_mean_nothing_are_refused(text: str, message: str) -> None:
 def test_refusals(loaded: Callable[..., Study], claims: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loaded(claims=claims, **more)
-
-
-@pytest.mark.parametrize(
-    ("change", "looks"),
-    [
-        ({"seeds": 5}, [5, 10]),
-        ({"seeds": 6, "more_seeds": 2}, [6, 8]),
-        ({"seeds": 5, "more_seeds": 0}, [5]),
-        ({"seeds": 3}, []),
-        ({"seeds": 3, "more_seeds": 4}, [7]),
-        ({"seeds": 5, "claims": {}}, [5]),
-    ],
-)
-def test_looks(loaded: Callable[..., Study], change: dict[str, Any], looks: list[int]) -> None:
-    study = loaded(**({"claims": {"primary": ["tiny > prox on r1"]}} | change))
-    assert list(map(len, study.looks)) == looks
-    assert study.with_seeds(range(6)).looks == [[*range(6)]]
-
-
-def test_further_seeds_are_no_seeds_of_the_tuning(loaded: Callable[..., Study]) -> None:
-    column = {"metric": "r1_sum", "kind": "validation"}
-    study = loaded(
-        seeds=[1, 2, 3, 4, 7],
-        more_seeds=2,
-        claims={"primary": ["tiny > prox on r1"]},
-        tuning={"settings": {"rate": {"paths": ["run.rounds"]}}, "seeds": [8], "column": column},
-    )
-    assert study.further_seeds == [9, 10]

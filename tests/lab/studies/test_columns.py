@@ -13,6 +13,7 @@ import pytest
 import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
+from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
 from polyfed.lab.studies.columns.holdings import Holdings
 from polyfed.lab.studies.columns.metric import Metric
@@ -148,3 +149,13 @@ def test_virtual_seconds_until_a_metric_is_reached(finished: Run) -> None:
         TimeTo(metric="rsum", target=1).measure(run)
     with pytest.raises(ConfigError, match=r"run.pace.clients is null, so that the run has no virtual time"):
         TimeTo(metric="r1_sum", target=1).require(run.experiment)
+
+
+def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> None:
+    column, other = (Analysis(analysis="drift", figure="x", options=options) for options in ({}, {"samples": 99}))
+    assert column.needs_models
+    assert not column.is_at_hand(tmp_path)
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis" / "drift.json").write_text('{"options": "{}"}')
+    assert column.is_at_hand(tmp_path)
+    assert not other.is_at_hand(tmp_path)

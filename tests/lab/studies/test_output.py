@@ -13,7 +13,7 @@ import pytest
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.lab.studies.drawings import Drawing
-from polyfed.lab.studies.export import FORMATS, export_study, figures_csv, latex_text, markdown_text
+from polyfed.lab.studies.export import FORMATS, export_study, figures_csv, markdown_text
 from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.page import write_study_page
 from polyfed.lab.studies.results import Results
@@ -64,7 +64,6 @@ def test_tables_by_hand(loaded: Load) -> None:
     assert differences.title == "r1: minus tiny"  # of costs there is none
     assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48", "+1.00"]]
     assert primary.rows[0] == ["prox > tiny on r1", "open", "3", "+2.00", "-0.48 to +4.48", "-"]
-    assert "prox > tiny on r1: open; at this mean and spread about 5 seeds would decide." in primary.notes
     assert secondary.rows == [["prox < tiny on r1 by 5", "3", "+2.00", "-0.48 to +4.48"]]
     assert tuning.rows == [["prox", "2", "rate x 2 (lr 0.2)", "as given: 1.00; rate x 2: 3.00"]]
     assert tuning.notes == (
@@ -103,20 +102,6 @@ def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
     assert [row[0] for row in second.rows[:2]] == ["prox > tiny on r1 (1)", "prox > tiny on r1 (5)"]
 
 
-def test_who_goes_on(loaded: Load) -> None:
-    claims = ["prox > tiny on r1 at 1", "prox at 5 > tiny at 1 on r1", "prox > tiny on MiB at all"]
-    study = loaded(seeds=5, axes=AXES, claims={"primary": claims})
-    clear, open_, half = ({seed: base + seed % 2 for seed in range(5)} for base in (9.0, 1.0, 2.0))
-    values = {("tiny", ("1",), "r1"): dict.fromkeys(range(5), 2.0), ("prox", ("1",), "r1"): clear}
-    values |= {("prox", ("5",), "r1"): open_, ("tiny", ("1",), "MiB"): half}
-    assert Results(study, values).going_on() == [("prox", ("5",)), ("tiny", ("1",))]
-    values["prox", ("5",), "r1"] = {**open_, **dict.fromkeys(range(5, 10), 90.0)}
-    assert Results(study, values).going_on() == [("prox", ("5",)), ("tiny", ("1",))]  # what the first look said
-    del values["prox", ("5",), "r1"][4]
-    assert Results(study, values).going_on() == []  # the first look is not complete
-    assert Results(study.with_seeds(range(5)), values).going_on() == []
-
-
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     scores = {"as given": 3.0, "rate x 2": float("nan")}
     chosen = {("prox", ()): Chosen({"rate": 1.0}, {}, scores, is_surrounded=True)}
@@ -130,13 +115,6 @@ def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
         Results.load(tmp_path)
     with pytest.raises(RunError, match="no study in"):
         Results.load(tmp_path / "none")
-
-
-def test_latex_escapes_and_has_booktabs_rules(loaded: Load) -> None:
-    text = latex_text(results(loaded(seeds=3, title="50 % of R_1 & more")))
-    assert r"\caption{50 \% of R\_1 \& more." in text
-    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [2, 2, 2]
-    assert r"prox & 13.00 $\pm$ 2.00 & 5.00 $\pm$ 1.41 (2) \\" in text
 
 
 def test_csv_has_a_line_a_seed(loaded: Load) -> None:
@@ -213,10 +191,12 @@ def test_curves_are_read_from_the_cells(loaded: Load, tmp_path: Path) -> None:
 def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
     own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"primary": ["prox > tiny on r1"]}))
     paths = export_study(own, tmp_path / "export", tmp_path, FORMATS)
-    assert {path.name for path in paths} == {"tables.md", "tables.tex", "figures.csv", "figure-1.png", "figure-1.svg"}
+    assert {path.name for path in paths} == {"tables.md", "figures.csv", "figure-1.png", "figure-1.svg"}
     assert all(path.stat().st_size for path in paths)
-    with pytest.raises(ConfigError, match=r"--format pdf: .*valid: csv, latex, md, png, svg"):
+    with pytest.raises(ConfigError, match=r"--format pdf: .*valid: csv, md, png, svg"):
         export_study(own, tmp_path / "other", tmp_path, ["pdf"])
+    with pytest.raises(ConfigError, match="'latex' was removed in"):
+        export_study(own, tmp_path / "other", tmp_path, ["latex"])
     page = write_study_page(own, tmp_path / "page.html", tmp_path).read_text()
     assert "&lt;b&gt;tiny&lt;/b&gt;" in page
     assert "<b>tiny" not in page

@@ -59,27 +59,6 @@ def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load
 
 
 @pytest.mark.slow
-def test_rows_of_open_claims_go_on_with_further_seeds_once(loaded: Load, tmp_path: Path) -> None:
-    rows = {**tiny_study()["rows"], "other": {"set": {"run.rounds": 2}}}
-    columns = {"wave": {"name": f"{OWN}.Wavering"}, "rounds": {"name": f"{OWN}.Rounds"}}
-    claims = {"primary": ["prox > tiny on wave", "other > tiny on rounds"]}
-    study = loaded(seeds=5, more_seeds=1, rows=rows, columns=columns, claims=claims)
-    exact = run(study.with_seeds(range(5)), tmp_path / "out")
-    assert len(exact.results.cells) == 15  # so many seeds and no more
-    part = run(study, tmp_path / "out", only=["other"])
-    assert len(part.results.cells) == 15
-    whole = run(study, tmp_path / "out")
-    assert whole.ended.missing == ()
-    assert {row: sorted(whole.results.at(row, (), "rounds")) for row in rows} == {
-        "tiny": [*range(6)],
-        "prox": [*range(6)],
-        "other": [*range(5)],
-    }
-    assert [item.verdict for item in whole.results.judgements()] == ["open", "held"]
-    assert run(study, tmp_path / "again").results.to_json() == whole.results.to_json()
-
-
-@pytest.mark.slow
 def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
     study = loaded(

@@ -116,7 +116,8 @@ class Claim:
         """What must be above for the claim to hold, of left and right: beyond the margin, in its direction."""
         if isinstance(sample, PairedSpreads):
             return sample if self.sign.startswith(">") else PairedSpreads(sample.right, sample.left)
-        return PairedSample({seed: self._excess(value) for seed, value in sample.by_seed.items()})
+        # a margin is no step that figures move in
+        return PairedSample({seed: self._excess(value) for seed, value in sample.by_seed.items()}, step=sample.step)
 
     def _excess(self, difference: float) -> float:
         ahead = difference if self.sign.startswith(">") else -difference

@@ -10,7 +10,6 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from polyfed.core.settings import Settings
 from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.study_files import require_known
 
@@ -64,25 +63,11 @@ class RegimeMap(Settings):
         require_known(where, self.axes, axes)
 
 
-class PointMaps(Settings):
-    """A figure: public samples as the participants of each row represent them, a panel a row; of the first seed."""
-
-    points: str = Field(description="a column of the analysis 'drift', which saved the map")
-
-    def require(self, where: str, columns: Columns, axes: Iterable[str]) -> None:
-        """As of ``Drawing``."""
-        drift = [
-            name for name, column in columns.items() if isinstance(column, Analysis) and column.analysis == "drift"
-        ]
-        require_known(f"{where}.points", [self.points], drift)
-
-
 def _kind(value: Any) -> str:
-    keys = value if isinstance(value, Mapping) else type(value).model_fields
-    return next((key for key in ("map", "points") if key in keys), "column")
+    return "map" if "map" in (value if isinstance(value, Mapping) else type(value).model_fields) else "column"
 
 
 AnyDrawing = Annotated[
-    Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")] | Annotated[PointMaps, Tag("points")],
+    Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")],
     Discriminator(_kind),
 ]

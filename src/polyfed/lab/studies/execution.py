@@ -14,7 +14,6 @@ from polyfed.core.own_code import own_code
 from polyfed.core.untrusted import file_json
 from polyfed.lab.studies.cells import MODELS, RECORDS, CellFigures, Places
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.lab.studies.item_outcomes import ItemRecorder
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.events import Callback
 from polyfed.runs.experiment import Experiment
@@ -75,7 +74,7 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     if known is None:
         if own_code(order.experiment) != order.sources:
             raise RunError("its code was edited since the study began; the same command runs what it is by now")
-        _complete(order, [ItemRecorder(order.folder), *callbacks])
+        _complete(order, callbacks)
     values, kept = ({}, RECORDS) if known is None else (known.values, known.keep)
     keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
     run = Run(order.folder, order.places.data_dir, order.places.weights_dir)

@@ -1,4 +1,4 @@
-"""A study's tables and figures for elsewhere: Markdown, LaTeX, CSV, PNG and SVG."""
+"""A study's tables and figures for elsewhere: Markdown, CSV, PNG and SVG."""
 
 from __future__ import annotations
 
@@ -7,38 +7,15 @@ from pathlib import Path
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.files import write_atomically
+from polyfed.core.removed import removed
 from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.tables import study_tables
 from polyfed.reporting.figures import png_bytes, svg_text
-from polyfed.reporting.tables import TextTable
-
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"$<$", ">": r"$>$",
-    }
-)  # fmt: skip
 
 
 def markdown_text(results: Results) -> str:
     return "\n".join(table.markdown() for table in study_tables(results))
-
-
-def latex_text(results: Results) -> str:
-    """All tables with booktabs' rules; a document needs the package booktabs."""
-    return "\n".join(map(_latex, study_tables(results)))
-
-
-def _latex(table: TextTable) -> str:
-    lines = [" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in table.rows]
-    head = " & ".join(column.translate(_LATEX) for column in table.columns) + r" \\"
-    notes = " ".join(note.translate(_LATEX) for note in table.notes)
-    caption = f"{table.title.translate(_LATEX)}. {notes}".strip()
-    spec = "l" + "r" * (len(table.columns) - 1)
-    parts = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{spec}}}", r"\toprule"]
-    parts += [head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-    return "\n".join(parts) + "\n"
 
 
 def figures_csv(results: Results) -> str:
@@ -56,7 +33,6 @@ def figures_csv(results: Results) -> str:
 
 _TEXTS: dict[str, tuple[str, Callable[[Results], str]]] = {
     "md": ("tables.md", markdown_text),
-    "latex": ("tables.tex", latex_text),
     "csv": ("figures.csv", figures_csv),
 }
 FORMATS = (*_TEXTS, "png", "svg")
@@ -77,7 +53,7 @@ def export_study(results: Results, out: Path, store: Path, formats: Iterable[str
     chosen = list(formats)
     for name in chosen:
         if name not in FORMATS:
-            raise ConfigError(f"--format {name}: {nearest(name, FORMATS)}")
+            raise ConfigError(f"--format {removed('format', name) or f'{name}: {nearest(name, FORMATS)}'}")
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in chosen:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.lab.studies.columns.metric import Metric
-from polyfed.lab.studies.drawings import AnyDrawing, Drawing, PointMaps, RegimeMap
-from polyfed.lab.studies.point_maps import draw_points
+from polyfed.lab.studies.drawings import AnyDrawing, Drawing, RegimeMap
 from polyfed.lab.studies.regime_maps import ClaimMap, draw_map
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Point, Study
@@ -36,13 +35,11 @@ def draw_study(results: Results, drawing: AnyDrawing, store: Path) -> Figure:
 
     Args:
         results: of the study.
-        drawing: a claim's map, maps of samples, or which column over what, as it is or minus that of the reference.
-        store: folder of the cells, whose records curves and maps are read from.
+        drawing: a claim's map, or which column over what, as it is or minus that of the reference.
+        store: folder of the cells, whose records curves are read from.
     """
     if isinstance(drawing, RegimeMap):
         return draw_map(ClaimMap(results, drawing))
-    if isinstance(drawing, PointMaps):
-        return draw_points(results, drawing, store)
     return _draw_column(results, drawing, store)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -76,17 +76,15 @@ class StudyPlan:
         search = self.tuning.search(row, point)
         return search.advance().cells if search else []
 
-    def final(self, row: str, point: Point, seeds: Sequence[int] | None = None) -> list[Cell]:
-        """The cells of a row at a point with what was chosen, one a seed: the study's, or ``seeds``.
+    def final(self, row: str, point: Point) -> list[Cell]:
+        """The cells of a row at a point with what was chosen, one a seed.
 
         Raises:
             LookupError: the search is not complete.
             RunError: no candidate has a figure.
         """
         experiment = self.tuning.tuned(row, point)
-        return [
-            Cell(row, point, with_seed(experiment, seed)) for seed in (self.study.seeds if seeds is None else seeds)
-        ]
+        return [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
 
     def chosen(self, row: str, point: Point) -> Chosen | None:
         """What the search chose; None where nothing is to be chosen.

@@ -10,22 +10,19 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from polyfed.lab.studies.drawings import PointMaps
 from polyfed.lab.studies.effort import Effort
 from polyfed.lab.studies.judgement import Judgement, Verdict
-from polyfed.lab.studies.point_maps import draw_points
 from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps, draw_map
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Study
 from polyfed.lab.studies.study_files import folder_name, study_files
 from polyfed.lab.studies.tables import claim_evidence, claims_tables, figure_tables, study_tables
-from polyfed.reporting.figures import png_bytes, svg_text
+from polyfed.reporting.figures import svg_text
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.tables import TextTable
 
 PAPER = "paper"
 _VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open", "not run")
-_POINTS = "-points-"
 _DECIDED = ("held", "contradicted")
 
 
@@ -38,14 +35,12 @@ class StudyRecord:
         scale: small or paper.
         study: at the scale; of one that was run, as it was then.
         results: what was run; None: nothing.
-        pictures: names of files beside its page that were drawn from its cells.
     """
 
     name: str
     scale: str
     study: Study
     results: Results | None
-    pictures: Sequence[str] = ()
 
     @classmethod
     def of(cls, name: str, scale: str, home: Path) -> StudyRecord:
@@ -57,8 +52,7 @@ class StudyRecord:
         folder = home / folder_name(name, scale)
         results = Results.load(folder) if (folder / RESULTS).is_file() else None
         results = results if results and results.cells else None
-        pictures = sorted(path.name for path in home.glob(f"{folder.name}{_POINTS}*.png"))
-        return cls(name, scale, results.study if results else Study.load(name, scale), results, pictures)
+        return cls(name, scale, results.study if results else Study.load(name, scale), results)
 
     @property
     def item_name(self) -> str:
@@ -88,8 +82,8 @@ class StudyRecord:
 
     @property
     def seeds(self) -> str:
-        first, further = (", ".join(map(str, seeds)) for seeds in (self.study.seeds, self.study.further_seeds))
-        return f"{first}; where a claim was open {further}" if self.further else first
+        first, further = (", ".join(map(str, seeds)) for seeds in (self.study.seeds, sorted({*self._further})))
+        return f"{first}; where a claim was open {further}" if further else first
 
     @cached_property
     def judgements(self) -> list[Judgement]:
@@ -101,23 +95,24 @@ class StudyRecord:
         return Counter(item.verdict for item in self.judgements)
 
     @cached_property
-    def further(self) -> int:
-        """Runs with further seeds, where a primary claim was open."""
-        return len(self.results.going_on()) * len(self.study.further_seeds) if self.results else 0
+    def _further(self) -> list[int]:
+        """Seeds of runs that were made beyond those of the study."""
+        made = [int(label.rpartition(" ")[2]) for label in self.results.cells] if self.results else []
+        return [seed for seed in made if seed not in self.study.seeds]
 
     @property
     def is_complete(self) -> bool:
         if self.results is None:
             return False
         expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
-        return len(self.results.cells) == expected + self.further and not self.results.causes
+        return len(self.results.cells) == expected + len(self._further) and not self.results.causes
 
     @property
     def progress(self) -> str:
         """How many of its runs were made, and how many searched before them."""
         done = 0 if self.results is None else len(self.results.cells)
         part = ": in part" if self.results and not self.is_complete else ""
-        effort = replace(self.effort, runs=self.effort.runs + self.further)
+        effort = replace(self.effort, runs=self.effort.runs + len(self._further))
         return f"{done} of {effort.in_words}{part}"
 
     @property
@@ -205,19 +200,6 @@ def record_pictures(record: StudyRecord) -> dict[str, str]:
     return {
         record.map_file(number): svg_text(draw_map(claims), claims.drawing.map)
         for number, claims in enumerate(record.maps, 1)
-    }
-
-
-def pictures_of_cells(record: StudyRecord, store: Path) -> dict[str, bytes]:
-    """Name of a file beside its page -> PNG, of what needs the cells, which lie in ``store``."""
-    drawings = [each for each in record.study.figures if isinstance(each, PointMaps)]
-    if record.results is None or not any((store / cell).is_dir() for cell in record.results.cells.values()):
-        return {}
-    return {
-        f"{folder_name(record.name, record.scale)}{_POINTS}{number}.png": png_bytes(
-            draw_points(record.results, drawing, store)
-        )
-        for number, drawing in enumerate(drawings, 1)
     }
 
 

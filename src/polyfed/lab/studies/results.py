@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ import yaml
 from polyfed.core.errors import RunError
 from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
-from polyfed.core.untrusted import code_of, file_json, typed, yaml_content
+from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import CellFigures
 from polyfed.lab.studies.claims import ALL, Claim, Side
 from polyfed.lab.studies.judgement import Judgement, judge
@@ -25,7 +24,7 @@ from polyfed.lab.studies.row_search import Chosen
 from polyfed.lab.studies.shapley import shapley_values
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import ItemSpread, PairedSample, PairedSpreads, Sample
+from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
 
 STUDY, RESULTS = "study.yaml", "results.json"
 SeedFigures = Mapping[int, float]
@@ -44,7 +43,6 @@ class Results:
         causes: place or cell in words -> why it has no figure.
         cells: label of every final cell that is complete -> its folder's name.
         code: versions and states of the code that ran them; a table should have one.
-        items: of claims on means over test items, how they depend on these.
     """
 
     study: Study
@@ -53,19 +51,16 @@ class Results:
     causes: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
     code: Sequence[str] = ()
-    items: Mapping[Claim, ItemSpread] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
-        """What lies in the plan's store; of further seeds only those of rows that go on."""
+        """What lies in the plan's store."""
         found = _Found(plan, dict(failures))
         for row, point in plan.row_points():
             with suppress(LookupError, RunError):  # its search is not complete, or chose nothing
                 if (choice := plan.chosen(row, point)) is not None:
                     found.chosen[row, point] = choice
-                found.take(row, point, plan.study.seeds)
-        for row, point in found.results.going_on():
-            found.take(row, point, plan.study.further_seeds)
+                found.take(row, point)
         return found.results
 
     # ---- questions
@@ -82,9 +77,7 @@ class Results:
 
     def difference(self, left: Place, right: Place) -> PairedSample | None:
         """Left minus right by seed; None where no seed has both."""
-        own, other = self.values.get(left, {}), self.values.get(right, {})
-        paired = {seed: own[seed] - other[seed] for seed in own if seed in other}
-        return PairedSample(paired) if paired else None
+        return PairedSample.between(self.values.get(left, {}), self.values.get(right, {}))
 
     def shapley(self, point: Point, column: str) -> dict[str, dict[int, float]]:
         """Player -> seed -> Shapley value, of the seeds that all coalitions have."""
@@ -97,12 +90,9 @@ class Results:
         return values
 
     def judgements(self) -> list[Judgement]:
-        """Every primary claim."""
-        return self.judged(self.study.claims.to_judge)
-
-    def judged(self, claims: Sequence[Claim]) -> list[Judgement]:
-        """Claims as one family, each at the point that it names, or over all."""
-        return judge(claims, list(map(self.sample, claims)), self.study.looks)
+        """Every primary claim, as one family, each at the point that it names, or over all."""
+        claims = self.study.claims.to_judge
+        return judge(claims, list(map(self.sample, claims)), self.study.seeds)
 
     def readings(self) -> list[tuple[Claim, Sample | None]]:
         """Every secondary claim with left against right by seed, at every point where it does not name one."""
@@ -119,16 +109,9 @@ class Results:
         """Left against right by seed; None where no seed has all of it."""
         left, right = (self._by_seed(self._places(claim, side)) for side in claim.sides)
         seeds = [seed for seed in left if seed in right]
-        if not seeds:
-            return None
-        if claim.is_of_spreads:
+        if seeds and claim.is_of_spreads:
             return PairedSpreads({seed: left[seed] for seed in seeds}, {seed: right[seed] for seed in seeds})
-        return PairedSample({seed: left[seed] - right[seed] for seed in seeds})
-
-    def places(self, claim: Claim) -> list[tuple[float, Place]]:
-        """The figures of which a claim's left minus right is the sum, each with its weight."""
-        left, right = (self._places(claim, side) for side in claim.sides)
-        return [*left, *((-weight, place) for weight, place in right)]
+        return PairedSample.between(left, right)
 
     def _places(self, claim: Claim, side: Side) -> list[tuple[float, Place]]:
         named = {point_label(point): [point] for point in self.study.points}
@@ -144,19 +127,6 @@ class Results:
         parts = [(weight, self.values.get(place, {})) for weight, place in places]
         seeds = (seed for seed in parts[0][1] if all(seed in by_seed for _, by_seed in parts))
         return {seed: sum(weight * by_seed[seed] for weight, by_seed in parts) for seed in seeds}
-
-    def going_on(self) -> list[tuple[str, Point]]:
-        """Rows at the points of primary claims that are open after the first look: they are run with further seeds."""
-        study, claims = self.study, self.study.claims.to_judge
-        if not study.further_seeds:
-            return []
-        samples = map(self.sample, claims)
-        firsts = [
-            sample.of(study.seeds) if sample and {*study.seeds} <= {*sample.seeds} else None for sample in samples
-        ]
-        judged = judge(claims, firsts, study.looks)
-        still = [item.claim for item in judged if item.verdict == "open"]
-        return list(dict.fromkeys(place[:2] for claim in still for _, place in self.places(claim)))
 
     def cell(self, row: str, point: Point, seed: int) -> str | None:
         """The name of a cell's folder; None if it is not complete."""
@@ -205,10 +175,6 @@ class Results:
             "causes": dict(sorted(self.causes.items())),
             "cells": self.cells,
             "code": list(self.code),
-            "items": [
-                {"claim": claim.text, "label": claim.read_at, **dataclasses.asdict(spread)}
-                for claim, spread in self.items.items()
-            ],
         }
 
     @classmethod
@@ -233,11 +199,7 @@ class Results:
                 for entry in content["figures"]
             }
             chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
-            items = {
-                Claim.parse(entry.pop("claim")).at(entry.pop("label")): typed(ItemSpread, entry)
-                for entry in content["items"]
-            }
-            return cls(study, values, chosen, content["causes"], content["cells"], content["code"], items)
+            return cls(study, values, chosen, content["causes"], content["cells"], content["code"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
 
@@ -253,9 +215,9 @@ class _Found:
     cells: dict[str, str] = field(default_factory=dict)
     code: set[str] = field(default_factory=set)
 
-    def take(self, row: str, point: Point, seeds: Sequence[int]) -> None:
+    def take(self, row: str, point: Point) -> None:
         """The complete cells of a row; raises LookupError if its search is not complete."""
-        for cell in self.plan.final(row, point, seeds):
+        for cell in self.plan.final(row, point):
             figures = _readable(cell.folder(self.plan.store))
             if figures is None:
                 continue

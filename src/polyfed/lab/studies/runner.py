@@ -13,7 +13,6 @@ from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Cell, require_data
 from polyfed.lab.studies.execution import Order, is_done
 from polyfed.lab.studies.planning import StudyPlan
-from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Point
 from polyfed.lab.studies.workers import CellOutcome, Workers, stopped_at_end
 
@@ -113,7 +112,7 @@ class Runner:
         self.saver(self._failures)
         begun = time.monotonic()
         with stopped_at_end(Workers(self.jobs, self.gpus)) as workers:
-            while workers.running or self._has_more():
+            while workers.running or (self._due and not self._stopped):
                 self._stopped = self._stopped or self._spent(begun)
                 if self._stopped == _BUDGET:
                     workers.stop()
@@ -161,22 +160,6 @@ class Runner:
             return
         is_extra = not self.plan.study.resolved(cell.row).main
         self._due[key] = (is_extra, place, number), cell
-
-    def _has_more(self) -> bool:
-        """Whether cells are to be begun: those that are missing, then further seeds where a primary claim is open."""
-        if self._stopped:
-            return False
-        if not self._due:
-            self._go_on()
-        return bool(self._due)
-
-    def _go_on(self) -> None:
-        """Plan the second look."""
-        plan, seeds = self.plan, self.plan.study.further_seeds
-        for number, (row, point) in enumerate(Results.gather(plan, {}).going_on() if seeds else []):
-            if self.only is None or row in self.only:
-                for place, cell in enumerate(plan.final(row, point, seeds)):
-                    self._add(cell, place, number)
 
     def _start(self, workers: Workers) -> None:
         key = min(self._due, key=lambda name: self._due[name][0])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.lab.studies.cells import Places
-from polyfed.lab.studies.item_outcomes import item_spreads
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import Ended, OnProgress, Runner, default_jobs, gpus_here
@@ -75,8 +74,7 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     with _alone(out):
         ended = runner.run()
-        results = Results.gather(plan, ended.failures)
-        replace(results, items=item_spreads(results, plan.store)).save(out)
+        save(ended.failures)
     return StudyRun(Results.load(out), ended, out)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from itertools import count, islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,7 +17,6 @@ from polyfed.lab.studies.column import ColumnSettings, named_column
 from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
 from polyfed.lab.studies.tuning import Tuning
-from polyfed.reporting.statistics import FEWEST_SEEDS
 from polyfed.runs.twins import TwinSettings
 
 Overrides = dict[str, JsonValue]
@@ -113,11 +112,6 @@ class Study(Settings):
     base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
     set: Overrides = Field(default_factory=dict, description="overrides of all cells")
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
-    more_seeds: int | None = Field(
-        default=None,
-        ge=0,
-        description="further ones where a primary claim is open; null: as many again, if five or more",
-    )
     rows: dict[str, Row] = Field(min_length=1)
     columns: dict[str, SerializeAsAny[ColumnSettings]] = Field(min_length=1)
     axes: dict[str, Axis] = Field(default_factory=dict)
@@ -228,22 +222,6 @@ class Study(Settings):
         free = [operand.row for operand in operands if operand.label in ("", ALL)]
         return [point for point in self.points if all(point in self.points_of(row) for row in free)]
 
-    @property
-    def further_seeds(self) -> list[int]:
-        """With which the rows of a primary claim go on that is open after ``seeds``."""
-        if not self.claims.primary:
-            return []
-        default = len(self.seeds) if len(self.seeds) >= FEWEST_SEEDS else 0
-        taken = self.tuning.seeds if self.tuning else []
-        free = (seed for seed in count(max(self.seeds) + 1) if seed not in taken)
-        return list(islice(free, default if self.more_seeds is None else self.more_seeds))
-
-    @property
-    def looks(self) -> list[list[int]]:
-        """Seeds at which claims are judged: ``seeds``, then further ones with them; fewer than five are no look."""
-        looks = [self.seeds, *([[*self.seeds, *more]] if (more := self.further_seeds) else [])]
-        return [look for look in looks if len(look) >= FEWEST_SEEDS]
-
     def resolved(self, name: str) -> Row:
         """A row with what it is like beneath it."""
         row = self.rows[name]
@@ -312,7 +290,7 @@ class Study(Settings):
         Raises:
             ConfigError: one of them is a seed of the tuning.
         """
-        return parse_settings(Study, self.content() | {"seeds": list(seeds), "more_seeds": 0})
+        return parse_settings(Study, self.content() | {"seeds": list(seeds)})
 
     def content(self) -> dict[str, Any]:
         """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""

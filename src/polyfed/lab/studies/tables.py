@@ -18,10 +18,6 @@ from polyfed.reporting.tables import TextTable, figure
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right; of standard deviations: left over right."
-_OVER_ITEMS = (
-    "Over items: 95 % of the means over 2,000 draws of test items, the same for all rows and seeds (bootstrap). "
-    "Needs more: of what the mean varies with most, seeds or test data."
-)
 _ALONE = "local"
 """The row of clients that train alone, in any study that has one."""
 _PRINTED = "[...]: what the paper prints."
@@ -193,42 +189,20 @@ def _p_text(p: float) -> str:
 
 def claims_tables(results: Results) -> list[TextTable]:
     """Primary claims with their verdicts, then secondary ones as differences."""
-    judged, read = results.judgements(), results.readings()
-    return [*([_judged(results, judged)] if judged else []), *([_read(results, read)] if read else [])]
-
-
-def _judged(results: Results, judgements: Sequence[Judgement]) -> TextTable:
-    half = ", half of it at each of two looks: a claim that is open goes on" if len(results.study.looks) > 1 else ""
-    notes = (
-        f"Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05{half}; "
-        f"never on fewer than {FEWEST_SEEDS} seeds. {_SIDES}",
-        *_still_open(judgements),
-    )
-    heads = ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
-    body = [claim_evidence(item) for item in judgements]
-    return _with_items(results, TextTable("Claims", heads, body, notes), [(i.claim, i.sample) for i in judgements])
-
-
-def _read(results: Results, readings: Sequence[tuple[Claim, Sample | None]]) -> TextTable:
-    body = [[_claim_text(claim), *_evidence(sample)] for claim, sample in readings]
-    notes = (f"Not judged: intervals are each claim's own. {_SIDES}",)
-    table = TextTable("Secondary claims", ("claim", "seeds", "difference", "95 % interval"), body, notes)
-    return _with_items(results, table, readings)
-
-
-def _with_items(results: Results, table: TextTable, claims: Sequence[tuple[Claim, Sample | None]]) -> TextTable:
-    """A table of claims with how they depend on the test items, if any is known to."""
-    if not any(claim in results.items for claim, _ in claims):
-        return table
-    rows = [[*row, *_of_items(results, *claim)] for row, claim in zip(table.rows, claims, strict=True)]
-    return TextTable(table.title, (*table.columns, "over items", "needs more"), rows, (*table.notes, _OVER_ITEMS))
-
-
-def _of_items(results: Results, claim: Claim, sample: Sample | None) -> list[str]:
-    spread = results.items.get(claim)
-    if spread is None or not isinstance(sample, PairedSample):
-        return ["-", "-"]
-    return [_interval_text(spread.interval, "+.2f"), "test data" if spread.limits_more(sample) else "seeds"]
+    tables = []
+    if judged := results.judgements():
+        note = (
+            "Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05; "
+            f"never on fewer than {FEWEST_SEEDS} seeds. {_SIDES}"
+        )
+        heads = ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
+        tables.append(TextTable("Claims", heads, [claim_evidence(item) for item in judged], (note,)))
+    if read := results.readings():
+        note = f"Not judged: intervals are each claim's own. {_SIDES}"
+        body = [[_claim_text(claim), *_evidence(sample)] for claim, sample in read]
+        heads = ("claim", "seeds", "difference", "95 % interval")
+        tables.append(TextTable("Secondary claims", heads, body, (note,)))
+    return tables
 
 
 def claim_evidence(item: Judgement) -> list[str]:
@@ -246,20 +220,6 @@ def _evidence(sample: Sample | None) -> list[str]:
     if isinstance(sample, PairedSpreads):
         return [str(len(sample.seeds)), f"x {figure(sample.ratio)}", _interval_text(sample.interval, ".2f")]
     return difference_texts(sample, 2)[:3]
-
-
-def _still_open(judgements: Sequence[Judgement]) -> Iterator[str]:
-    for item in judgements:
-        if item.verdict == "open":
-            yield f"{_claim_text(item.claim)}: open; {_enough(item)}."
-
-
-def _enough(item: Judgement) -> str:
-    if item.sample is not None and len(item.sample.seeds) < 2:
-        return "one seed has no spread, so nobody knows how many would decide"
-    if item.seeds_to_decide is None:
-        return "at this mean and spread a thousand seeds would not decide"
-    return f"at this mean and spread about {item.seeds_to_decide} seeds would decide"
 
 
 # ---- what is missing

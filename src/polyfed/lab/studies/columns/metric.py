@@ -100,24 +100,15 @@ class Metric(ColumnSettings):
     def _name_in(self, run: Run, group: str) -> str:
         return run.experiment.clients[group].task.primary if self.metric == PRIMARY else self.metric
 
-    def tested_round(self, records: RunRecords) -> int | None:
-        """The round whose test metric of the server it is; None if it is another figure, or there is none."""
-        series = records.series(SERVER, self.metric, self.kind) if (self.of, self.kind) == (SERVER, "test") else {}
-        return self._round(records) if series else None
-
-    def _round(self, records: RunRecords) -> int:
-        series = records.series(SERVER, self.metric, self.kind)
-        if self.round == "best":
-            highest = records.best(SERVER, self.metric, self.kind)
-            return max(series) if highest is None else highest[0]
-        chosen = selected_round(records) if self.round == "selected" else None
-        return max(series) if chosen is None else chosen
-
     def _of_server(self, records: RunRecords) -> float:
         series = records.series(SERVER, self.metric, self.kind)
         if not series:
             raise ConfigError(self._unknown(records.name, records.metric_names(SERVER, self.kind)))
-        return series.get(self._round(records), math.nan)
+        if self.round == "best":
+            highest = records.best(SERVER, self.metric, self.kind)
+            return series[max(series)] if highest is None else highest[1]
+        chosen = selected_round(records) if self.round == "selected" else None
+        return series.get(max(series) if chosen is None else chosen, math.nan)
 
     def _unknown(self, run: str, names: object) -> str:
         valid = nearest(self.metric, dict.fromkeys(names))  # type: ignore[call-overload]
