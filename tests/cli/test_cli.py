@@ -18,7 +18,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
 from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
-from polyfed.runs.tuning import TwinSearch
+from polyfed.runs.tuning import Candidates
 
 Cli = Callable[..., tuple[int, str, str]]
 NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}, targets: {label: label}}"
@@ -156,11 +156,11 @@ def test_a_twin_is_tuned_run_compared_and_run_with_another_seed(cli: Cli, config
 
 
 def test_an_interrupted_tuning_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(search: TwinSearch) -> None:
-        (search.folder / "tuning.json").touch()
+    def interrupted(tried: Candidates) -> None:
+        (tried.folder / "tuning.json").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TwinSearch, "complete", interrupted)
+    monkeypatch.setattr(Candidates, "restore", interrupted)
     code, _, err = cli("run", config, "--twin", "server-only", "--out", "there")
     assert (code, "the same command, with --out there, goes on with the tuning" in err) == (130, True)
 

@@ -64,13 +64,3 @@ def test_a_choice_multiplies_what_there_is_and_nothing_else() -> None:
     assert not tunable.accepts({"server's rate": 2.0**20})
     with pytest.raises(ConfigError, match=r"server\.training\.optimizer\.lr"):
         tunable.at({"server's rate": 2.0**20})
-
-
-def test_a_twin_that_is_tuned_says_what_the_method_has() -> None:
-    tunable = Tunable.of(Experiment.load(three_kinds(name="creamfl"), ["twin.kind=server-only"]), LADDERS)
-    made = tunable.at({"passes": 2.0})
-    assert made.twin is not None
-    assert made.twin.tuned == {"algorithm.server_epochs": 2}
-    untouched = tunable.at({})
-    assert untouched.twin is not None
-    assert (untouched.twin.tuned, untouched.twin.is_to_be_tuned) == ({}, False)

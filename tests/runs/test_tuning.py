@@ -16,7 +16,6 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
 from polyfed.runs.tuning import tuned_twin, tuning_folder
-from polyfed.runs.twins import chosen_in_words
 from small_federations import three_kinds
 
 RATE = 0.05  # of the server of ``three_kinds``, which has two passes a round with CreamFL
@@ -104,7 +103,7 @@ def test_validation_chooses_and_never_test(runs: Callable[[Landscape], Runs], tm
     assert not chosen.twin.is_to_be_tuned
 
 
-@pytest.mark.parametrize(("rate", "candidates", "tried"), [(64, 9, 9), (64, 12, 10), (0.5, 9, 5), (1, 1, 1)])
+@pytest.mark.parametrize(("rate", "candidates", "tried"), [(64, 9, 9), (64, 12, 10), (0.5, 9, 5), (1, 2, 2)])
 def test_a_warning_says_where_the_candidates_were_too_few(
     runs: Callable[[Landscape], Runs],
     tmp_path: Path,
@@ -173,11 +172,9 @@ def test_what_fails_at_once_leaves_nothing(runs: Callable[[Landscape], Runs], tm
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_where_both_factors_are_given_nothing_is_tried() -> None:
-    given = server_only("twin.rate=4", "twin.passes=2")
-    assert given.server is not None
-    assert (given.server.training.optimizer.lr, given.algorithm.server_epochs) == (4 * RATE, 4)
-    assert given.twin is not None
-    assert (given.twin.is_to_be_tuned, given.twin.of) == (False, "three-kinds")
-    assert given.twin.tuned == {"server.training.optimizer.lr": RATE, "algorithm.server_epochs": 2}
-    assert chosen_in_words(given.model_dump(mode="json")) == "rate 0.2 and 4 passes a round as given"
+def test_one_candidate_is_the_methods_own_and_nothing_is_tried() -> None:
+    own, other = server_only(), server_only("twin.candidates=1")
+    assert own.twin is not None
+    assert other.twin is not None
+    assert (own.twin.is_to_be_tuned, other.twin.is_to_be_tuned, other.twin.of) == (True, False, "three-kinds")
+    assert (other.server, other.algorithm) == (own.server, own.algorithm)

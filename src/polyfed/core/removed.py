@@ -8,6 +8,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "Drawing": frozenset({"points"}),
     "Study": frozenset({"more_seeds"}),
     "command": frozenset({"serve"}),
+    "TwinSettings": frozenset({"passes", "rate"}),
     "format": frozenset({"latex"}),
 }
 """Family as errors call it ("algorithm"), "preset", "study", "command", or class of settings -> names and keys."""

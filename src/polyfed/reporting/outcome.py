@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.reporting.advice import advice
 from polyfed.reporting.client_spread import judged_by
 from polyfed.reporting.headline import (
@@ -25,7 +25,7 @@ from polyfed.reporting.recalls import find_recalls
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
-from polyfed.runs.zero_shot import untouched_server, zero_shot_obstacle
+from polyfed.runs.twins import untouched_server
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -124,15 +124,12 @@ def twin_tables(records: RunRecords) -> list[TextTable]:
 
 
 def _twin_table(beside: str, column: str, runs: tuple[RunRecords, RunRecords], of_server: bool) -> TextTable:
-    from polyfed.runs.twins import chosen_in_words  # takes torch, which pages of finished runs do without
-
     rows = [
         (name, figure(own), figure(other), f"{own - other:+.2f}")
         for name, (own, other) in shared_figures(*runs).items()
         if name.startswith(f"{SERVER} ") == of_server
     ]
-    title = f"{beside}: {', '.join(filter(None, [runs[1].name, chosen_in_words(runs[1].config)]))}"
-    return TextTable(title, ("test, one seed", "here", column, "difference"), rows)
+    return TextTable(f"{beside}: {runs[1].name}", ("test, one seed", "here", column, "difference"), rows)
 
 
 def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
@@ -158,9 +155,10 @@ def finished_zero_shot(records: RunRecords) -> RunRecords | None:
 
 def _untouched_server(records: RunRecords) -> dict[str, Any] | None:
     """Settings of the server of a run's twin zero-shot; None if it is such a twin, or has none."""
-    server = records.section("server")
     try:
-        return None if _is_zero_shot(records) or zero_shot_obstacle(server) else untouched_server(server)
+        return None if _is_zero_shot(records) else untouched_server(records.section("server"))
+    except ConfigError:
+        return None
     except (KeyError, TypeError, AttributeError):  # settings that somebody edited: no reason to spoil the end of a run
         return None
 

@@ -51,17 +51,17 @@ class PairedSample:
 
     Attributes:
         by_seed: seed -> finite difference; at least one.
-        step: that the figures move in; None: the smallest gap among the differences and 0.
+        known_step: that the figures move in; None: it is read from the differences.
     """
 
     by_seed: Mapping[int, float]
-    step: float | None = field(default=None, kw_only=True)
+    known_step: float | None = field(default=None, kw_only=True)
 
     @classmethod
     def between(cls, left: Mapping[int, float], right: Mapping[int, float]) -> PairedSample | None:
         """Left minus right, of the seeds that both have; None where they share none."""
         paired = {seed: left[seed] - right[seed] for seed in left if seed in right}
-        return cls(paired, step=_step([*left.values(), *right.values()])) if paired else None
+        return cls(paired, known_step=_step([*left.values(), *right.values()])) if paired else None
 
     @property
     def values(self) -> list[float]:
@@ -93,8 +93,12 @@ class PairedSample:
         A figure that is rounded to a step h has a variance of h^2 / 12 (Sheppard 1898), a difference of two of them
         h^2 / 6, which the variance is at least.
         """
-        step = _step([0.0, *self.values]) if self.step is None else self.step
-        return max(self.std, step / math.sqrt(6)) if len(self.values) > 1 else math.nan
+        return max(self.std, self.step / math.sqrt(6)) if len(self.values) > 1 else math.nan
+
+    @property
+    def step(self) -> float:
+        """That the figures move in: the smallest gap among them, or among the differences and 0."""
+        return _step([0.0, *self.values]) if self.known_step is None else self.known_step
 
     @property
     def smallest(self) -> float:

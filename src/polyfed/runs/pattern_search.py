@@ -62,8 +62,17 @@ class PatternSearch:
     scores: list[tuple[Choice, float]] = field(default_factory=list)
     _turn: int = 0
 
-    def due(self) -> list[Choice]:
-        """The next candidates, which can be tried side by side; none at the end."""
+    def advance(self, score: Callable[[Choice], float | None]) -> list[Choice]:
+        """Go on as far as scores are known, which else are None; what is due then, side by side; none at the end."""
+        while due := self._due():
+            known = [(choice, value) for choice in due if (value := score(choice)) is not None]
+            if len(known) < len(due):
+                return due
+            self.scores += known
+        return []
+
+    def _due(self) -> list[Choice]:
+        """The next candidates; none at the end."""
         left = self.most - len(self.scores)
         if not self.scores:
             start: Choice = dict.fromkeys(self.kinds, 1.0)
@@ -74,9 +83,6 @@ class PatternSearch:
                 self._turn = turn % len(names)
                 return untried[:left]
         return []
-
-    def tell(self, choice: Choice, score: float) -> None:
-        self.scores.append((choice, score))
 
     @property
     def best(self) -> Choice:

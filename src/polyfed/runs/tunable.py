@@ -51,7 +51,12 @@ class Tunable:
             path: value for name, kind in self.kinds.items() for path, value in kind.at(choice.get(name, 1.0)).items()
         }
         given = {path: value for kind in self.kinds.values() for path, value in kind.values.items()}
-        return with_values(self.experiment, {path: value for path, value in values.items() if value != given[path]})
+        if values == given:
+            return self.experiment
+        content = self.experiment.model_dump(mode="json")
+        for path, value in values.items():
+            content = _changed(content, path.split("."), value)
+        return Experiment.parse(content)
 
     def accepts(self, choice: Choice) -> bool:
         """Whether its settings take the values."""
@@ -60,23 +65,6 @@ class Tunable:
         except ConfigError:
             return False
         return True
-
-
-def with_values(experiment: Experiment, values: Mapping[str, Number]) -> Experiment:
-    """The experiment with other numbers at some paths; a twin that is to be tuned is tuned with that, and says so.
-
-    Raises:
-        ConfigError: a setting does not take its value.
-    """
-    is_twin = experiment.twin is not None and experiment.twin.is_to_be_tuned
-    if not values and not is_twin:
-        return experiment
-    content = experiment.model_dump(mode="json")
-    if is_twin:
-        content["twin"]["tuned"] = {path: dict(_numbers(content, path))[path] for path in values}
-    for path, value in values.items():
-        content = _changed(content, path.split("."), value)
-    return Experiment.parse(content)
 
 
 def _is_usable(experiment: Experiment, path: str, value: Number, factors: Sequence[float]) -> bool:

@@ -13,7 +13,6 @@ import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ from polyfed.runs.pattern_search import Choice, PatternSearch, choice_label
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run
 from polyfed.runs.tunable import Tunable
-from polyfed.runs.twins import PASSES, RATE, chosen_in_words
 
 log = logging.getLogger(__name__)
 
 RECORD = "tuning.json"
-_LADDERS = {"rate": ([RATE], ()), "passes": ([PASSES], (1, 2, 4))}  # the method's own passes are the fewest
+_RATE, _PASSES = "server.training.optimizer.lr", "algorithm.server_epochs"
+_LADDERS = {"rate": ([_RATE], ()), "passes": ([_PASSES], (1, 2, 4))}  # the method's own passes are the fewest
 
 
 def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> tuple[Experiment, Callback]:
@@ -45,16 +44,25 @@ def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] 
     Raises:
         PolyfedError: something does not fit, no candidate has a validation value, or ``out`` is not free.
     """
+    twin = experiment.twin
+    if twin is None or not twin.of:
+        raise ConfigError("twin: a twin is made when an experiment is loaded; use Experiment.load")
     RunFolder.require_free(out)
-    search = TwinSearch(experiment, tuning_folder(out))
-    with made_folder(search.folder, search.is_begun), RunFolder(search.folder).lock():
-        search.restore()
-        with heard_by(Callbacks(callbacks)):
-            search.complete()
-    if not search.pattern.is_surrounded:
+    tunable = Tunable.of(experiment, _LADDERS)
+    pattern = PatternSearch(tunable.kinds, twin.candidates, tunable.accepts)
+    tried = Candidates(tunable, tuning_folder(out))
+    with made_folder(tried.folder, tried.is_begun), RunFolder(tried.folder).lock(), heard_by(Callbacks(callbacks)):
+        tried.restore()
+        pattern.advance(tried.score)
+    try:
+        best = pattern.best
+    except LookupError as error:
+        raise RunError(f"twin of '{experiment.name}': {error}; look at its rate") from error
+    if not pattern.is_surrounded:
         message = "%s: the best of %d candidates (%s) has neighbours that were not tried; give twin.candidates"
-        log.warning(message, experiment.name, len(search.pattern.scores), choice_label(search.best))
-    return search.candidate(search.best), _Record(search, out)
+        log.warning(message, experiment.name, len(pattern.scores), choice_label(best))
+    tried.save(best)
+    return tried.experiment(best), _Moved(tried.folder, out)
 
 
 def tuning_folder(out: Path) -> Path:
@@ -63,75 +71,59 @@ def tuning_folder(out: Path) -> Path:
 
 
 @dataclass
-class TwinSearch:
-    """The search for a twin's rate and passes.
+class Candidates:
+    """What was tried of a twin.
 
     Attributes:
-        experiment: the twin as the method has it.
+        tunable: the twin as the method has it.
         folder: of the candidate that runs, and of what is known of earlier ones.
-        candidates: each with ``rate``, ``passes``, and ``round`` and value of its best ``validation``, null where that
-            never was finite.
+        known: each with ``rate``, ``passes``, and ``round`` and value of its best ``validation``, null where that never
+            was finite.
     """
 
-    experiment: Experiment
+    tunable: Tunable
     folder: Path
-    candidates: list[dict[str, Any]] = field(default_factory=list)
+    known: list[dict[str, Any]] = field(default_factory=list)
 
     def is_begun(self) -> bool:
         return any(entry.name != ".lock" for entry in self.folder.iterdir())
 
-    @cached_property
-    def _tunable(self) -> Tunable:
-        if self.experiment.twin is None or self.experiment.server is None or not self.experiment.twin.of:
-            raise ConfigError("twin: a twin is made when an experiment is loaded; use Experiment.load")
-        return Tunable.of(self.experiment, _LADDERS)
+    def experiment(self, choice: Choice, **run: Any) -> Experiment:
+        """The twin with the rate and passes of a choice, and other settings of ``run``."""
+        content = self.tunable.at(choice).model_dump(mode="json")
+        rate, passes = content["server"]["training"]["optimizer"]["lr"], content["algorithm"]["server_epochs"]
+        chosen = f"rate {rate:g} and {passes} passes a round chosen on validation"
+        given = {path: value for kind in self.tunable.kinds.values() for path, value in kind.values.items()}
+        content |= {"description": f"{content['description']}; {chosen}", "run": content["run"] | run}
+        return Experiment.parse({**content, "twin": {**content["twin"], "tuned": given}})
 
-    @cached_property
-    def pattern(self) -> PatternSearch:
-        tunable, twin = self._tunable, self.experiment.twin
-        return PatternSearch(tunable.kinds, twin.candidates if twin else 0, tunable.accepts)
-
-    @property
-    def best(self) -> Choice:
-        """The candidate with the highest validation value; raises RunError if none has one."""
-        try:
-            return self.pattern.best
-        except LookupError as error:
-            raise RunError(f"twin of '{self.experiment.name}': {error}; look at its rate") from error
-
-    def complete(self) -> None:
-        """Run what is not known yet."""
-        while due := self.pattern.due():
-            for choice in due:
-                self.pattern.tell(choice, self._score(choice))
-
-    def _score(self, choice: Choice) -> float:
-        number = len(self.pattern.scores)
-        if number == len(self.candidates):
-            doing = f"tuning: candidate {number + 1}, {choice_label(choice)}"
+    def score(self, choice: Choice) -> float:
+        """The best validation value of a candidate, which is run unless it is known; NaN if it has none."""
+        found = next((each for each in self.known if choice.items() <= each.items()), None)
+        if found is None:
+            doing = f"tuning: candidate {len(self.known) + 1}, {choice_label(choice)}"
             preparing(doing)
-            self.candidates.append({**choice, **self._tried(choice)})
+            found = {**choice, **self._tried(choice)}
             preparing(doing)  # a log file is told of what took long, and not before it did
-            write_atomically(self.folder / RECORD, self.to_json())
-        validation = self.candidates[number]["validation"]
-        return math.nan if validation is None else validation
+            self.known.append(found)
+            self.save()
+        return math.nan if found["validation"] is None else found["validation"]
 
     def _tried(self, choice: Choice) -> dict[str, Any]:
-        assert self.experiment.server is not None
+        server = self.tunable.experiment.server
+        assert server is not None
         place = self.folder / "candidate"
         shutil.rmtree(place, ignore_errors=True)  # one that was killed
         try:
-            records = begin_run(self.candidate(choice, sinks=[]), place).records
-            best = records.best(SERVER, self.experiment.server.task.primary, "validation")
+            records = begin_run(self.experiment(choice, sinks=[]), place).records
+            best = records.best(SERVER, server.task.primary, "validation")
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return dict(zip(("round", "validation"), best or (None, None), strict=True))
 
-    def candidate(self, choice: Choice, **run: Any) -> Experiment:
-        """The twin with the rate and passes of a choice, and other settings of ``run``."""
-        content = self._tunable.at(choice).model_dump(mode="json")
-        description = f"{content['description']}; {chosen_in_words(content)}"
-        return Experiment.parse({**content, "description": description, "run": content["run"] | run})
+    def save(self, chosen: Choice | None = None) -> None:
+        content = {"experiment": self._identity, "chosen": chosen, "candidates": self.known}
+        write_atomically(self.folder / RECORD, (json.dumps(content, indent=1) + "\n").encode())
 
     def restore(self) -> None:
         """Take over what an interrupted search has found.
@@ -140,32 +132,26 @@ class TwinSearch:
             RunError: it was of another experiment.
         """
         if (path := self.folder / RECORD).is_file():
-            known = file_json(path.read_text())
-            if known["experiment"] != self._identity:
+            content = file_json(path.read_text())
+            if content["experiment"] != self._identity:
                 hint = "delete it, or choose another --out"
                 raise RunError(f"'{self.folder}' has the tuning of an experiment with other settings; {hint}")
-            self.candidates = known["candidates"]
+            self.known = content["candidates"]
 
-    def to_json(self) -> bytes:
-        known = [(choice, score) for choice, score in self.pattern.scores if not math.isnan(score)]
-        facts = {"chosen": dict(self.pattern.best) if known else None, "candidates": self.candidates}
-        content = {"experiment": self._identity, **facts}
-        return (json.dumps(content, indent=1) + "\n").encode()
-
-    @cached_property
+    @property
     def _identity(self) -> str:
-        return hashlib.sha256(self.experiment.to_yaml().encode()).hexdigest()
+        return hashlib.sha256(self.tunable.experiment.to_yaml().encode()).hexdigest()
 
 
 @dataclass(frozen=True)
-class _Record(Callback):
+class _Moved(Callback):
     """Moves the record of a search into the run as soon as that has begun."""
 
-    search: TwinSearch
+    folder: Path
     out: Path
 
     def handle(self, event: Event) -> None:
         """See ``Callback``."""
         if isinstance(event, RunStarted):
-            write_atomically(self.out / RECORD, self.search.to_json())
-            shutil.rmtree(self.search.folder, ignore_errors=True)
+            shutil.copy(self.folder / RECORD, self.out / RECORD)
+            shutil.rmtree(self.folder, ignore_errors=True)

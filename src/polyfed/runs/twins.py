@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from polyfed.algorithms.algorithm import Algorithm, LocalTraining
-from polyfed.algorithms.local import LocalOnly
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings
-from polyfed.runs.zero_shot import untouched_server, zero_shot_obstacle
-from polyfed.wire.schema import steps_of
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:  # pages of finished runs do without torch
+    from polyfed.algorithms.algorithm import Algorithm
 
-_MEANING = {
-    "server-only": "the server alone on the public set",
-    "no-private": "clients hold public data only",
-    "local": "every client alone",
-    "pooled": "the server alone on the public set and what clients hold of its source",
-    "zero-shot": "the server's pretrained encoders as they come",
-}
 _TUNED = ("server-only", "pooled")
-RATE, PASSES = "server.training.optimizer.lr", "algorithm.server_epochs"
-"""What is tuned of a twin whose server trains alone."""
+_NOBODY_ASKED = {"evaluate_clients": False, "sampling": {}, "phases": {}, "pace": "sync", "attackers": []}
 
 _Content = dict[str, Any]
 
@@ -41,13 +29,9 @@ class TwinSettings(Settings):
         "server alone on the public set and all that clients hold of its source; the server's pretrained encoders as "
         "they come"
     )
-    rate: PositiveFloat | None = Field(
-        default=None, description="factor of server.training.optimizer.lr; null: chosen on validation"
+    candidates: PositiveInt = Field(
+        default=9, description="rates and numbers of passes that validation chooses from at most; 1: the method's own"
     )
-    passes: PositiveInt | None = Field(
-        default=None, description="factor of the method's passes over P a round; null: chosen on validation"
-    )
-    candidates: PositiveInt = Field(default=9, description="rates and numbers of passes that are tried at most")
     of: str = Field(default="", description="name of the experiment; not to be given, a twin that is made says it")
     tuned: dict[str, int | float] | None = Field(
         default=None, description="settings that were chosen -> what the method has; not to be given"
@@ -56,17 +40,13 @@ class TwinSettings(Settings):
     @model_validator(mode="after")
     def _tuned_kinds(self) -> Self:
         if self.kind not in _TUNED:
-            require_default(self, f"with kind: {self.kind}", "rate", "passes", "candidates")
-        if (self.rate is None) != (self.passes is None):
-            raise ValueError("rate and passes: give both, or neither")
-        if self.rate is not None:
-            require_default(self, "with rate and passes given", "candidates")
+            require_default(self, f"with kind: {self.kind}", "candidates")
         return self
 
     @property
     def is_to_be_tuned(self) -> bool:
         """Whether rate and passes are still those of the method, which are not those of a server alone."""
-        return self.kind in _TUNED and self.tuned is None
+        return self.kind in _TUNED and self.tuned is None and self.candidates > 1
 
 
 def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
@@ -76,124 +56,127 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
         ConfigError: the experiment has no such twin; the message says which it has.
     """
     name, kind = content["name"], content["twin"]["kind"]
-    obstacles = _obstacles(content, algorithm)
-    if obstacles[kind]:
-        others = ", ".join(other for other, obstacle in obstacles.items() if not obstacle)
-        raise ConfigError(f"twin.kind is {kind}, but {obstacles[kind]}; twins of '{name}': {others or 'none'}")
-    changes = {
-        "name": f"{name}-{kind}",
-        "description": f"{kind} twin of {name}: {_MEANING[kind]}",
-        "twin": {**content["twin"], "of": name},
-    }
-    if kind == "no-private":
-        changes |= _without_private_data(content)
-    elif kind == "local":
-        changes |= _every_client_alone(content["run"], algorithm)
-    elif kind == "zero-shot":
-        changes |= _as_they_come(content)
-    else:
-        changes |= _server_alone(content, algorithm)
-    if kind == "pooled":
-        changes["public"] = {**content["public"], "items": _pooled_items(content), "per_item": None}
-    return {**content, **changes}
+    try:
+        changes = _TWINS[kind](content, algorithm)
+    except ConfigError as error:
+        others = ", ".join(other for other in _TWINS if _has_twin(other, content, algorithm))
+        raise ConfigError(f"twin.kind is {kind}, but {error}; twins of '{name}': {others or 'none'}") from error
+    twin = {**content["twin"], "of": name}
+    return {**content, "name": f"{name}-{kind}", "description": f"{kind} twin of {name}", "twin": twin, **changes}
 
 
-def chosen_in_words(content: Mapping[str, Any]) -> str:
-    """Rate and passes of a tuned twin, from its settings; empty if it is not tuned."""
-    twin = content.get("twin") or {}
-    if twin.get("tuned") is None:
-        return ""
-    how = "chosen on validation" if twin.get("rate") is None else "as given"
-    rate, passes = content["server"]["training"]["optimizer"]["lr"], content["algorithm"]["server_epochs"]
-    return f"rate {rate:g} and {passes} passes a round {how}"
+def _has_twin(kind: str, content: Mapping[str, Any], algorithm: Algorithm) -> bool:
+    try:
+        return bool(_TWINS[kind](content, algorithm))
+    except ConfigError:
+        return False
 
 
-def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, str]:
-    """Kind -> what keeps the experiment from having that twin; empty if nothing does."""
-    unsaid = f"algorithm '{algorithm.component_name()}' does not say how long"
-    alone = _first_of(
-        (algorithm.server_passes is None, f"{unsaid} its server trains (server_passes)"),
-        (not content["server"], "there is no server model"),
-        (not content["public"], "there is no public set"),
-        (
-            not (content["server"] or {}).get("validation_split"),
-            "server.validation_split is null, and tuning needs validation",
-        ),
-    )
-    public = content["public"] or {"source": "", "split": "", "items": 0}
-    source = public["source"]
-    return {
-        "server-only": alone,
-        "no-private": _first_of(
-            (not source, "there is no public set"),
-            (not _groups_of(source, content), f"no group has the source '{source}' of P"),
-        ),
-        "local": _first_of(
-            (not algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients"),
-            (algorithm.local_training is None, f"{unsaid} its clients train (local_training)"),
-        ),
-        "pooled": alone
-        or _first_of(
-            (public["items"] is None, "public.items is null: all that there is is public"),
-            (not _held(content, public), f"no client holds private items of '{source}'"),
-        ),
-        "zero-shot": zero_shot_obstacle(content["server"]),
-    }
+def _require(there: object, obstacle: str) -> None:
+    if not there:
+        raise ConfigError(obstacle)
 
 
-def _first_of(*obstacles: tuple[bool, str]) -> str:
-    return next((obstacle for is_there, obstacle in obstacles if is_there), "")
+def _unsaid(algorithm: Algorithm, what: str) -> str:
+    return f"algorithm '{algorithm.component_name()}' does not say how long {what}"
 
 
-# ---- the server alone
-
-_NOBODY_ASKED: _Content = {"evaluate_clients": False, "sampling": {}, "phases": {}, "pace": "sync", "attackers": []}
+# ---- a twin each: an experiment's settings -> what is another in the twin's
 
 
-def _server_alone(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
-    alone = {**_NOBODY_ASKED, "engine": "local"}
-    passes = max(1, algorithm.server_passes or 0)
-    method = {"name": "server_only", "server_epochs": passes}
-    run = {**content["run"], **alone}
-    changes = {"clients": {}, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
-    return changes if content["twin"]["rate"] is None else {**changes, **_as_given(content, passes)}
+def _server_only(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
+    server, passes = content["server"], algorithm.server_passes
+    _require(passes is not None, _unsaid(algorithm, "its server trains (server_passes)"))
+    _require(server, "there is no server model")
+    _require(content["public"], "there is no public set")
+    _require(server and server["validation_split"], "server.validation_split is null, and tuning needs validation")
+    method = {"name": "server_only", "server_epochs": max(1, passes or 0)}
+    run = {**content["run"], **_NOBODY_ASKED, "engine": "local"}
+    return {"clients": {}, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
 
 
-def _as_given(content: Mapping[str, Any], passes: int) -> _Content:
-    """With the factors that the twin names."""
-    twin, server = content["twin"], copy.deepcopy(content["server"])
-    optimizer = server["training"]["optimizer"]
-    tuned = {RATE: optimizer["lr"], PASSES: passes}
-    optimizer["lr"] = float(f"{optimizer['lr'] * twin['rate']:.12g}")
-    method = {"name": "server_only", "server_epochs": passes * twin["passes"]}
-    return {"server": server, "algorithm": method, "twin": {**twin, "of": content["name"], "tuned": tuned}}
+def _pooled(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
+    """A larger draw of P has the smaller one in it."""
+    changes, public = _server_only(content, algorithm), content["public"]
+    _require(public["items"] is not None, "public.items is null: all that there is is public")
+    parts = [part for group in content["clients"].values() for part in (group, group["also"]) if part]
+    held = [
+        part["items"]
+        for part in parts
+        if all(part[key] == public[key] for key in ("source", "split")) and part["items"] != "public"
+    ]
+    _require(held, f"no client holds private items of '{public['source']}'")
+    items = None if None in held else public["items"] + sum(held)  # None: the whole split
+    return {**changes, "public": {**public, "items": items, "per_item": None}}
 
 
-# ---- nobody trains
+def _no_private(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
+    public = content["public"]
+    _require(public, "there is no public set")
+    names = [name for name, group in content["clients"].items() if group["source"] == public["source"]]
+    _require(names, f"no group has the source '{public['source']}' of P")
+    held = {"split": public["split"], "items": "public", "also": None}
+    there = with_groups(content, names)
+    return {"clients": {name: {**group, **held} for name, group in there["clients"].items()}, "run": there["run"]}
 
 
-def _as_they_come(content: Mapping[str, Any]) -> _Content:
-    run = {**content["run"], **_NOBODY_ASKED, "rounds": 1}
+def _local(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
+    """As much training a round as with the method, in all its stages; nobody sends anything that privacy would
+    protect, nor has use for a server's model."""
+    _require(algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients")
+    if (training := algorithm.local_training) is None:
+        raise ConfigError(_unsaid(algorithm, "its clients train (local_training)"))
+    epochs, steps, others = training
+    length = {"local_epochs": epochs} if steps is None else {"local_steps": steps + others}
+    method = {"name": "local", **length, "idle_rounds": algorithm.rounds_without_clients}
+    run = content["run"]
+    phases = {name: phase for name, phase in run["phases"].items() if name == "fit"}
+    run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases, "attackers": []}
+    return {"server": None, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
+
+
+def _zero_shot(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
+    server, run = untouched_server(content["server"]), {**content["run"], **_NOBODY_ASKED, "rounds": 1}
     method = {"name": "server_only", "server_epochs": 0}
-    server = untouched_server(content["server"])
     return {"server": server, "clients": {}, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
 
 
-def _pooled_items(content: Mapping[str, Any]) -> int | None:
-    """As many items as are public or held; a larger draw of P has the smaller one in it. None: the whole split."""
-    held = _held(content, content["public"])
-    return None if None in held else content["public"]["items"] + sum(count for count in held if count is not None)
+_TWINS: Mapping[str, Callable[[Mapping[str, Any], Algorithm], _Content]] = {
+    "server-only": _server_only,
+    "no-private": _no_private,
+    "local": _local,
+    "pooled": _pooled,
+    "zero-shot": _zero_shot,
+}
+
+# ---- parts of an experiment
 
 
-def _held(content: Mapping[str, Any], public: Mapping[str, Any]) -> list[int | None]:
-    """How many private items each group has of the split that P is drawn from, None for all; other groups are not in
-    the list."""
-    origin = public["source"], public["split"]
-    parts = [part for group in content["clients"].values() for part in (group, group["also"]) if part]
-    return [part["items"] for part in parts if (part["source"], part["split"]) == origin and part["items"] != "public"]
+def untouched_server(server: Mapping[str, Any] | None) -> _Content:
+    """The server's settings with its encoders as they come: nothing of them is trained.
 
-
-# ---- clients
+    Raises:
+        ConfigError: it has a layer that is new, or there is none.
+    """
+    if not server:
+        raise ConfigError("there is no server model")
+    encoders = server["model"]["encoders"]
+    new = ", ".join(name for name, encoder in encoders.items() if encoder.get("projection") != "own")
+    _require(not new, f"the encoders of {new} end in a layer that is new, not in a common space")
+    tasks = server["task"].get("tasks", [server["task"]])
+    _require(
+        all(one.get("name") != "classification" or one.get("names") for one in tasks),
+        "the classifier of server.task is new; classify by names of classes (server.task.names)",
+    )
+    untouched = copy.deepcopy(dict(server))
+    for name, encoder in encoders.items():
+        kept = {key: value for key, value in encoder.items() if key not in ("trainable", "adapter")}
+        if encoder["view"]["name"] == "states":  # the view of what is trained no more
+            kept["view"] = {key: encoder["view"][key] for key in ("size", "fit", "length", "precision")}
+        untouched["model"]["encoders"][name] = kept
+    if untouched.get("training"):
+        untouched["training"].pop("schedule", None)  # of training that there is not
+    return untouched
 
 
 def with_groups(content: Mapping[str, Any], names: Sequence[str]) -> _Content:
@@ -205,26 +188,7 @@ def with_groups(content: Mapping[str, Any], names: Sequence[str]) -> _Content:
     for name in names:
         if name not in content["clients"]:
             raise ConfigError(f"groups: no group '{name}' in '{content['name']}'; {nearest(name, content['clients'])}")
-    clients = {name: group for name, group in content["clients"].items() if name in names}
-    return {**content, "clients": clients, "run": _asking(clients, content["run"])}
-
-
-def _groups_of(source: str, content: Mapping[str, Any]) -> dict[str, _Content]:
-    return {name: group for name, group in content["clients"].items() if group["source"] == source}
-
-
-def _without_private_data(content: Mapping[str, Any]) -> _Content:
-    public, groups = content["public"], _groups_of(content["public"]["source"], content)
-    if left_out := [name for name in content["clients"] if name not in groups]:
-        message = "twin no-private: %s left out, as the public set has nothing of their sources"
-        log.warning(message, ", ".join(left_out))
-    held = {"split": public["split"], "items": "public", "also": None}
-    clients = {name: {**group, **held} for name, group in groups.items()}
-    return {"clients": clients, "run": _asking(clients, content["run"])}
-
-
-def _asking(clients: _Content, run: _Content) -> _Content:
-    """Cohorts, quorums and buffers of no more clients than there are."""
+    clients, run = {name: group for name, group in content["clients"].items() if name in names}, content["run"]
     there = sum(group["count"] for group in clients.values())
 
     def capped(number: Any) -> Any:
@@ -236,16 +200,5 @@ def _asking(clients: _Content, run: _Content) -> _Content:
     phases = {name: {**phase, "min_clients": capped(phase["min_clients"])} for name, phase in run["phases"].items()}
     sampling = {**run["sampling"], "cohort": capped(cohort)}
     pace = {key: capped(value) if key in ("replies", "concurrency") else value for key, value in run["pace"].items()}
-    return {**run, "sampling": sampling, "min_clients": capped(run["min_clients"]), "phases": phases, "pace": pace}
-
-
-def _every_client_alone(run: _Content, algorithm: Algorithm) -> _Content:
-    """As much training a round as with the method, in all its stages; nobody sends anything that privacy would
-    protect, nor has use for a server's model."""
-    epochs, steps, others = algorithm.local_training or LocalTraining()
-    training = {"local_epochs": epochs} if steps is None else {"local_steps": steps + others}
-    training["idle_rounds"] = algorithm.rounds_without_clients
-    phases = {name: phase for name, phase in run["phases"].items() if name in steps_of(LocalOnly())}
-    own: _Content = {"evaluate_clients": run["evaluate_clients"] or True, "phases": phases, "attackers": []}
-    method = {"name": "local", **training}
-    return {"server": None, "algorithm": method, "aggregation": {}, "privacy": None, "run": {**run, **own}}
+    fitted = {"sampling": sampling, "min_clients": capped(run["min_clients"]), "phases": phases, "pace": pace}
+    return {**content, "clients": clients, "run": {**run, **fitted}}

@@ -134,9 +134,10 @@ def test_a_row_may_name_its_kinds_and_has_those_that_it_can(loaded: Load, tmp_pa
     plan = tuned(loaded, tmp_path, rows, tuning={"settings": RATES["settings"] | {"server": server}})  # type: ignore[operator]
     kinds = {row: list(search.pattern.kinds) for row in rows if (search := plan.tuning.search(row, ()))}
     assert kinds == {"all": ["rate", "server"], "named": ["server"], "averages": ["rate"], "alone": ["server"]}
-    twin = plan.final("fixed", ())[0].experiment.twin
-    assert twin is not None
-    assert (twin.tuned, twin.is_to_be_tuned) == ({}, False)
+    for row in ("fixed", "alone"):  # by the study, or not at all
+        twin = plan.tuning.experiment(row, (), {}).twin
+        assert twin is not None
+        assert not twin.is_to_be_tuned
     plan.tuning.check(plan.row_points())
 
 

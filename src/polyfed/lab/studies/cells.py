@@ -30,7 +30,7 @@ RECORDS, MODELS = "records", "models"
 """What may stay of a cell."""
 
 _PLACES = ("dir", "weights_dir", "cache_dir")
-_LABELS = ("name", "description")
+_LABELS = ("name", "description", "twin")
 _OF_RUN = ("engine", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
 _CELL = {"run.threads": 1, "run.plots": False}
@@ -95,8 +95,6 @@ class Cell:
             content[section] = {key: value for key, value in content[section].items() if key not in keys}
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
-        if content["twin"]:
-            content["twin"].pop("of")
         data = self.experiment.data
         paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
         content["files"] = {name: _files_in(data.data_folder, path) for name, path in paths.items() if path}
@@ -146,7 +144,9 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
             resolved = with_groups(resolved, settings.groups)
         if settings.twin is None:
             return _simulated(Experiment.parse(resolved))
-        return _simulated(Experiment.read({**resolved, "twin": settings.twin.model_dump(mode="json")}))
+        # tuned as all rows are, if at all, and not by its run
+        twin = {**settings.twin.model_dump(mode="json"), "tuned": {}}
+        return _simulated(Experiment.read({**resolved, "twin": twin}))
     except ConfigError as error:
         at = f" at {point_label(point)}" if point else ""
         raise ConfigError(f"row '{row}'{at}: {error}") from error

@@ -117,7 +117,9 @@ class Claim:
         if isinstance(sample, PairedSpreads):
             return sample if self.sign.startswith(">") else PairedSpreads(sample.right, sample.left)
         # a margin is no step that figures move in
-        return PairedSample({seed: self._excess(value) for seed, value in sample.by_seed.items()}, step=sample.step)
+        return PairedSample(
+            {seed: self._excess(value) for seed, value in sample.by_seed.items()}, known_step=sample.step
+        )
 
     def _excess(self, difference: float) -> float:
         ahead = difference if self.sign.startswith(">") else -difference

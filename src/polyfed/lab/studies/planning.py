@@ -29,6 +29,7 @@ class StudyPlan:
     places: Places
     store: Path
     _resolved: dict[tuple[str, Point, str], Experiment] = field(default_factory=dict)
+    _final: dict[tuple[str, Point], list[Cell]] = field(default_factory=dict)
 
     @cached_property
     def tuning(self) -> TuningPlan:
@@ -74,7 +75,7 @@ class StudyPlan:
     def search(self, row: str, point: Point) -> list[Cell]:
         """The cells from which settings of a row are chosen, as far as they are known; none where nothing is chosen."""
         search = self.tuning.search(row, point)
-        return search.advance().cells if search else []
+        return search.cells if search else []
 
     def final(self, row: str, point: Point) -> list[Cell]:
         """The cells of a row at a point with what was chosen, one a seed.
@@ -83,8 +84,10 @@ class StudyPlan:
             LookupError: the search is not complete.
             RunError: no candidate has a figure.
         """
-        experiment = self.tuning.tuned(row, point)
-        return [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
+        if (row, point) not in self._final:
+            experiment = self.tuning.tuned(row, point)
+            self._final[row, point] = [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
+        return self._final[row, point]
 
     def chosen(self, row: str, point: Point) -> Chosen | None:
         """What the search chose; None where nothing is to be chosen.
@@ -94,7 +97,7 @@ class StudyPlan:
             RunError: no candidate has a figure.
         """
         search = self.tuning.search(row, point)
-        return search.advance().chosen if search else None
+        return search.chosen if search else None
 
     # ---- experiments
 

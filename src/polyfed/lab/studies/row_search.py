@@ -1,4 +1,4 @@
-"""The search of a row's settings over figures of cells, some of which are still to be run."""
+"""The searches of rows' settings over figures of cells, some of which are still to be run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from polyfed.lab.studies.cells import Cell, CellFigures, with_seed
 from polyfed.lab.studies.study import Overrides, Point, Study
 from polyfed.lab.studies.tuning import Tuning, is_set_by
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.pattern_search import Choice, Kind, Number, PatternSearch, choice_label
+from polyfed.runs.pattern_search import Choice, Number, PatternSearch, choice_label
 from polyfed.runs.tunable import Tunable
 
-_NOTHING = Kind({})
 _Place = tuple[str, Point]
 
 
@@ -45,38 +44,39 @@ class RowSearch:
 
     Attributes:
         pattern: what is tried.
-        cells_of: the cells of a candidate, one a seed.
-        figure: of a cell; NaN: it has none. Raises LookupError if it is not complete.
-        sign: -1 where lower figures are better.
-        cells: of all candidates that are known to be needed.
+        tuning: the plan.
+        place: the row, and the point at which it is tried.
+        tried: its experiment with other settings.
+        figure: of a cell; NaN: it has none; None: it is not complete.
     """
 
     pattern: PatternSearch
-    cells_of: Callable[[Choice], list[Cell]]
-    figure: Callable[[Cell], float]
-    sign: int = 1
-    cells: list[Cell] = field(default_factory=list)
-    _pending: Sequence[tuple[Choice, list[Cell]]] = ()
-    _is_over: bool = False
+    tuning: Tuning
+    place: _Place
+    tried: Tunable
+    figure: Callable[[Cell], float | None]
+    _cells: dict[str, list[Cell]] = field(default_factory=dict)
 
-    def advance(self) -> RowSearch:
-        """Itself, after all that is known by now."""
-        while not self._is_over:
-            self._pending = self._pending or self._begun()
-            try:
-                scores = [self.sign * fmean(map(self.figure, cells)) for _, cells in self._pending]
-            except LookupError:
-                break
-            for (choice, _), score in zip(self._pending, scores, strict=True):
-                self.pattern.tell(choice, score)
-            self._pending = ()
-        return self
+    @property
+    def cells(self) -> list[Cell]:
+        """Those of all candidates that are known to be needed."""
+        due = self.pattern.advance(self._score)
+        return [cell for choice in (*(tried for tried, _ in self.pattern.scores), *due) for cell in self._of(choice)]
 
-    def _begun(self) -> Sequence[tuple[Choice, list[Cell]]]:
-        begun = [(choice, self.cells_of(choice)) for choice in self.pattern.due()]
-        self.cells += [cell for _, cells in begun for cell in cells]
-        self._is_over = not begun
-        return begun
+    def _of(self, choice: Choice) -> list[Cell]:
+        """The cells of a candidate, one a seed."""
+        if (label := choice_label(choice)) not in self._cells:
+            experiment = self.tried.at(choice)
+            self._cells[label] = [Cell(*self.place, with_seed(experiment, seed), label) for seed in self.tuning.seeds]
+        return self._cells[label]
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self.tuning.column.lower else 1
+
+    def _score(self, choice: Choice) -> float | None:
+        figures = [figure for cell in self._of(choice) if (figure := self.figure(cell)) is not None]
+        return self._sign * fmean(figures) if len(figures) == len(self.tuning.seeds) else None
 
     @cached_property
     def chosen(self) -> Chosen:
@@ -86,9 +86,9 @@ class RowSearch:
             LookupError: the search is not complete.
             RunError: no candidate has a figure.
         """
-        if not self._is_over:
-            raise LookupError("the search is not complete")
         pattern = self.pattern
+        if pattern.advance(self._score):
+            raise LookupError("the search is not complete")
         try:
             best = pattern.best
         except LookupError as error:
@@ -99,7 +99,7 @@ class RowSearch:
             for path, value in kind.at(best[name]).items()
             if value != kind.values[path]
         }
-        scores = {choice_label(choice): self.sign * score for choice, score in pattern.scores}
+        scores = {choice_label(choice): self._sign * score for choice, score in pattern.scores}
         return Chosen(best, settings, scores, pattern.is_surrounded)
 
 
@@ -120,7 +120,6 @@ class TuningPlan:
     failed: set[str] = field(default_factory=set)
     _tunable: dict[_Place, Tunable] = field(default_factory=dict)
     _searches: dict[_Place, RowSearch] = field(default_factory=dict)
-    _tuned: dict[_Place, Experiment] = field(default_factory=dict)
 
     def of(self, row: str) -> Tuning | None:
         """The plan by which a row is tuned; None: it is not."""
@@ -128,11 +127,10 @@ class TuningPlan:
 
     def search(self, row: str, point: Point) -> RowSearch | None:
         """That of a row, for a point; None where it has nothing to choose."""
-        tuning, points = self.of(row), self.study.points_of(row)
+        tuning = self.of(row)
         if tuning is None:
             return None
-        if tuning.at == "point":
-            points = (point,)
+        points = (point,) if tuning.at == "point" else self.study.points_of(row)
         place = row, points[0]
         if place not in self._searches:
             self._searches[place] = self._begun(tuning, place, points)
@@ -141,18 +139,15 @@ class TuningPlan:
 
     def tuned(self, row: str, point: Point) -> Experiment:
         """A row at a point with what was chosen; raises as ``RowSearch.chosen``."""
-        if (row, point) not in self._tuned:
-            search = self.search(row, point)
-            factors = search.advance().chosen.factors if search else {}
-            self._tuned[row, point] = self._at(row, point).at(factors)
-        return self._tuned[row, point]
+        search = self.search(row, point)
+        return self._at(row, point).at(search.chosen.factors if search else {})
 
     def check(self, places: Iterable[_Place]) -> None:
         """Raise ConfigError if tuning names a setting that no row has."""
         tuning = self.study.tuning
         searches = list(filter(None, (self.search(*place) for place in places)))
         for name, kind in tuning.settings.items() if tuning else ():
-            known = [path for search in searches for path in search.pattern.kinds.get(name, _NOTHING).values]
+            known = [path for search in searches if (own := search.pattern.kinds.get(name)) for path in own.values]
             for path in kind.paths:
                 if not any(fnmatchcase(other, path) for other in known):
                     where = f"tuning.settings.{name}.paths"
@@ -163,31 +158,23 @@ class TuningPlan:
         tuning = self.study.tuning
         if tuning is None:
             return 0
-        first = {search.advance().cells[0].digest for place in places if (search := self.search(*place))}
+        first = {search.cells[0].digest for place in places if (search := self.search(*place))}
         return len(first) * tuning.candidates * len(tuning.seeds)
 
     def _begun(self, tuning: Tuning, place: _Place, points: Sequence[Point]) -> RowSearch:
-        row, _ = place
         kinds = self._at(*place).kinds
         tried = Tunable(self.experiment(*place, tuning.set), kinds)
 
-        def cells_of(choice: Choice) -> list[Cell]:
-            experiment = tried.at(choice)
-            return [Cell(*place, with_seed(experiment, seed), choice_label(choice)) for seed in tuning.seeds]
-
         def accepts(choice: Choice) -> bool:
-            return tried.accepts(choice) and all(self._at(row, point).accepts(choice) for point in points)
+            return tried.accepts(choice) and all(self._at(place[0], point).accepts(choice) for point in points)
 
-        pattern = PatternSearch(kinds, tuning.candidates, accepts)
-        return RowSearch(pattern, cells_of, self._figure, -1 if tuning.column.lower else 1)
+        return RowSearch(PatternSearch(kinds, tuning.candidates, accepts), tuning, place, tried, self._figure)
 
-    def _figure(self, cell: Cell) -> float:
+    def _figure(self, cell: Cell) -> float | None:
         assert self.study.tuning is not None
         digest, figures = self.study.tuning.column.digest, CellFigures.of(cell.folder(self.store))
         if figures is None or digest not in figures.values:
-            if cell.digest in self.failed:
-                return math.nan
-            raise LookupError(cell.label)
+            return math.nan if cell.digest in self.failed else None
         value = figures.values[digest]
         return math.nan if isinstance(value, str) else value
 
