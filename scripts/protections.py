@@ -40,7 +40,6 @@ WORDS: dict[type[TensorBundle], str] = {
 """Kind of tensors -> what the page calls it."""
 _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("teacher.weights", "count"),
-    ("largest_norm", None),
     ("public.form", "scores"),
 )
 """Settings that let a protection work where the default does not."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 _ABSOLUTE = {"targets": "absolute"}
-_FEW = {"after": 1, "share": 0.3}
 _FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
 _HALF = {"name": "momentum", "momentum": 0.0, "lr": 0.5}
 _NOT_JOINT = {"task": {"order": "last"}}
@@ -54,12 +53,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedaid", "teacher"): None,
     ("fedcola", "averaging"): "by_type",
     ("fedcola", "complement"): {"layers": "mlp"},
-    ("feddat", "averaging"): {"server_optimizer": _HALF},
-    ("feddpa", "averaging"): {"server_optimizer": _HALF},
-    ("feddpa", "fine_tuning"): {"rounds": 2},
-    ("feddpa", "fine_tuning.rounds"): 2,
-    ("feddpa", "instance.samples"): 1,
-    ("feddpa", "weight"): 0.9,
     ("fedema", "blending"): {"lam": 0.5},
     ("fedema", "byol"): {"predictor_width": 8, "weight": 0.5},
     ("fedex_lora", "averaging"): {"server_optimizer": _HALF},
@@ -71,8 +64,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("hetlora", "averaging"): "separate",
     ("hetlora", "gamma"): 1.0,
     ("fedclip", "averaging"): "by_type",
-    ("fedtpg", "averaging"): "by_type",
-    ("pfedprompt", "averaging"): "by_type",
     ("promptfl", "averaging"): "by_type",
     ("feddra", "guidance"): None,
     ("feddra", "local_epochs"): 2,
@@ -82,21 +73,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fediot", "averaging"): "by_type",
     ("fedmac", "averaging"): {"server_optimizer": _HALF},
     ("mfcpl", "averaging"): {"server_optimizer": _HALF},
-    ("mmic", "averaging"): {"server_optimizer": "adam"},
-    ("mmic", "choice"): _FEW,
-    ("mmic", "choice.after"): 0,
-    ("mmic", "choice.share"): 0.9,
-    ("mmic", "clusters"): 1,
-    ("mmic", "portfolio.window"): 1,
-    ("fedproto", "largest_norm"): 1.0,
-    ("fedproto", "shared"): {"text": "texts"},
     ("fedprox", "mu"): 1.0,
-    ("fedtgp", "largest_norm"): 1.0,
-    ("fedtgp", "margin_threshold"): 0.01,
-    ("fedtgp", "server_batch_size"): 2,
-    ("fedtgp", "shared"): {"text": "texts"},
-    ("rcsr", "averaging"): {"server_optimizer": _HALF},
-    ("rcsr", "router.width"): 8,
 }
 """Values that are valid and can make a difference in a tiny federation."""
 
@@ -137,8 +114,6 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedaid", "local_epochs"): {"local_steps": None},
     ("fedaid", "teacher.aligner"): {"teacher": {"steps": 3}},  # in the first step nothing is distorted yet
     ("fedaid", "teacher.weights.divergence"): {"teacher": {"weights": {"rho": 1e-3}}},
-    ("feddpa", "fine_tuning.rounds"): {"fine_tuning": {"rounds": 1}},
-    ("feddpa", "instance.samples"): {"instance": {"largest": 1.0}},
     ("feddra", "guidance.measured"): {"measured_on": "aggregated"},
     ("feddra", "guidance.temperature"): {"guidance": {"distance": "contrastive"}},
     ("feddra", "local_epochs"): {"local_steps": None},
@@ -148,12 +123,6 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedgems", "teacher.judge_clients"): {"teacher": {"weights": "mean"}},  # else what nobody knows has no target
     ("fedmd", "task.order"): {"teacher": {"weights": "sed"}},
     ("fedprox", "norm"): {"mu": 1.0},
-    ("mmic", "choice"): {"clusters": 1},
-    ("mmic", "choice.after"): {"clusters": 1, "choice": _FEW},
-    ("mmic", "choice.share"): {"clusters": 1, "choice": _FEW},
-    ("mmic", "replace"): {"clusters": 1},
-    ("rcsr", "router.alignment"): {"router": {"training": _FAST}},
-    ("rcsr", "router.entropy"): {"router": {"training": _FAST}},
 }
 """Other settings without which a setting is refused, or makes no difference in a tiny federation."""
 

@@ -19,11 +19,11 @@ from polyfed.runs.config_files import merged
 Config = dict[str, Any]
 
 METHODS = tuple(Algorithm.available())
-ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora", "feddat", "feddpa", "rcsr")
+ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
 """Methods of low-rank adapters."""
-NAMED = ("promptfl", "pfedprompt", "fedtpg", "fedclip")
+NAMED = ("promptfl", "fedclip")
 """Methods that classify pictures by the names of classes."""
-GAPS = ("fedmac", "mfcpl", "mmic")
+GAPS = ("fedmac", "mfcpl")
 """Methods for samples that lack a modality."""
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
@@ -199,10 +199,8 @@ def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
 def named(adapters: Config | None = None, **algorithm: Any) -> Config:
     """Three clients of pictures with two sets of classes, and a server, that classify by names with a CLIP."""
     method = algorithm.get("name", "promptfl")
-    adapters = adapters or {
-        "fedclip": {"image": "attention"},
-        "fedtpg": {"text": {"name": "prompt_generator", "length": 2, "heads": 2}},
-    }.get(method, {"text": {"name": "prompts", "length": 2}})
+    prompts = {"text": {"name": "prompts", "length": 2}}
+    adapters = adapters or ({"image": "attention"} if method == "fedclip" else prompts)
 
     def encoder(modality: str, tower: str, view: Config) -> Config:
         own = {"adapter": adapters[modality]} if modality in adapters else {}
@@ -301,31 +299,21 @@ def aligned(**algorithm: Any) -> Config:
     )
 
 
-def classifiers(name: str = "fedproto", **algorithm: Any) -> Config:
-    """One client of pictures and two of texts, in one class space, with models of their own; some classes are rare."""
+def incompletes(name: str = "fedmac", **algorithm: Any) -> Config:
+    """One client of pictures, two of pairs many of which lack something, that tell the same classes."""
     common = {"source": "scenes", "task": "classification", "training": plain(0.05, 12), "items": 32}
     image, text = {"image": resnet()}, {"text": bag(words(16, 200))}
+    missing = {"rates": {"image": 0.3, "text": 0.2}, "concentration": 2.0, "test": True}
     return experiment(
-        "classifiers",
+        "incompletes",
         {"scenes": scenes(48, 8, 20, columns={"image": "image", "text": "text"})},
-        {"name": name, "local_epochs": 1} | algorithm,
+        _trained({"name": name} | algorithm),
         rounds=3,
         clients={
             "image": common | {"count": 1, "model": {"dim": 8, "encoders": image}},
-            "text": common | {"count": 2, "model": {"dim": 8, "encoders": text}},
+            "paired": common | {"count": 2, "model": {"dim": 8, "encoders": image | text}, "missing": missing},
         },
     )
-
-
-def incompletes(name: str = "fedmac", **algorithm: Any) -> Config:
-    """One client of pictures, two of pairs many of which lack something, that tell the same classes."""
-    config = classifiers(name, **algorithm)
-    config["algorithm"] = _trained({"name": name} | algorithm)
-    image, text = config["clients"]["image"], config["clients"].pop("text")
-    both = {"dim": 8, "encoders": image["model"]["encoders"] | text["model"]["encoders"]}
-    missing = {"rates": {"image": 0.3, "text": 0.2}, "concentration": 2.0, "test": True}
-    config["clients"]["paired"] = text | {"model": both, "missing": missing}
-    return config
 
 
 def topics(*, server: bool = False, **algorithm: Any) -> Config:
@@ -391,14 +379,6 @@ def unlabelled(tiny: Config) -> Config:
     return config
 
 
-def with_retrieval(config: Config) -> Config:
-    """``classifiers`` with a client of both modalities, whose task has no classes."""
-    text, image = (config["clients"][name]["model"]["encoders"] for name in ("text", "image"))
-    paired = {"count": 1, "source": "scenes", "task": "retrieval", "training": plain(0.05, 12)}
-    both = paired | {"model": {"dim": 8, "encoders": image | text}}
-    return config | {"clients": config["clients"] | {"paired": both}}
-
-
 def participants(config: Config) -> Iterator[Config]:
     """Sections of the server and of all groups."""
     yield from config["clients"].values()
@@ -413,7 +393,6 @@ _SMALL: dict[str, Config] = {
     "fedema": {"byol": {"predictor_width": 8}},
     "fed_mae": {"decoder_depth": 1, "decoder_width": 8, "decoder_heads": 2},
     "fedmkd": {"byol": {"predictor_width": 8}},
-    "fedtgp": {"server_epochs": 2},
     "fedaid": {"local_steps": 1, "teacher": {"steps": 1}},
     "feddra": {"local_steps": 1, "robust_steps": 1},
 }
@@ -433,11 +412,9 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
         config["algorithm"].pop("local_epochs", None)
     if method == "creamfl_averaged":
         config["public"] = {"source": "scenes", "items": 8, "per_item": 1}
-    if method == "feddpa":
-        config["run"]["rounds"] = 3  # of which two may be left for personal adapters
     if method == "centralised":
         config["clients"]["paired"]["count"] = 1
-    if build in (classifiers, incompletes):
+    if build is incompletes:
         config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}}  # six classes, which all clients have
         task = {"name": "classification", "target": "topic"}
         config["clients"] = {name: group | {"task": task} for name, group in config["clients"].items()}
@@ -450,8 +427,6 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
 
 
 def _kind(method: str) -> Any:
-    if method in ("fedproto", "fedtgp"):
-        return classifiers
     if method in GAPS:
         return incompletes
     if method in ("fedaid", "feddra"):

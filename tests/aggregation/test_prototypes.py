@@ -1,6 +1,4 @@
-"""Class prototypes against plain loops; who lacks a class, who lies about its samples, what rows are bounded."""
-
-import math
+"""Class prototypes against plain loops; who lacks a class, who lies about its samples."""
 
 import pytest
 import torch
@@ -9,8 +7,6 @@ from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
     GlobalPrototypes,
-    adaptive_margin,
-    bounded,
     by_space,
     mean_prototypes,
     prototype_tensors,
@@ -74,14 +70,6 @@ def test_class_means_equal_loops_whatever_the_batches():
     assert found.present.tolist() == [True] * 4 + [False]
 
 
-def test_rare_classes_are_not_sent():
-    average = ClassAverage(3, 1)
-    average.add(torch.tensor([[1.0], [2.0], [9.0]]), torch.tensor([0, 0, 2]))
-    assert average.result(2).counts.tolist() == [2]
-    assert average.result(2).present.tolist() == [True, False, False]
-    assert len(average.result(3).means) == 0
-
-
 def test_half_precision_features_are_summed_in_full():
     average = ClassAverage(1, 1)
     average.add(torch.full((3000, 1), 1.0, dtype=torch.bfloat16), torch.zeros(3000, dtype=torch.long))
@@ -137,61 +125,6 @@ def test_absent_classes_have_rows_of_zeros(clients):
     assert not rows[2:].any()
 
 
-# ---- bound on norms
-
-
-def test_long_rows_are_scaled_to_the_bound_and_others_stay():
-    rows = [torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[0.0, 1.0], [600.0, 800.0]]), torch.zeros(0, 2)]
-    scaled, number = bounded(rows, 2.0)  # norms 1, 5, 1000: the bound is 2 x 5
-    assert number == 1
-    assert torch.equal(scaled[0], rows[0])
-    assert torch.equal(scaled[1][0], rows[1][0])
-    assert scaled[1][1].tolist() == pytest.approx([6.0, 8.0])
-    assert [len(one) for one in scaled] == [2, 2, 0]
-
-
-def test_the_bound_scales_with_the_rows(clients):
-    rows = [one.means for one in clients]
-    (a, count), (b, same) = bounded(rows, 1.0), bounded([1000 * one for one in rows], 1.0)
-    assert count == same > 0
-    assert all(torch.allclose(1000 * x, y, rtol=1e-5) for x, y in zip(a, b, strict=True))
-
-
-def test_a_false_client_counts_no_more_than_the_bound(clients):
-    honest = mean_prototypes(clients, "uniform")
-    false = sent([1, 1, 0, 0, 0], 9, scale=1e5)
-    rows, _ = bounded([one.means for one in [*clients, false]], 5.0)
-    moved = mean_prototypes([one._replace(means=row) for one, row in zip([*clients, false], rows, strict=True)])
-    longest = max(float(one.means.norm(dim=1).max()) for one in clients)
-    assert float(moved.means.norm(dim=1).max()) <= 5.0 * longest
-    assert float(mean_prototypes([*clients, false], "uniform").means.norm(dim=1).max()) > 1000
-    assert torch.isfinite(honest.means).all()
-
-
-def test_nothing_to_bound():
-    assert bounded([], 5.0) == ([], 0)
-    assert bounded([torch.zeros(2, 3)], 5.0)[1] == 0
-
-
-# ---- margin
-
-
-def test_the_margin_equals_loops(clients):
-    means = mean_prototypes(clients).means
-    rows = means.double().tolist()
-    gaps = [min(math.dist(a, b) for k, b in enumerate(rows) if k != j) for j, a in enumerate(rows)]
-    assert float(adaptive_margin(means, 100.0)) == pytest.approx(max(gaps), rel=1e-6)
-    assert max(gaps) < max(math.dist(a, b) for a in rows for b in rows)  # nearest classes, not farthest
-    assert float(adaptive_margin(means, 0.5)) == 0.5
-    assert float(adaptive_margin(means[torch.randperm(4)], 100.0)) == pytest.approx(max(gaps), rel=1e-6)
-
-
-def test_a_single_class_has_no_gap():
-    assert float(adaptive_margin(torch.ones(1, 4), 100.0)) == 0
-    assert float(adaptive_margin(torch.ones(0, 4), 100.0)) == 0
-    assert float(adaptive_margin(torch.ones(2, 4), 100.0)) == 0  # of equal means
-
-
 # ---- what is refused
 
 
@@ -234,14 +167,6 @@ def test_names_of_tensors_lead_back_to_spaces(clients):
     for wrong in ({"d.means": clients[1].means}, tensors | {"d.more": clients[1].means}, {"means": clients[1].means}):
         with pytest.raises(PayloadError, match="expected"):
             by_space(wrong, ClassMeans)
-
-
-def test_many_rows_of_few_clients_do_not_move_the_bound() -> None:
-    honest = [torch.tensor([[3.0, 4.0], [0.0, 5.0]])] * 8
-    false = [torch.full((100, 2), 1e-3)] * 2  # of every class there is, to make honest rows look long
-    scaled, number = bounded([*honest, *false], 5.0)
-    assert number == 0
-    assert all(torch.equal(one, before) for one, before in zip(scaled, [*honest, *false], strict=True))
 
 
 @pytest.mark.parametrize(("most", "expected"), [(100, [60, 40]), (99, [59, 39]), (50, [30, 20]), (1, [1, 1])])

@@ -37,19 +37,12 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "fedmkd:few": {"public": {"samples": 10}},
     "scaffold:full": {"variate": "full"},
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
-    "feddpa:last": {"fine_tuning": {"rounds": 1}},
-    "rcsr:personal": {"personal": True},
-    "mmic:chosen": {"choice": {"after": 1, "share": 0.5}, "clusters": 1},
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "scaffold:full"}
 ALIKE |= {
-    "feddat",
-    "feddpa:last",
-    "pfedprompt",
-    "rcsr:personal",
     "fedit",
     "flexlora",
     "ffa_lora",
@@ -58,8 +51,6 @@ ALIKE |= {
     "promptfl",
     "fedclip",
     "fedsa_lora",
-    "fedtpg",
-    "rcsr",
     "creamfl_averaged",
     "fed_mae",
     "fedema",
@@ -69,14 +60,11 @@ ALIKE |= {
     "fedmkd",
     "fedmd:procrustes",
     "feddra",
-    "fedtgp",
     "fedmac",
-    "mmic:chosen",
 }
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
 weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two
-variates are sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` runs what others with adapters do,
-``feddpa`` what ``feddat`` and ``rcsr`` do with adapters that stay."""
+variates are sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` runs what others with adapters do."""
 
 
 def method_of(form: str) -> type[Algorithm]:
@@ -116,9 +104,8 @@ def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
 
 # ---- what crosses
 
-ELSEWHERE = {"fedaid", "feddra", "fedproto", "fedtgp", "mfcpl", "mmic:chosen"}
-"""What these send depends on the step, on the classes that a client has, or on who is chosen: their own tests have the
-bytes."""
+ELSEWHERE = {"fedaid", "feddra", "mfcpl"}
+"""What these send depends on the step, or on the classes that a client has: their own tests have the bytes."""
 Sizes = dict[str, list[int]]
 
 
@@ -185,11 +172,6 @@ class Parts:
         left = sum(v.nbytes for name, v in self.session.server.weights_for(self.client).items() if part in name)
         return {"down weights": [self.model - (0 if up_only else left)] * 2, "up weights": [self.model - left] * 2}
 
-    def means(self) -> Sizes:
-        """Of a prototype of each of its modalities, with count and flag, and of both modalities' global ones."""
-        width = self.session.server.model.dim * 4
-        return {"down prototypes": [0, 2 * width], "up prototypes": [len(self.client.modalities) * (width + 5)] * 2}
-
     def weights(self, down: int | None = None, up: int | None = None) -> Sizes:
         """Of the model in both rounds, and what is added in the second way down and in each way up."""
         return {"down weights": [self.model, self.model + (down or 0)], "up weights": [self.model + (up or 0)] * 2}
@@ -209,9 +191,6 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedafd:few": lambda its: _told(its, its.both) | {"down weights": [its.encoders, 0]},
     "fedavg": Parts.weights,
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
-    "feddat": Parts.weights,
-    "feddpa": Parts.weights,
-    "feddpa:last": lambda its: {"down weights": [its.model] * 2, "up weights": [its.model, 0]},
     "fedema": Parts.weights,
     "fedex_lora": lambda its: its.less(".offset", up_only=True),
     "fedit": Parts.weights,
@@ -225,18 +204,14 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedclip": Parts.weights,
     "fediot": Parts.weights,
     "fedmac": Parts.weights,
-    "mmic": Parts.weights,
     "fedmd": lambda its: _told(its, its.agreed),
     "fedmd:scores": lambda its: {"down scores": [10 * 18 * 4] * 2, "up scores": [10 * 18 * 4] * 2},
     "fedmkd": lambda its: _told(its, [0, 0]),
     "fedprox": Parts.weights,
-    "fedtpg": Parts.weights,
     "local": lambda its: {},
     "margin_weighted": lambda its: _told(its, its.agreed),
     "moon": Parts.weights,
-    "pfedprompt": Parts.weights,
     "promptfl": Parts.weights,
-    "rcsr": lambda its: its.weights() | its.means(),
     "scaffold": lambda its: its.weights(down=its.parameters, up=its.parameters),
     "server_only": lambda its: {},
 }
@@ -298,7 +273,7 @@ def test_a_client_whose_replies_are_lost_is_left_out_and_returns(
     lasting = {key for key, lifetime in method.keeps.items() if lifetime is Lifetime.RUN}
     for client, version in session.cohorts.accepted.items() if lasting else ():
         kept = unflatten(site_of(session).store.load(client, version))
-        assert kept or form == "rcsr"  # which keeps personal adapters, if it is to have any
+        assert kept
         assert {key.split(":")[0] for key in kept} <= set(method.keeps)
 
 

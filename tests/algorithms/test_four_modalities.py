@@ -130,8 +130,6 @@ def suited(method: str) -> Config:
     config = four_modalities(name=method) | {"algorithm": own["algorithm"]}
     if method == "centralised":  # its server shows the model of one type of clients
         config["clients"] = {"all": config["clients"]["all"]}
-    if method in ("fedproto", "fedtgp"):
-        config["clients"] = {name: config["clients"][name] for name in ("image", "audio", "table")}
     if "server" not in own or own["server"] is None:
         config.pop("server")
     config["run"] |= {"rounds": 2, "eval_every": 2}

@@ -119,8 +119,7 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_prototypes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a late client's class means the server goes s of the way from its own; new classes it takes as they are."""
-    config = paced("fedproto", {"name": "buffered", "replies": 2, "clients": SLOW}, 5)
-    config["algorithm"] |= {"weighting": "uniform", "largest_norm": None}
+    config = paced("mfcpl", {"name": "buffered", "replies": 2, "clients": SLOW}, 5)
     session, tau = prepared(config, tmp_path), list[int]()
     times = [ClientTimes(seconds=t) for t in (7, 2, 3)]
     session.cohorts.timeline.times = dict(zip(session.cohorts.timeline.times, times, strict=True))

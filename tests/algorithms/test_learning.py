@@ -15,10 +15,8 @@ from small_federations import Config, sized, topics, transformers
 TOPICS: dict[str, tuple[Config, int]] = {
     "fedavg": ({}, 6),
     "fedema": ({"byol": {"predictor_width": 8}}, 6),
-    "fedproto": ({}, 6),
     "fedprox": ({"mu": 0.01}, 8),
     "fedprox:plain": ({"mu": 0.01, "norm": "plain"}, 8),
-    "fedtgp": ({"server_epochs": 30}, 6),
     "local": ({}, 6),
     "moon": ({}, 6),
     "moon:projected": ({"projection": 16}, 6),

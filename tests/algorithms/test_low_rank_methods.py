@@ -188,9 +188,8 @@ def test_only_adapters_and_what_is_new_cross(method: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "method",
     [
-        name if name in ("fedit", "flora", "feddat") else pytest.param(name, marks=pytest.mark.slow)  # as one of these
+        name if name in ("fedit", "flora") else pytest.param(name, marks=pytest.mark.slow)  # as one of these
         for name in ADAPTED
-        if name != "rcsr"  # which needs two modalities
     ],
 )
 def test_pictures_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import polyfed
 from by_hand import assert_mean, copies, model_of, plain_training
 from gap_rounds import embedded, mean_of_present, with_gaps
 from polyfed.aggregation.prototypes import ClassMeans
-from polyfed.algorithms.shared.class_prototypes import global_prototypes
+from polyfed.algorithms.mfcpl import global_prototypes
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment

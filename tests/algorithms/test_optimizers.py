@@ -37,7 +37,7 @@ THROUGHOUT = {"fedavg"}
 IN_TURN = {"fedmd:digest", "fedafd:alternate"}
 """Fast with these three: two loops in turn; two optimisers over parts of a model."""
 COSTLY = {"creamfl_averaged", "fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED}
-COSTLY = COSTLY - {"fedit"} | {"fedgems", "fedmkd", "fedtgp", "moon", "mmic"}
+COSTLY = COSTLY - {"fedit"} | {"fedgems", "fedmkd", "moon"}
 """Slow: they step once a batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""
 
 

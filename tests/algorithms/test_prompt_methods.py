@@ -1,9 +1,8 @@
-"""Methods of prompts and of attention behind CLIP: a round of each by hand, personal attention, privacy, refusals."""
+"""Methods of prompts and of attention behind CLIP: a round of each by hand, privacy, refusals."""
 
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import polyfed
-from by_hand import assert_mean, copies, model_of, plain_training
+from by_hand import assert_mean, copies, plain_training
 from polyfed.aggregation.averagings.by_name import ByName
 from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.core.errors import ConfigError
-from polyfed.models.adapters.prompts import GeneratedPrompts
 from polyfed.privacy.private_training import PerSampleGradients
 from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.protection import require_private
 from polyfed.runs.session import Session
 from sessions import first_cohort, prepared, woken
-from small_federations import NAMED, Config, named, pixels, plain_sgd, pretrained_folder
+from small_federations import NAMED, Config, named, plain_sgd, pretrained_folder
 
-PART = {"promptfl": "prompts", "pfedprompt": "prompts", "fedtpg": "prompts.", "fedclip": "project.0"}
+PART = {"promptfl": "prompts", "fedclip": "project.0"}
 
 
 def session_of(folder: Path, **algorithm: Any) -> Session:
     return prepared(plain_sgd(named(**algorithm), batch_size=8), folder)
 
 
-@pytest.mark.parametrize("method", [name for name in NAMED if name != "pfedprompt"])
+@pytest.mark.parametrize("method", NAMED)
 def test_what_is_trained_is_averaged_over_clients_of_all_classes(method: str, tmp_path: Path) -> None:
     session = session_of(tmp_path, name=method)
     server = session.server
@@ -87,60 +84,7 @@ def test_types_that_a_rule_averages_with_each_other_are_not_said_to_be_apart(
     assert "are not averaged" in caplog.text
 
 
-def test_a_generator_attends_over_what_the_frozen_network_makes_of_the_names(tmp_path: Path) -> None:
-    import transformers
-
-    session = session_of(tmp_path, name="fedtpg")
-    model = model_of(session, "few", session.server.weights_for(session.server.clients[2]))
-    generator: Any = next(part for part in model.modules() if isinstance(part, GeneratedPrompts))
-    (head,) = model.heads.values()
-    clip: Any = transformers.CLIPModel.from_pretrained(pretrained_folder() / "reader").eval()
-    with torch.no_grad():
-        ids = F.pad(head.inputs, (0, 1))  # type: ignore[arg-type]  # a text ends where it is padded
-        found = clip.text_projection(clip.text_model(input_ids=ids).pooler_output)
-        torch.testing.assert_close(generator.told, F.normalize(found, dim=-1))
-        told = generator.norm_told(generator.told)
-        layers = zip(
-            generator.attention.in_proj_weight.chunk(3), generator.attention.in_proj_bias.chunk(3), strict=True
-        )
-        inputs = (generator.norm(generator.queries), told, told)
-        q, k, v = (F.linear(x, *layer) for x, layer in zip(inputs, layers, strict=True))
-        attended = torch.empty_like(generator.queries)
-        for part in torch.arange(8).split(4):  # two heads of four features
-            for row in range(2):
-                scores = torch.stack([q[row, part] @ key[part] for key in k]) / math.sqrt(4)
-                attended[row, part] = sum(w * value[part] for w, value in zip(scores.softmax(0), v, strict=True))
-        attended = generator.attention.out_proj(attended)
-        expected = attended + generator.mlp[2](torch.relu(generator.mlp[0](generator.norm_attended(attended))))
-        torch.testing.assert_close(generator(), expected)
-
-
-def test_the_attention_of_a_client_adds_what_its_own_samples_say(tmp_path: Path) -> None:
-    session = session_of(tmp_path, name="pfedprompt", alpha=2.0, beta=3.0)
-    algorithm: Any = session.experiment.algorithm
-    client = woken(session, "few")
-    weights = session.server.weights_for(client.info)
-    client.load_weights(weights)
-    train, test = (client.represent(samples)["image"] for samples in (client.train, client.test))  # type: ignore[arg-type]
-    head: Any = client.head
-    texts = head.against(client.model).vectors.detach()
-    labels = client.train.targets["topic"]
-    scores = torch.zeros(len(test), head.classes)
-    for place, x in enumerate(test):
-        for number in range(head.classes):
-            near = [math.exp(-3.0 * (1 - float(x @ f))) for f, y in zip(train, labels, strict=True) if y == number]
-            scores[place, number] = float(x @ texts[number]) / 0.1 + 2.0 * sum(near)
-    own_head = algorithm.own_head(client)
-    torch.testing.assert_close(own_head(test), scores, atol=1e-4, rtol=1e-4)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(own_head(test), scores, atol=1e-4, rtol=1e-4)
-    found = algorithm.assess_global(client, weights).payload.scalars
-    truth = client.test.targets["topic"].long()  # type: ignore[union-attr]
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(scores, truth)), rel=1e-4)
-    assert found["loss"] != pytest.approx(client.evaluate(client.test)["loss"], rel=1e-4)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("method", [name for name in NAMED if name != "pfedprompt"])
+@pytest.mark.parametrize("method", NAMED)
 def test_clipped_gradients_are_those_of_single_samples(method: str, tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     client = woken(session_of(tmp_path, name=method), "many-0")
@@ -158,14 +102,6 @@ def test_clipped_gradients_are_those_of_single_samples(method: str, tmp_path: Pa
     names = {id(value): name for name, value in client.model.named_parameters()}
     for value, total in gradients.clipped_sums(index, torch.Generator().manual_seed(0)):
         torch.testing.assert_close(total, expected[names[id(value)]], atol=1e-6, rtol=1e-3)
-
-
-def test_noise_in_training_is_refused_where_metrics_tell_of_training_samples() -> None:
-    pytest.importorskip("opacus")
-    privacy = {"samples": {"noise_multiplier": 1.0, "clip": 1.0}, "metrics": "clear"}
-    require_private(Experiment.parse(named(name="promptfl") | {"privacy": privacy}))
-    with pytest.raises(ConfigError, match=r"privacy\.samples: clients of 'pfedprompt' may learn of private data"):
-        require_private(Experiment.parse(named(name="pfedprompt") | {"privacy": privacy}))
 
 
 @pytest.mark.parametrize("method", NAMED)
@@ -227,13 +163,6 @@ PLAIN: Config = {"image": {"name": "lora"}}
     [
         ("promptfl", PLAIN, "trains adapters 'prompts', and a model of clients.many has none"),
         ("fedclip", PLAIN, "trains adapters 'attention', and a model of clients.many has none"),
-        ("fedtpg", {"text": {"name": "prompts", "length": 2}}, "trains adapters 'prompt_generator', and a"),
-        (
-            "fedtpg",
-            {"text": {"name": "prompt_generator", "heads": 3}},
-            r"adapter\.heads is 3, and does not divide .* 8",
-        ),
-        ("fedtpg", {"image": {"name": "prompt_generator"}}, "prompts of texts; give it to the encoder of texts"),
     ],
 )
 def test_models_without_what_is_averaged_are_refused(
@@ -241,15 +170,3 @@ def test_models_without_what_is_averaged_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         prepared(named(adapters=adapters, name=method), tmp_path)
-
-
-@pytest.mark.parametrize("method", ["pfedprompt", "fedtpg"])
-def test_methods_of_names_need_a_task_with_names(method: str, tmp_path: Path) -> None:
-    config = named(name=method)
-    config["data"]["sources"]["pictures"]["columns"]["text"] = "captions"
-    for participant in (config["server"], config["clients"]["many"]):
-        participant["task"] = {"name": "classification", "target": "label", "modality": "image"}
-        participant["model"]["encoders"]["image"]["view"] = pixels()
-    config["clients"].pop("few")
-    with pytest.raises(ConfigError, match=r"set task\.names of a\s+classification"):
-        prepared(config, tmp_path)

@@ -19,7 +19,7 @@ from small_federations import METHODS, Config, federation_for
 
 SCHEDULE = {"kind": "exponential", "decay": 0.5, "unit": "epoch"}
 EPOCHS = 3
-IN_STEPS = {"fedaid", "feddra", "rcsr"}
+IN_STEPS = {"fedaid", "feddra"}
 """Methods one of whose stages is a number of batches, which count as one epoch."""
 
 
@@ -67,7 +67,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     return used
 
 
-QUICK = {"centralised", "creamfl", "fedaid", "fedavg", "fedgems", "fedmd", "fedtgp", "server_only"}
+QUICK = {"centralised", "creamfl", "fedaid", "fedavg", "fedgems", "fedmd", "server_only"}
 """Methods that between them have every kind of loop over epochs; the others, which have the same loops, are slow."""
 
 

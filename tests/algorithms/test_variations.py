@@ -80,7 +80,6 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
     "fedema in bf16": (averaged("by_slot", layers="attention", range="all", server_optimizer="adam"), BFLOAT16),
     "fediot all": (averaged("fediot", range="all", server_optimizer="yogi"), BFLOAT16),
     "fediot sequential": (averaged("fediot", mean="sequential"), {}),
-    "fedproto classifier": ({"inference": "classifier"}, HALF),
     "fedmd kl": (
         {
             "scores": True,
@@ -122,7 +121,7 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
     "fedavg adagrad": (averaged("by_type", server_optimizer="adagrad"), {}),
 }
 """Method and a word -> its settings, those of the run."""
-QUICK = {"creamfl released", "fedafd maps", "fedcola all", "fedema in bf16", "fedproto classifier"}
+QUICK = {"creamfl released", "fedafd maps", "fedcola all", "fedema in bf16"}
 """One of each family; the others are slow, as the contract has every method on a wire already."""
 
 

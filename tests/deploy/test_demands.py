@@ -143,8 +143,8 @@ def demanded(**demands: Any) -> SiteConfig:
             None,
             r"no logits leave it \(demands.logits: never",
         ),
-        ({"prototypes": "summed"}, {"name": "fedproto"}, "unmasked", r"demands.prototypes: summed"),
-        ({"prototypes": "protected"}, {"name": "fedproto"}, None, r"demands.prototypes: protected"),
+        ({"prototypes": "summed"}, {"name": "mfcpl"}, "unmasked", r"demands.prototypes: summed"),
+        ({"prototypes": "protected"}, {"name": "mfcpl"}, None, r"demands.prototypes: protected"),
     ],
 )
 def test_each_kind_leaves_as_the_site_demands(demands: Any, method: Any, secure: str | None, message: str) -> None:
@@ -158,7 +158,6 @@ def test_each_kind_leaves_as_the_site_demands(demands: Any, method: Any, secure:
         ({"sums": "only"}, {"name": "fedavg"}, "pairwise_masks"),
         ({"sums": "only", "weights": "summed"}, {"name": "fedcola"}, "pairwise_masks"),
         ({"sums": "only"}, {"name": "creamfl", "teacher": {"weights": "count"}}, "pairwise_masks"),
-        ({"prototypes": "summed"}, {"name": "fedproto", "largest_norm": None}, "pairwise_masks"),
         ({"weights": "never", "logits": "never"}, {"name": "fedmd"}, None),  # which exchanges representations
         ({"weights": "never", "representations": "never"}, {"name": "fedmd", "public": {"form": "scores"}}, None),
         ({"sums": "only"}, {"name": "local"}, None),  # nothing leaves

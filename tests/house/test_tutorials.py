@@ -18,7 +18,7 @@ SCENES = (
     "--set data.sources.pictures.train=40 --set data.sources.texts.train=40 --set public.items=24"
 )
 FILES = {
-    "ten-minutes": ("runs/first/report.html", "runs/alone/report.html", "runs/prototypes/report.html"),
+    "ten-minutes": ("runs/first/report.html", "runs/alone/report.html", "runs/fedmd/report.html"),
     "own-data": ("data/photos/report.json", "runs/shop-seed0/report.html", "shop-model/README.md"),
     "own-method": ("consensus.py", "bounded.py"),
     "reading-a-report": ("runs/read/report.html",),

@@ -42,14 +42,12 @@ def test_answers_are_those_that_the_pages_on_each_protection_give() -> None:
     answers = {name: dict(zip(protections.HEADS[2:], cells[2:], strict=True)) for name, cells in ROWS.items()}
     in_training = {name for name, answer in answers.items() if answer["noise in training"] == "yes"}
     adapters = {"fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "flexlora"}
-    by_names = {"promptfl", "pfedprompt", "fedtpg", "fedclip"}
-    assert in_training == {"fedavg", "fedet", "fedmkd"} | adapters | by_names - {"pfedprompt"}
+    by_names = {"promptfl", "fedclip"}
+    assert in_training == {"fedavg", "fedet", "fedmkd"} | adapters | by_names
     assert {name for name, answer in answers.items() if answer["masked sums"] == "yes"} == {
         "fedavg",
         "fedcola",
         "fedmac",
-        "feddat",
-        "feddpa",
         "fediot",
         "fedprox",
         "moon",
@@ -58,7 +56,6 @@ def test_answers_are_those_that_the_pages_on_each_protection_give() -> None:
         "fedsa_lora",
     } | by_names
     assert answers["creamfl"]["masked sums"] == answers["fedmd"]["masked sums"] == "with `teacher.weights: count`"
-    assert answers["fedproto"]["masked sums"] == "with `largest_norm: null`"
     assert {answers[name]["noise on replies"] for name in ("scaffold", "fedaid", "feddra", "fedema", "fed_mae")} == {
         "no"
     }

@@ -10,13 +10,12 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import save_file
-from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.adapters.prompts import GeneratedPrompts, prompts_of, tell
+from polyfed.models.adapters.prompts import prompts_of
 from polyfed.models.encoders.hf import HF
 from polyfed.models.frozen import frozen_tensors
 from polyfed.models.layers import start_at_last
@@ -159,22 +158,6 @@ def test_what_has_no_room_for_prompts_is_refused(
         HF(**given, adapter={"name": "prompts"} | {"length": 2} | adapter).build(
             5, TEXTS if weights == "bert" else PICTURES, context
         )
-
-
-@pytest.mark.parametrize("weights", ["bert", "roberta", "clip", "siglip"])
-def test_names_are_told_to_a_generator_as_the_frozen_network_reads_them(weights: str, context: DataContext) -> None:
-    adapter = {"name": "prompt_generator", "length": 2, "heads": 2}
-    towers = {"tower": "text"} if weights in ("clip", "siglip") else {}
-    given: Any = {"weights": weights, "view": "native", **towers}
-    told: Any = HF(**given, adapter=adapter).build(5, spec_of(weights), context)
-    plain: Any = HF(**given, trainable="all").build(5, spec_of(weights), context)
-    ids = IDS.where(IDS != 0, spec_of(weights).pad)
-    tell(told, ids)
-    generator = next(part for part in told.modules() if isinstance(part, GeneratedPrompts))
-    with torch.no_grad():
-        torch.testing.assert_close(generator.told, F.normalize(plain.trunk.eval()(ids).pooled, dim=-1))
-        before = told.trunk.eval()(ids).local  # and then there is room for prompts again
-        assert before.shape[1] == (ROOM - 2 if weights == "siglip" else ids.shape[1] + int(weights == "clip"))
 
 
 @pytest.mark.parametrize(("pooling", "weights"), [("cls", "mean"), ("mean", "mean"), ("cls", "beit")])

@@ -96,7 +96,7 @@ def test_masks_are_learnt_picture_by_picture(tiny: Config, tmp_path: Path) -> No
     require_sums_by_sample(client)
 
 
-@pytest.mark.parametrize("more", [{"imputation": "drop"}, {"imputation": "generator"}, {"modality": "image"}])
+@pytest.mark.parametrize("more", [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "image"}])
 def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_the_same(
     more: Config, tiny: Config, tmp_path: Path
 ) -> None:

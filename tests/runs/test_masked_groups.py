@@ -58,17 +58,14 @@ def test_a_group_of_all_is_a_round_that_waits(tmp_path: Path) -> None:
     assert contents(runs[0]) == contents(runs[1])
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", pytest.param({"name": "fedproto", "largest_norm": None}, marks=pytest.mark.slow)]
-)
-def test_a_killed_run_ends_in_the_bits_of_an_unmasked_one(method: Any, tmp_path: Path) -> None:
+def test_a_killed_run_ends_in_the_bits_of_an_unmasked_one(tmp_path: Path) -> None:
     """Amid a group: its members make new keys for what they were asked before."""
-    clear = polyfed.run(Experiment.parse(grouped("unmasked", method=method)), tmp_path / "clear", quiet=True)
+    clear = polyfed.run(Experiment.parse(grouped("unmasked")), tmp_path / "clear", quiet=True)
     replied = [line for line in paced(clear.folder) if line["event"] == "replied"]
     assert any(line["asked"] < 3 <= line["round"] for line in replied)
     members = {tuple(line["client"] for line in replied if line["round"] == number) for number in range(1, 6)}
     assert members == {("text-0", "text-2", "text-4"), ("text-1", "text-3", "text-5")}
-    resumed = polyfed.resume(cut_short(grouped(method=method), tmp_path / "cut", at=3), quiet=True)
+    resumed = polyfed.resume(cut_short(grouped(), tmp_path / "cut", at=3), quiet=True)
     assert left(resumed.folder) == left(clear.folder)
     assert paced(resumed.folder) == paced(clear.folder)
 

@@ -33,7 +33,7 @@ from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import steps_of
 from sessions import prepared, site_of
-from small_federations import Config, classifiers, federation_for, topics
+from small_federations import Config, federation_for, topics
 
 ENGINES: dict[str, Config] = {
     "serialized": {"name": "local", "serialize": True},
@@ -304,9 +304,9 @@ def test_what_would_not_be_protected_is_refused(tmp_path: Path, method: str, pri
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("method", ["fedcola", "fedprox", "moon", "creamfl_averaged", "fedet", "fedmd", "fedproto"])
+@pytest.mark.parametrize("method", ["fedcola", "fedprox", "moon", "creamfl_averaged", "fedet", "fedmd", "mfcpl"])
 def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None:
-    config = classifiers() if method == "fedproto" else federation_for(method)
+    config = federation_for(method)
     clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
     config["privacy"] = {"reply": clips, "budget": {"epsilon": 8.0}, "metrics": "clear", "releases": 2}
     config["run"] |= {"rounds": 1}

@@ -23,7 +23,6 @@ from polyfed.runs.loop import Loop
 from small_federations import (
     Config,
     aligned,
-    classifiers,
     one_classification,
     pixels,
     three_kinds,
@@ -261,8 +260,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
         )
     ),
     # prototypes
-    (classifiers(shared={"txt": "things"}), {}, r"algorithm\.shared names 'txt'.*did you mean 'text'"),
-    (classifiers(shared={"text": "a:b"}), {}, "shared"),
     # the run
     (
         tiny(name="creamfl"),
@@ -333,7 +330,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
     (tiny(name="scaffold"), {"run.pace": "buffered"}, "a round of 'scaffold' .* set it to sync"),
     (tiny(name="change_distillation", warmup_rounds=2), {}, r"warmup_rounds is 2, but run\.rounds is 2"),
     # adapters
-    *((tiny(name=name), {}, "no client's model has low-rank adapters") for name in ("fedit", "flora", "feddat")),
+    *((tiny(name=name), {}, "no client's model has low-rank adapters") for name in ("fedit", "flora")),
     (tiny(name="fedclip"), {}, r"trains adapters 'attention', and a model of clients\.paired has none"),
     (tiny(name="flora"), LOW_RANK, "adds to layers for good, and clients of 'image' do not exchange that"),
     (
@@ -341,8 +338,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
         LOW_RANK | {f"{PICTURE}.adapter.dora": True},
         "adapters of clients of 'image' have magnitudes",
     ),
-    (tiny(name="feddpa", fine_tuning={"rounds": 2}), LOW_RANK, r"fine_tuning\.rounds is 2, which leaves none"),
-    (tiny(name="rcsr"), LOW_RANK | {"clients.paired": GONE}, "aligns two modalities, and clients have image"),
 ]
 
 OPENING, BUILDING, ROUND = "opening data", "building models", "a round"
@@ -497,7 +492,7 @@ class Sensors(Scenes):
     """A source outside polyfed, whose ``open`` may add targets to those that are named."""
 
 
-@pytest.mark.parametrize("algorithm", ["fedit", "feddat"])
+@pytest.mark.parametrize("algorithm", ["fedit", "flora"])
 def test_what_code_outside_polyfed_makes_is_judged_once_it_is_made(algorithm: str, tmp_path: Path) -> None:
     view = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": 50}}
     text = {"name": "fixed_features.UntrainedBag", "width": 8, "view": view}

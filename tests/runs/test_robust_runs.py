@@ -171,7 +171,7 @@ def test_rules_hold_for_representations_of_each_type(tmp_path: Path) -> None:
             assert len(rows.unique(dim=0)) > 1
 
 
-QUICK = ("fedproto", "fedmd")  # the runs above send weights
+QUICK = ("mfcpl", "fedmd")  # the runs above send weights
 SILENT = ("centralised", "local", "server_only")  # whose clients send nothing, or are alone
 
 

@@ -34,7 +34,6 @@ def weights(config: Config, folder: Path) -> dict[str, bytes]:
         "fedprox",
         "moon",
         {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}},
-        {"name": "fedproto", "largest_norm": None},
     ],
 )
 def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path, method: Any) -> None:
@@ -55,17 +54,6 @@ def test_adapters_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path, m
         sessions.append(session)
     (kind, expected), (_, got) = (next(iter(session.server.weights.items())) for session in sessions)
     assert any("lora" in name for name in expected), kind
-    for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
-
-
-def test_prototypes_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path) -> None:
-    method = {"name": "fedproto", "largest_norm": None}
-    plain, secure = (prepared(federation(how, method=method), tmp_path / str(how)) for how in (None, "pairwise_masks"))
-    for session in (plain, secure):
-        session.experiment.algorithm.round(session.server, first_cohort(session))
-    expected, got = (session.server.state["prototypes"] for session in (plain, secure))
-    assert expected.keys() == got.keys()
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
 
@@ -297,8 +285,7 @@ def _changed(config: Config, **sections: Any) -> Config:
         (federation(method={"name": "fedavg", "averaging": {"name": "by_type", "mean": "sequential"}}), r"sequential"),
         (federation(attackers={"name": "copied", "clients": 2}), r"run.attackers 'copied'"),
         (_changed(federation(), aggregation={"robust": "median"}), r"aggregation.robust 'median' compares them"),
-        (federation(method="fedproto"), r"algorithm.largest_norm compares the rows of clients; set it to null"),
-        (federation(method={"name": "fedtgp", "largest_norm": None}), r"'fedtgp', as it is set"),
+        (federation(method="mfcpl"), r"'mfcpl', as it is set"),
         (federation(clients=2), r"round 1: aggregation.secure needs 3 clients of a type, and type 'text' has 2"),
     ],
 )

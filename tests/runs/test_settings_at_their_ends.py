@@ -26,8 +26,8 @@ THROUGHOUT = ("fedavg", "creamfl")
 """Methods with which all of an experiment is tried; of others, settings of their own."""
 BEYOND = {"batch_size": 10_000}
 """Accepted values far beyond what there is."""
-UNMOVED = {"local", "fedproto", "fedtgp"}
-"""They train no model of a server."""
+UNMOVED = {"local"}
+"""It trains no model of a server."""
 LARGE = 40
 """Whole numbers beyond it are counts whose cost grows with them; the other end is tried."""
 Path_ = tuple[str, ...]

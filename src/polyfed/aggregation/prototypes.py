@@ -1,4 +1,4 @@
-"""Class prototypes: means by class, their mean over clients, a bound on their norms, the margin between classes."""
+"""Class prototypes: means by class, and their mean over clients."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ class ClassAverage:
         self._sums += member.float().T @ features.float()  # index_add_ has no fixed order on a GPU
         self._counts += member.sum(0)
 
-    def result(self, min_count: int = 1) -> ClassMeans:
-        """Means of the classes with at least ``min_count`` samples (at least one)."""
-        present = self._counts >= max(min_count, 1)
+    def result(self) -> ClassMeans:
+        """Means of the classes that have samples."""
+        present = self._counts > 0
         counts = self._counts[present]
         return ClassMeans(self._sums[present] / counts[:, None], counts, present)
 
@@ -150,7 +150,7 @@ def mean_prototypes(sent: Sequence[ClassMeans], weighting: MeanWeighting = "coun
     """Mean over clients of each class that any of them has.
 
     By sample count, sum_k n_kc p_kc / sum_k n_kc, which is the mean over all samples; or uniform, the sum of p_kc over
-    the number of clients with class c (FedProto's released code).
+    the number of clients with class c.
 
     Args:
         sent: of the clients; equal numbers of classes and equal widths.
@@ -183,51 +183,6 @@ def renewed(new: ClassMeans, old: GlobalPrototypes | None) -> GlobalPrototypes:
     rows = torch.where(new.present[:, None], table(new.means, new.present), table(*old).to(new.means))
     present = new.present | old.present.to(new.present.device)
     return GlobalPrototypes(rows[present], present)
-
-
-def bounded(rows: Sequence[Float[Tensor, "_ d"]], times: float) -> tuple[list[Tensor], int]:
-    """Scale down rows that are longer than ``times`` the usual norm: the median of rows, all clients counting alike.
-
-    Rows of 0 do not count. While fewer than half of the clients are false, the median is at most an honest norm,
-    however many rows the others send, and a false row counts for no more than ``times`` as much. Rows within the bound
-    stay as they are, bit for bit.
-
-    Args:
-        rows: of each client.
-        times: how often the usual norm.
-
-    Returns:
-        The rows, grouped as they came, and how many were scaled.
-    """
-    norms = [torch.linalg.vector_norm(one, dim=1) for one in rows]
-    counted = [one[one > 0] for one in norms if bool((one > 0).any())]
-    if not counted:
-        return list(rows), 0
-    limit = times * _median(counted)
-    pairs = zip(rows, norms, strict=True)
-    scaled = [torch.where((norm > limit)[:, None], one * (limit / norm)[:, None], one) for one, norm in pairs]
-    return scaled, int((torch.cat(norms) > limit).sum())
-
-
-def _median(groups: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, ""]:
-    """The smallest value that at least half of all weight is not above, a group's values sharing the weight 1."""
-    shares = torch.cat([torch.full(one.shape, 1 / len(one), dtype=torch.float64) for one in groups])
-    # stable, and shares on the CPU: the same row is the median on every device
-    values, order = torch.cat(list(groups)).sort(stable=True)
-    below = shares[order.cpu()].cumsum(0)
-    return values[int((below < len(groups) / 2 - 1e-9).sum())]
-
-
-def adaptive_margin(means: Float[Tensor, "c d"], threshold: float) -> Float[Tensor, ""]:
-    """FedTGP's margin: the largest gap of a class, at most ``threshold``.
-
-    The gap of a class is the distance of its mean to the nearest other one. A single class has none: the margin is 0.
-    """
-    if len(means) < 2:
-        return means.new_zeros(())
-    # by differences: near classes are what the margin is about
-    gaps = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
-    return gaps.fill_diagonal_(torch.inf).amin(1).amax().clamp_max(threshold)
 
 
 def _kind(tensor: Tensor) -> str:

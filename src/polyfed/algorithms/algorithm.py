@@ -100,9 +100,6 @@ class Algorithm(Settings):
     """Whether all that clients learn of private data, they learn by ``client.fit`` of their own samples on the task
     alone, so that DP-SGD protects all that they send. A class says so for itself: what derives from it may do more."""
 
-    compares_replies: ClassVar[bool] = False
-    """Whether ``round`` tells clients apart by what they sent, which a robust rule replaces by one for all."""
-
     takes_late_replies: ClassVar[bool] = False
     """Whether replies may answer requests of earlier rounds, as ``run.pace`` gives them: trained ``weights`` as if they
     had started from the model of now, all else as it is, with ``Reply.mixing``."""
@@ -122,8 +119,8 @@ class Algorithm(Settings):
     @property
     def summed(self) -> Mapping[str, str | None]:
         """Client steps of whose replies the method needs but the mean over the clients of a type: step -> scalar field
-        of the reply that is a client's weight; None: each counts alike. Prototypes count by class.
-        ``aggregation.secure`` sums these unseen."""
+        of the reply that is a client's weight; None: each counts alike. ``aggregation.secure`` sums these
+        unseen."""
         return {}
 
     def sends(self, declared: Declared) -> Declared:

@@ -38,9 +38,8 @@ class FedMAC(Algorithm):
     f, with each modality, over the samples that have it. The second keeps the fusion of what a sample has with what
     stands for what it lacks from saying nothing of the sample. Clients of one modality train as in FedAvg.
 
-    The paper's model is ``task.imputation: aggregator``: imputation embeddings and an aggregator; the method goes with
-    any imputation. From the paper: missing-aware encoding, cross-modal aggregation, two contrasts that constrain it.
-    Ours, as its equations could not be checked: the form of both contrasts, their weights and tau.
+    It goes with any imputation. From the paper: the two contrasts. Ours, as its equations could not be checked: their
+    form, weights and tau. Left out is its aggregator, which weighs modalities by how well each tells the others.
     """
 
     has_global_models: ClassVar[bool] = True

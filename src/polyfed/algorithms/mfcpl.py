@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from pydantic import Field
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.prototypes import (
+    ClassAverage,
     ClassMeans,
     GlobalPrototypes,
     MeanWeighting,
@@ -35,22 +35,20 @@ from polyfed.algorithms.algorithm import (
     each,
     noted,
 )
-from polyfed.algorithms.shared.class_prototypes import (
-    PROTOTYPES,
-    PrototypeCheck,
-    global_prototypes,
-    own_prototypes,
-    prototypes_for,
-    received_prototypes,
-)
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
+from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.types import class_space
-from polyfed.losses.classification import prototype_contrast, prototype_distance
-from polyfed.losses.distillation import squared_distance
+from polyfed.losses.classification import prototype_contrast
+from polyfed.losses.distillation import mse, squared_distance
+from polyfed.models.heads import class_count
 from polyfed.models.model import CachedModel
+from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Prototypes
+
+PROTOTYPES = "prototypes"
+"""What of the server's state they are."""
 
 
 class MFCPL(Algorithm):
@@ -101,9 +99,9 @@ class MFCPL(Algorithm):
 
         replies = cohort.ask(
             self.fit,
-            check=both(server.weights_check(), PrototypeCheck(admits, server)),
+            check=SentCheck(server),
             weights=each(server.weights_for),
-            prototypes=each(lambda client: prototypes_for(server, client, admits)),
+            prototypes=each(lambda client: prototypes_for(server, client)),
         )
         server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
         for space, means in sent.items():
@@ -119,7 +117,7 @@ class MFCPL(Algorithm):
     def fit(self, client: Client, weights: Weights, prototypes: Prototypes) -> Reply:
         """Train the received model on the task and the three terms; send it, and its own complete prototypes."""
         client.load_weights(weights)
-        known = received_prototypes(client, prototypes, class_space(client.head_name))
+        known = received_prototypes(client, prototypes)
         rows = None if known is None else known._replace(means=table(*known))
 
         def guidance(model: CachedModel, batch: Batch) -> Tensor:
@@ -135,7 +133,7 @@ class MFCPL(Algorithm):
             return own.batch.no_loss
         f, labels, width = F.normalize(own.fused.float(), dim=1), own.labels, known.means.shape[1]
         # mse is the mean over dimensions of the squared norm
-        near = width * prototype_distance(f, known.means, known.present, labels, "mse")
+        near = width * mse(f, known.means[labels], known.present[labels])
         told = [prototype_contrast(p.values, *known, labels[p.places], self.tau) for p in own.parts.values()]
         return self.regularisation * near + self.contrast * own.mean(told)
 
@@ -148,20 +146,78 @@ class MFCPL(Algorithm):
         """Means by class of unit features, over the samples that lack none of several modalities; empty without."""
         if not isinstance(client.task, Classification) or len(client.modalities) < 2:
             return Prototypes({})
-        complete = client.train.having(*client.modalities)
-        return own_prototypes(client, complete, class_space(client.head_name), unit=True)
+        task, average = client.task, ClassAverage(_classes(client), client.model.dim, client.device)
+        complete = task.usable(client.train.having(*client.modalities))
+        with evaluating(client.model):
+            for batch in (one.to(client.device) for one in complete.batches(client.evaluation_batch)):
+                with client.autocast():
+                    features = task.feature(client.model, client.head, batch)
+                average.add(F.normalize(features.float(), dim=-1), batch.targets[task.target].long())
+        means = average.result()
+        # where noise hides which classes a client has, so must the layout
+        is_sent = len(means.counts) or client.protected
+        return Prototypes(prototype_tensors(class_space(client.head_name), means) if is_sent else {})
 
 
-def admits(client: ClientInfo, space: str) -> bool:
-    """Whether a class space is that of a client."""
-    return space == class_space(client.architecture.partition("/")[2])
+class SentCheck:
+    """Raises PayloadError for a reply whose weights or prototypes cannot be what its sender has.
+
+    The first prototypes of a space that are accepted fix its number of classes and width.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._weights = server.weights_check()
+        self._shapes = {space: prototypes.shape for space, prototypes in global_prototypes(server).items()}
+
+    def __call__(self, reply: Reply) -> None:
+        self._weights(reply)
+        sent = by_space(reply.prototypes, ClassMeans)
+        if len(sent) > 1:
+            raise PayloadError(f"prototypes of {len(sent)} class spaces ({', '.join(sent)}), expected one at most")
+        for space, means in sent.items():
+            if space != _space_of(reply.sender):
+                raise PayloadError(f"prototypes of the class space '{space}', which is not the client's")
+            means.require(reply.sender.samples)
+            _require_shape(space, means.shape, self._shapes.setdefault(space, means.shape))
 
 
-def both(*checks: Callable[[Reply], None]) -> Callable[[Reply], None]:
-    """One check of several."""
+def global_prototypes(server: Server) -> dict[str, GlobalPrototypes]:
+    return by_space(server.state.get(PROTOTYPES, {}), GlobalPrototypes)
 
-    def check(reply: Reply) -> None:
-        for one in checks:
-            one(reply)
 
-    return check
+def prototypes_for(server: Server, client: ClientInfo) -> Prototypes:
+    """Global prototypes of a client's class space; empty while there are none."""
+    kept = server.state.get(PROTOTYPES, {})
+    return Prototypes({name: kept[name] for name in kept if name.rpartition(".")[0] == _space_of(client)})
+
+
+def received_prototypes(client: Client, prototypes: Prototypes) -> GlobalPrototypes | None:
+    """Global prototypes of a client's class space, on its device; None before there are any, or for other tasks.
+
+    Raises:
+        PayloadError: they have another number of classes or another width.
+    """
+    space = class_space(client.head_name)
+    known = by_space(prototypes, GlobalPrototypes).get(space)
+    if known is None or not isinstance(client.task, Classification):
+        return None
+    _require_shape(space, known.shape, (_classes(client), client.model.dim))
+    return GlobalPrototypes(*(part.to(client.device) for part in known))
+
+
+def _space_of(client: ClientInfo) -> str:
+    return class_space(client.architecture.partition("/")[2])
+
+
+def _classes(client: Client) -> int:
+    assert client.head is not None
+    return class_count(client.head)
+
+
+def _require_shape(space: str, shape: tuple[int, int], expected: tuple[int, int]) -> None:
+    if shape != expected:
+        raise PayloadError(
+            f"prototypes of the class space '{space}' have {shape[0]} classes of width {shape[1]}, expected "
+            f"{expected[0]} of width {expected[1]}: set task.classes and model.dim alike for all whose classes are the "
+            "same"
+        )

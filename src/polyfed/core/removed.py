@@ -7,9 +7,13 @@ from collections.abc import Mapping
 REMOVED: Mapping[str, frozenset[str]] = {
     "Drawing": frozenset({"points"}),
     "Study": frozenset({"more_seeds"}),
-    "command": frozenset({"serve"}),
     "TwinSettings": frozenset({"passes", "rate"}),
+    "adapter": frozenset({"prompt_generator"}),
+    "algorithm": frozenset({"feddat", "feddpa", "fedproto", "fedtgp", "fedtpg", "mmic", "pfedprompt", "rcsr"}),
+    "command": frozenset({"serve"}),
     "format": frozenset({"latex"}),
+    "imputation": frozenset({"aggregator", "generator", "reconstruction"}),
+    "study": frozenset({"adapters-personal"}),
 }
 """Family as errors call it ("algorithm"), "preset", "study", "command", or class of settings -> names and keys."""
 

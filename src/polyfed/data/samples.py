@@ -101,11 +101,11 @@ class Batch:
         """0, for a loss that none of the samples has what it takes for; it has no gradient, and trains nothing."""
         return torch.zeros((), device=self.index.device)
 
-    def by_modality(self, fewest: int = 2) -> Iterator[tuple[str, Batch]]:
-        """Each modality with the samples that have it, unless fewer have: statistics of a batch are of two at least."""
+    def by_modality(self) -> Iterator[tuple[str, Batch]]:
+        """Each modality with the samples that have it, if two have: statistics of a batch are of two at least."""
         for name in self.inputs:
             own = self.having(name)
-            if len(own) >= fewest:
+            if len(own) > 1:
                 yield name, own
 
     def without_lone(self) -> Batch:

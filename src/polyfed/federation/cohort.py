@@ -148,10 +148,6 @@ class Cohort:
     listener: CohortListener = field(default_factory=CohortListener)
     phase: int = 0
 
-    def keep(self, clients: Sequence[ClientInfo]) -> None:
-        """Go on with some of the clients; the others take no further part in the round."""
-        self.clients = tuple(clients)
-
     def ask(
         self,
         step: Callable[..., Reply],

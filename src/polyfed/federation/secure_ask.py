@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
@@ -25,8 +25,7 @@ from polyfed.privacy.masking.mask_keeper import (
 from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import FEWEST, SecureSum
 from polyfed.wire.messages import Answer, Request
-from polyfed.wire.payload import Payload, Prototypes, Scalar, TensorBundle
-from polyfed.wire.schema import StepSchema
+from polyfed.wire.payload import Payload, Scalar, TensorBundle
 
 if TYPE_CHECKING:
     from polyfed.federation.cohort import Cohort
@@ -43,17 +42,11 @@ class SecureSums:
         rule: that holds.
         run: fingerprint of the run's spec, which keys depend on.
         weights: client step -> scalar field of its reply that is its weight; None: each client counts alike.
-        steps: of the method.
     """
 
     rule: SecureSum
     run: str
     weights: Mapping[str, str | None]
-    steps: Mapping[str, StepSchema]
-
-    def by_samples(self, step: str) -> bool:
-        """Whether a step's weights are numbers of samples, and not 1."""
-        return self.weights[step] is not None or Prototypes in self.steps[step].returns.values()
 
 
 def require_several(clients: Sequence[ClientInfo], when: str) -> None:
@@ -152,7 +145,7 @@ class SecureAsk:
         return Payload({**plain.fields, SEALED: bytes_bundle(self._of(client).sealed[client.id])})
 
     def replies(self, sent: Mapping[str, Payload]) -> Iterator[Received]:
-        """The mean of each type, from each of its clients; prototypes once, as they count by class.
+        """The mean of each type, from each of its clients.
 
         Raises:
             ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is none.
@@ -242,11 +235,6 @@ class SecureAsk:
             payload, weight = SummedReply(words, kind.layout).mean(by, len(kind.sent), self._total(kind), rule.numbers)
         except PayloadError as error:
             raise ExchangeError(f"{self._where(kind)}: {error}{self._who_is_missing(kind)}") from error
-        if any(isinstance(bundle, Prototypes) for bundle in payload.bundles.values()):
-            samples = sum(client.samples for client in kind.sent)
-            everybody = replace(kind.sent[0], id=f"{len(kind.sent)} of {kind.sent[0].group}", samples=samples)
-            yield Received(everybody, payload)
-            return
         for k, client in enumerate(kind.sent):
             # equal means add up to themselves, whatever part of the weight each gets
             part = weight // len(kind.sent) + (k < weight % len(kind.sent))
@@ -299,9 +287,9 @@ class SecureAsk:
         return self._types[client.architecture]
 
     def _total(self, kind: _Type) -> int:
-        return (
-            max(1, sum(client.samples for client in kind.asked)) if self.sums.by_samples(self.step) else len(kind.asked)
-        )
+        if self.sums.weights[self.step] is None:  # each counts alike
+            return len(kind.asked)
+        return max(1, sum(client.samples for client in kind.asked))
 
     @property
     def missing(self) -> dict[str, tuple[str, str]]:

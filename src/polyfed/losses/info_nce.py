@@ -100,11 +100,6 @@ class InfoNCE(nn.Module):
             self.log_scale.clamp_(0.0, math.log(_MAX_SCALE))
         return self.log_scale.exp()
 
-    @in_full_precision
-    def scores(self, u: Float[Tensor, "b d"], v: Float[Tensor, "k d"]) -> Float[Tensor, "b k"]:
-        """How well each of v answers each of u: S."""
-        return self.scale * (u @ v.T)
-
     def forward(
         self, u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], items: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, ""]:

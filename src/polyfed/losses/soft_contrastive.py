@@ -68,11 +68,6 @@ class SoftContrastive(nn.Module):
         self.scale = nn.Parameter(torch.tensor(scale))
         self.reduction: Reduction = reduction
 
-    @in_full_precision
-    def scores(self, u: Float[Tensor, "b d"], v: Float[Tensor, "k d"]) -> Float[Tensor, "b k"]:
-        """How well each of v answers each of u: the logit of their match, 2 s."""
-        return 2 * (self.shift - self.scale * _distances(u, v))
-
     def forward(
         self, u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], items: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, ""]:

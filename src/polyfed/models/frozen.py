@@ -46,7 +46,7 @@ class Frozen(nn.Module):
         """
         super().__init__()
         self.module, self.digest = module, digest
-        self._trained, self._apart = frozenset(trained), frozenset[str]()
+        self._trained = frozenset(trained)
         self._still = [module] if still is None else list(still)
         for name, value in module.named_parameters():
             value.requires_grad_(name in self._trained)
@@ -70,14 +70,6 @@ class Frozen(nn.Module):
             if isinstance(part, _BatchNorm) and f"{name}.running_mean" not in self._trained:
                 part.eval()
         return self
-
-    def keep_apart(self, names: Collection[str]) -> None:
-        """Leave tensors of the network out of what is exchanged and saved, which are not frozen: a participant's own.
-
-        They may have been added since; each copy has its own of them.
-        """
-        self._trained |= frozenset(names)
-        self._apart |= frozenset(names)
 
     def tensors(self) -> dict[str, Tensor]:
         """What is frozen, by its names in ``module``."""
@@ -110,7 +102,7 @@ class Frozen(nn.Module):
     # ---- what torch asks of a module
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
-        """The tensors that are trained, without those that are kept apart."""
+        """The tensors that are trained."""
         state = super().state_dict(*args, **named)
         prefix = named.get("prefix", args[1] if len(args) > 1 else "")
         for name in [name for name in state if self._is_left_out(name, prefix)]:
@@ -119,7 +111,7 @@ class Frozen(nn.Module):
 
     def _is_left_out(self, name: str, prefix: str) -> bool:
         start = f"{prefix}module."
-        return name.startswith(start) and name.removeprefix(start) not in self._trained - self._apart
+        return name.startswith(start) and name.removeprefix(start) not in self._trained
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         self._prefix = prefix  # which the hook after loading is not told

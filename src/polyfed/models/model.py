@@ -18,7 +18,6 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.view import DataContext
 from polyfed.models.adapter import Adapter
-from polyfed.models.adapters.prompts import tell
 from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
 from polyfed.models.fusion import Positioned, positioned
@@ -92,7 +91,6 @@ class ModelSettings(Settings):
         for part in (part for head in heads.values() for part in head.modules()):
             if isinstance(part, NamesHead):
                 part.read(self.encoders, context)
-                tell(encoders[part.modality], part.inputs)
         if self.aligner is not None:
             encoders = {name: self.aligner.around(encoder, name, self.dim) for name, encoder in encoders.items()}
         norm = nn.LayerNorm(self.dim, eps=1e-6) if self.final_norm else None

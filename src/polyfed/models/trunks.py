@@ -87,20 +87,6 @@ class NetworkTrunk(nn.Module):
         if self.padding is not None:
             self.padding.leave_room(places.length)
 
-    @contextmanager
-    def without_prompts(self) -> Iterator[None]:
-        """The network as it is without such vectors, with room for its whole texts."""
-        places, self.prompts = self.prompts, None
-        room = 0 if places is None else places.length
-        if self.padding is not None:
-            self.padding.leave_room(-room)
-        try:
-            yield
-        finally:
-            self.prompts = places
-            if self.padding is not None:
-                self.padding.leave_room(room)
-
     def forward(self, x: Tensor) -> LocalFeatures:
         x, mask = self._with_mask(x)
         attended = mask

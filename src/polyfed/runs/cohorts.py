@@ -41,7 +41,6 @@ from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
-from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +201,7 @@ class Cohorts:
         rule = self.experiment.aggregation.secure
         # a method's sums only: whoever evaluates learns of each client
         method = self.experiment.algorithm
-        return None if rule is None else SecureSums(rule, self.fingerprint, method.summed, steps_of(method))
+        return None if rule is None else SecureSums(rule, self.fingerprint, method.summed)
 
     # ---- what becomes of clients
 

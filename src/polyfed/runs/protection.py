@@ -25,7 +25,7 @@ from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.privacy.private_training import opacus_optimizers, require_per_sample
 from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.settings import require_covered
-from polyfed.wire.payload import TensorBundle, Weights
+from polyfed.wire.payload import Prototypes, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema, steps_of
 
 if TYPE_CHECKING:
@@ -153,11 +153,6 @@ def require_combinable(rule: RobustRule, method: Algorithm) -> None:
             f"aggregation.robust '{rule.component_name()}' has no effect: clients of '{name}' send nothing that is "
             "combined; leave it out"
         )
-    if method.compares_replies:
-        raise ConfigError(
-            f"aggregation.robust '{rule.component_name()}' gives all clients of a type one reply, and '{name}' tells "
-            "them apart by theirs; leave it out, or choose another method"
-        )
     if rule.rows_only and Weights in sent:
         raise ConfigError(
             f"aggregation.robust '{rule.component_name()}' weighs rows, but clients of '{name}' send weights; choose "
@@ -273,8 +268,6 @@ def _reasons_of_settings(method: Algorithm) -> Iterator[str]:
         yield from _reasons_of_teacher(teacher)
     if getattr(getattr(method, "averaging", None), "mean", "exact") != "exact":
         yield "algorithm.averaging.mean 'sequential' takes them one after the other; set it to exact"
-    if getattr(method, "largest_norm", None) is not None:
-        yield "algorithm.largest_norm compares the rows of clients; set it to null"
 
 
 def _reasons_of_teacher(teacher: Teacher) -> Iterator[str]:
@@ -293,7 +286,8 @@ def _individual(schema: StepSchema, weight: str | None) -> list[str]:
 
 
 def _is_summed(declared: Declared) -> bool:
-    return all(isinstance(kind, type) and issubclass(kind, TensorBundle) for kind in _kinds(declared))
+    kinds = _kinds(declared)  # prototypes count by class
+    return all(isinstance(kind, type) and issubclass(kind, TensorBundle) and kind is not Prototypes for kind in kinds)
 
 
 def _reasons_of_run(experiment: Experiment) -> Iterator[str]:

@@ -75,7 +75,7 @@ class Classified:
 
     @cached_property
     def feature(self) -> Float[Tensor, "b d"]:
-        """What each sample is classified by: one draw of modality dropout and of what imputations draw."""
+        """What each sample is classified by: one draw of modality dropout."""
         return self.fuse(self.parts, len(self.batch))
 
 
@@ -211,12 +211,7 @@ class Classification(Task):
         labels, imputer = own.batch.targets[self.target].long(), _imputer(head)
         if imputer is not None and imputer.training:
             imputer.observe(own.parts, labels)
-        loss = self._loss(_classified(model, head, own.feature), labels, head)
-        further = None if imputer is None else imputer.loss(own.parts, len(own.batch))
-        return loss if further is None else loss + further
-
-    def _loss(self, logits: Tensor, labels: Tensor, head: nn.Module | None) -> Tensor:
-        loss = margin_cross_entropy(logits, labels, self.margin)
+        loss = margin_cross_entropy(_classified(model, head, own.feature), labels, self.margin)
         if self.separation:
             assert head is not None
             loss = loss + self.separation * class_separation(head.get_parameter("weight"))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from polyfed.data.samples import Batch, Samples
+from polyfed.data.samples import Samples
 from polyfed.losses.info_nce import InfoNCE, Reduction
-from polyfed.models.model import Embedder
 from polyfed.tasks.pairing import PairTask
 
 
@@ -45,8 +43,3 @@ class ConVIRT(PairTask):
         """
         self.require(samples)
         return InfoNCE(self.temperature, learnable=self.learn_temperature, weight=self.weight, reduction=self.reduction)
-
-    def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "q p"]:
-        """See ``pair_scores``."""
-        assert isinstance(head, InfoNCE)
-        return self.pair_scores(model, head, batch)

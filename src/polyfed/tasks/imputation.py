@@ -110,10 +110,6 @@ class Imputer(nn.Module):
         """What the sum of embeddings is divided by."""
         return len(self.modalities)
 
-    def loss(self, parts: Embeddings, count: int) -> Tensor | None:
-        """What the imputer itself learns from a batch beside the task; None: nothing."""
-        return None
-
     @torch.no_grad()
     def observe(self, parts: Embeddings, labels: Int64[Tensor, " b"]) -> None:
         """See a batch of training; only some imputers learn from it."""

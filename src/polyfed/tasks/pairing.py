@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.losses.info_nce import InfoNCE, Reduction
-from polyfed.losses.soft_contrastive import SoftContrastive
+from polyfed.losses.info_nce import Reduction
 from polyfed.models.aligner import Detail
 from polyfed.models.model import Detailed, Embedder, Model
 from polyfed.tasks import evaluating
@@ -121,12 +120,6 @@ class PairTask(Task):
             return batch.no_loss
         loss: Tensor = head(*self.represent(model, pairs), self.siblings(pairs))
         return loss
-
-    def pair_scores(self, model: Embedder, head: InfoNCE | SoftContrastive, batch: Batch) -> Float[Tensor, "q p"]:
-        """How well each of a batch's p pairs answers each query: those of the first modality, then of the second."""
-        sides = self.represent(model, self.usable(batch))
-        scores = head.scores(*sides)
-        return torch.cat([scores, scores.T])
 
     def evaluate(
         self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int

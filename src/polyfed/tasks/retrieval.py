@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.effects import require_default
-from polyfed.data.samples import Batch, Samples
+from polyfed.data.samples import Samples
 from polyfed.losses.info_nce import InfoNCE
 from polyfed.losses.soft_contrastive import SoftContrastive
-from polyfed.models.model import Embedder
 from polyfed.tasks.pairing import PairTask
 
 _OF_OBJECTIVES = {
@@ -55,8 +53,3 @@ class PairRetrieval(PairTask):
         if self.objective == "info_nce":
             return InfoNCE(self.temperature, learnable=self.learn_temperature)
         return SoftContrastive(self.shift, self.scale, reduction=self.reduction)
-
-    def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "q p"]:
-        """See ``pair_scores``."""
-        assert isinstance(head, InfoNCE | SoftContrastive)
-        return self.pair_scores(model, head, batch)

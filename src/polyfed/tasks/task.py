@@ -107,12 +107,12 @@ class Task(Settings):
         """Scalar training loss of a batch (on the model's device)."""
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "n c"]:
-        """What the task decides by, before a softmax: a row for each decision on a batch, of classes or candidates.
+        """What the task decides by, before a softmax: a row for each decision on a batch, of classes.
 
         Raises:
             ConfigError: it decides otherwise.
         """
-        raise ConfigError(f"task '{self.component_name()}' gives no scores of classes or candidates")
+        raise ConfigError(f"task '{self.component_name()}' gives no scores of classes")
 
     @abstractmethod
     def evaluate(

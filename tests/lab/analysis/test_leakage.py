@@ -21,7 +21,7 @@ from polyfed.lab.analysis.leakage.replies import seen_round
 from polyfed.lab.analysis.leakage.report import run_leakage
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.report import tables
-from small_federations import Config, classifiers, three_kinds, tiny_experiment, topics
+from small_federations import Config, three_kinds, tiny_experiment, topics
 
 SMALL = AttackPlan(attacks=("membership",), shadows=4, clients=1, samples=60, passes=40)
 Cli = Callable[..., tuple[int, str, str]]
@@ -86,7 +86,6 @@ def by_name(leakage: dict[str, Any], attack: str) -> dict[tuple[str, str], dict[
     [
         ({"config": topics()}, "fit", "weights"),
         ({"config": topics(server=True, name="fedmd")}, "tell", "scores"),
-        ({"config": classifiers()}, "fit", "prototypes"),
         ({"config": three_kinds(name="creamfl")}, "fit", "representations"),
     ],
 )

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import require_tokenizer
@@ -107,88 +106,6 @@ class Prompts(Adapter):
         return words.weight[torch.tensor(repeated[: self.length])].detach().clone()
 
 
-class PromptGenerator(Adapter):
-    """Prompts of texts that a network makes of the names of the classes (FedTPG; Qiu et al., ICLR 2024, section 4.1).
-
-    Learnt queries [length, e] attend over the unit vectors [classes, d] that the frozen network gives the texts of the
-    classes without prompts; two layers with ReLU follow, added to what they work on. Layer norms stand before each
-    part. The task must classify by names.
-    """
-
-    short_name: ClassVar[str] = "prompt_generator"
-
-    length: int = Field(default=4, ge=1, le=512, description="number of vectors, in front of a name")
-    heads: int = Field(default=4, ge=1, description="attention heads")
-
-    @property
-    def positions(self) -> int:
-        return self.length
-
-    def attach(
-        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
-    ) -> None:
-        body: Any = trunk.backbone.body
-        layers_path(body)
-        if trunk.backbone.reads != "input_ids":
-            raise ConfigError("adapter prompt_generator makes prompts of texts; give it to the encoder of texts")
-        at = int(spec.begins)
-        _require_no_pooler(body, at)
-        words = body.get_input_embeddings()
-        if words.embedding_dim % self.heads:
-            raise ConfigError(f"adapter.heads is {self.heads}, and does not divide the width {words.embedding_dim}")
-        projection = trunk.backbone.projection
-        width = getattr(projection, "out_features", None) or body.config.hidden_size
-        _hold(words, GeneratedPrompts(self.length, words.embedding_dim, width, self.heads), _in_place_of_fillers, at)
-        trunk.prompt(PromptPlaces(at, self.length, plain_ids(body.config, trunk)[0]))
-
-
-class GeneratedPrompts(nn.Module):
-    """Prompts [length, e] as a function of what it is told of the classes.
-
-    Attributes:
-        told: unit vectors of the classes' texts [classes, d]; none before ``tell``.
-    """
-
-    told: Tensor
-
-    def __init__(self, length: int, dim: int, width: int, heads: int) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.randn(length, dim) * 0.02)
-        self.norm, self.norm_told, self.norm_attended = nn.LayerNorm(dim), nn.LayerNorm(width), nn.LayerNorm(dim)
-        self.attention = nn.MultiheadAttention(dim, heads, kdim=width, vdim=width)
-        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-        self.register_buffer("told", torch.empty(0, width), persistent=False)
-
-    def forward(self) -> Float[Tensor, "p e"]:
-        if not len(self.told):
-            raise ConfigError(
-                "adapter prompt_generator makes prompts of names of classes, and there are none; set task.names of a "
-                "classification, or choose adapter prompts"
-            )
-        told = self.norm_told(self.told)
-        attended, _ = self.attention(self.norm(self.queries), told, told, need_weights=False)
-        prompts: Tensor = attended + self.mlp(self.norm_attended(attended))
-        return prompts
-
-
-def tell(encoder: nn.Module, inputs: Tensor) -> None:
-    """Tell the generator of an encoder's prompts, if it has one, of the classes.
-
-    Args:
-        encoder: of texts.
-        inputs: the texts of the classes, as it takes them.
-    """
-    for trunk in (part for part in encoder.modules() if isinstance(part, NetworkTrunk)):
-        for words in (part for part in trunk.modules() if isinstance(getattr(part, "prompts", None), GeneratedPrompts)):
-            at, training = words.prompts_at, trunk.training
-            # the texts alone: no position is kept for prompts, and none is put in
-            words.prompts_at = None  # type: ignore[assignment]
-            with torch.no_grad(), trunk.without_prompts():
-                words.prompts.told = F.normalize(trunk.eval()(inputs).pooled, dim=-1)  # type: ignore[union-attr]
-            trunk.train(training)
-            words.prompts_at = at
-
-
 def prompts_of(trunk: NetworkTrunk) -> nn.Parameter:
     """The prompts [p, e] of a network that has some."""
     return next(value for name, value in trunk.named_parameters() if name.endswith(".prompts"))
@@ -205,22 +122,6 @@ def require_prompts(names: Iterable[str], method: str) -> None:
             f"algorithm '{method}' averages prompts, and a client's model has none; give encoders 'hf' an adapter "
             "'prompts', or choose fedavg"
         )
-
-
-def require_generator(model: nn.Module, method: str) -> None:
-    """Check that a model makes prompts of names of classes.
-
-    Raises:
-        ConfigError: it has no generator, or no names.
-    """
-    generators = [part for part in model.modules() if isinstance(part, GeneratedPrompts)]
-    if not generators:
-        raise ConfigError(
-            f"algorithm '{method}' averages generators of prompts, and a client's model has none; give the encoder "
-            "'hf' of its texts an adapter 'prompt_generator', or choose promptfl"
-        )
-    if not all(len(part.told) for part in generators):
-        raise ConfigError(f"algorithm '{method}' makes prompts of names of classes; set task.names of a classification")
 
 
 def _require_no_pooler(body: nn.Module, at: int) -> None:
@@ -246,18 +147,15 @@ def _require_places_among_patches(trunk: NetworkTrunk, body: Any) -> None:
         )
 
 
-def _hold(part: nn.Module, values: Tensor | nn.Module, insert: Any, at: int) -> None:
-    part.prompts = values if isinstance(values, nn.Module) else nn.Parameter(values)
+def _hold(part: nn.Module, values: Tensor, insert: Any, at: int) -> None:
+    part.prompts = nn.Parameter(values)
     part.prompts_at = at  # type: ignore[assignment]
     # a hook leaves the names of frozen tensors as they are, and what asks the part for its own weights as it is
     part.register_forward_hook(insert)
 
 
 def _in_place_of_fillers(words: Any, inputs: Any, embedded: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-    if (at := words.prompts_at) is None:
-        return embedded
-    prompts = words.prompts() if isinstance(words.prompts, nn.Module) else words.prompts
-    prompts = prompts.to(embedded.dtype).expand(len(embedded), -1, -1)
+    at, prompts = words.prompts_at, words.prompts.to(embedded.dtype).expand(len(embedded), -1, -1)
     return torch.cat([embedded[:, :at], prompts, embedded[:, at + prompts.shape[1] :]], 1)
 
 

@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.privacy.masking.fixed_point import FixedPoint, Residues
-from polyfed.wire.payload import BUNDLE_KINDS, Payload, Prototypes, TensorBundle
+from polyfed.wire.payload import BUNDLE_KINDS, Payload, TensorBundle
 
 WORDS, LAYOUT = "words", "layout"
 TOTAL = "secure_total"
@@ -40,7 +39,7 @@ class SummedReply:
 
         Args:
             content: tensors, and the weight.
-            by: the scalar field that is the weight; None: each client counts alike. Prototypes count by class.
+            by: the scalar field that is the weight; None: each client counts alike.
             total: of the weights of all who are asked.
             numbers: the layout of values.
 
@@ -54,13 +53,9 @@ class SummedReply:
         layout: list[Any] = []
         for field, bundle in sorted(content.bundles.items()):
             entries = []
-            for name, values in _values(bundle):
-                share = weight / total if isinstance(values, Tensor) else _shares(values, total)
-                rows = values if isinstance(values, Tensor) else _dense(values)
-                parts.append(numbers.encoded(_array(rows), share))
-                if not isinstance(values, Tensor):
-                    parts.append(_counts(values).astype(numbers.dtype))
-                entries.append([name, str(rows.dtype).removeprefix("torch."), list(rows.shape)])
+            for name, values in sorted(bundle.items()):
+                parts.append(numbers.encoded(_array(values), weight / total))
+                entries.append([name, str(values.dtype).removeprefix("torch."), list(values.shape)])
             layout.append([field, bundle.kind, bundle.attributes(), entries])
         parts.append(np.array([weight], numbers.dtype))
         words: Any = np.concatenate(parts)
@@ -98,7 +93,7 @@ class SummedReply:
         weight = int(self.words[-1])
         if not 0 < weight <= total or (by is None and weight != clients):
             raise PayloadError(f"weights of {clients} clients that sum to {weight}, of {total} that were asked")
-        reader = _Reader(self.words[:-1], numbers, weight / total, total)
+        reader = _Reader(self.words[:-1], numbers, weight / total)
         fields = {name: reader.bundle(kind, about, entries) for name, kind, about, entries in json.loads(self.layout)}
         if reader.place != len(self.words) - 1:
             raise PayloadError(f"{len(self.words) - 1} words, the layout has {reader.place}")
@@ -112,33 +107,16 @@ class _Reader:
     words: Residues
     numbers: FixedPoint
     share: float
-    total: int
     place: int = 0
 
     def bundle(self, kind: str, about: dict[str, Any], entries: list[Any]) -> TensorBundle:
-        tensors: dict[str, Tensor] = {}
-        for name, dtype, shape in entries:
-            if BUNDLE_KINDS[kind] is Prototypes:
-                tensors |= prototype_tensors(name, self.class_means(shape))
-            else:
-                tensors[name] = self.tensor(getattr(torch, dtype), shape)
+        tensors = {name: self.tensor(getattr(torch, dtype), shape) for name, dtype, shape in entries}
         return BUNDLE_KINDS[kind](tensors=tensors, **about)
 
     def tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
         like = np.dtype(np.float64 if dtype.is_floating_point else np.int64)
         values = torch.from_numpy(self.numbers.mean(self._next(prod(shape)), self.share, like))
         return (values if dtype.is_floating_point else values.round()).to(dtype).reshape(shape)
-
-    def class_means(self, shape: list[int]) -> ClassMeans:
-        classes, width = shape
-        sums = self._next(classes * width)
-        counts = self._next(classes).astype(np.int64)
-        present = torch.from_numpy(counts > 0)
-        if counts.sum() > self.total:
-            raise PayloadError(f"prototypes of {counts.sum()} samples, of {self.total} that were asked")
-        table = self.numbers.mean(sums, 1 / self.total, np.dtype(np.float64)).reshape(classes, width)
-        means = table[counts > 0] / counts[counts > 0, None]
-        return ClassMeans(torch.from_numpy(means).float(), torch.from_numpy(counts[counts > 0]).int(), present)
 
     def _next(self, number: int) -> Residues:
         self.place += number
@@ -147,32 +125,6 @@ class _Reader:
         return self.words[self.place - number : self.place]
 
 
-def _values(bundle: TensorBundle) -> list[tuple[str, Tensor | ClassMeans]]:
-    parts = by_space(bundle, ClassMeans) if isinstance(bundle, Prototypes) else bundle
-    return sorted(parts.items())
-
-
 def _array(values: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = (values.double() if values.is_floating_point() else values.long()).detach().cpu().numpy()
     return array
-
-
-def _dense(own: ClassMeans) -> Tensor:
-    """Rows of all classes [classes, d], zero where there is none: who has which is not told."""
-    rows = own.means.new_zeros(len(own.present), own.means.shape[1])
-    rows[own.present] = own.means
-    return rows
-
-
-def _counts(own: ClassMeans) -> NDArray[np.int64]:
-    counts = np.zeros(len(own.present), np.int64)
-    counts[own.present.cpu().numpy()] = own.counts.cpu().numpy()
-    return counts
-
-
-def _shares(own: ClassMeans, total: int) -> NDArray[np.float64]:
-    """Of each entry of ``_dense``, as a class counts by its samples."""
-    counts = _counts(own)
-    if counts.sum() > total:
-        raise PayloadError(f"this client's prototypes do not fit {TOTAL}, {total}")
-    return np.repeat(counts / total, own.means.shape[1])
