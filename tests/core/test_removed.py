@@ -10,8 +10,11 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.cli.main import main
 from polyfed.core.errors import ConfigError
 from polyfed.core.removed import REMOVED, removed
+from polyfed.core.settings import Settings
 from polyfed.lab.studies.study_files import study_content
+from polyfed.models.adapter import Adapter
 from polyfed.runs.config_files import read_layers
+from polyfed.tasks.imputation import Imputation
 
 LINE = r"was removed in 0\.4; version 0\.3 has it"
 
@@ -20,10 +23,16 @@ def test_a_name_that_never_was_is_not_removed() -> None:
     assert removed("algorithm", "creamfl") == ""
 
 
-@pytest.mark.parametrize("name", sorted(REMOVED.get("algorithm", ())))
-def test_a_method_that_is_gone_says_so(name: str) -> None:
+FAMILIES: tuple[type[Settings], ...] = (Adapter, Algorithm, Imputation)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [(kind, name) for kind in FAMILIES for name in sorted(REMOVED.get(kind.__name__.lower(), ()))],
+)
+def test_a_component_that_is_gone_says_so(family: type[Settings], name: str) -> None:
     with pytest.raises(ValueError, match=LINE):
-        Algorithm.named(name)
+        family.named(name)
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED.get("preset", ())))
