@@ -11,6 +11,7 @@ from polyfed.cli.main import main
 from polyfed.core.errors import ConfigError
 from polyfed.core.removed import REMOVED, removed
 from polyfed.core.settings import Settings
+from polyfed.data.source import Source
 from polyfed.lab.studies.study_files import study_content
 from polyfed.models.adapter import Adapter
 from polyfed.runs.config_files import read_layers
@@ -23,7 +24,7 @@ def test_a_name_that_never_was_is_not_removed() -> None:
     assert removed("algorithm", "creamfl") == ""
 
 
-FAMILIES: tuple[type[Settings], ...] = (Adapter, Algorithm, Imputation)
+FAMILIES: tuple[type[Settings], ...] = (Adapter, Algorithm, Imputation, Source)
 
 
 @pytest.mark.parametrize(

@@ -147,42 +147,16 @@ def analyse_cost(
     source: ExperimentArgument,
     *,
     number: Annotated[int, typer.Option("--round", min=1, help="which round; those before are run too")] = 1,
-    without_data: Annotated[
-        bool, typer.Option("--without-data", help="bytes alone, of blank data and models without pretrained weights")
-    ] = False,
-    classes: Annotated[
-        str | None, typer.Option(metavar="SOURCE=N,...", help="with --without-data: classes of labelled sources")
-    ] = None,
-    words: Annotated[
-        int, typer.Option(min=3, help="with --without-data: vocabulary of tokenizers that are files (BERT: 30522)")
-    ] = 30_522,
     settings: ExperimentOptions,
     out: OutOfExperiment = None,
 ) -> None:
     """Measure a round of one client of each kind: operations, parameters, memory, seconds and bytes."""
+    from polyfed.lab.analysis.cost import round_costs
     from polyfed.lab.analysis.results import ready_folder
 
     experiment = settings.load(source)
     folder = ready_folder(out or Path("runs") / f"{experiment.name}-cost")
-    if without_data:
-        from polyfed.lab.analysis.planned_traffic import planned_traffic
-
-        show_result(planned_traffic(experiment, _counts(classes), words).result(), folder, "traffic")
-    elif classes is not None:
-        raise ConfigError(f"--classes {classes}: the data say it themselves; give it with --without-data")
-    else:
-        from polyfed.lab.analysis.cost import round_costs
-
-        show_result(round_costs(experiment, number).result(), folder, "cost")
-
-
-def _counts(classes: str | None) -> dict[str, int]:
-    """Source -> number of its classes."""
-    pairs = [entry.partition("=") for entry in names_in("--classes", classes)] if classes is not None else []
-    for name, _, number in pairs:
-        if not name or not number.isdecimal() or int(number) < 1:
-            raise ConfigError(f"--classes {classes}: needs SOURCE=N with N from 1 on, as in cifar100=100")
-    return {name: int(number) for name, _, number in pairs}
+    show_result(round_costs(experiment, number).result(), folder, "cost")
 
 
 def analyse_partition(

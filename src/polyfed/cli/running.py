@@ -42,7 +42,7 @@ def run_command(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="check data and models, run one small round, and say what a run takes")
+        bool, typer.Option("--dry-run", help="check and build all, train a batch of each kind, and say what crosses")
     ] = False,
 ) -> None:
     """Run an experiment and report on it.
@@ -57,7 +57,7 @@ def run_command(
     # all are loaded before the first runs: a mistake in one shows at once
     experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
     if dry_run:
-        _forecast(experiments[0])
+        _dry_run(experiments[0])
         return
     for experiment in experiments:
         name = f"{experiment.name}-seed{experiment.run.seed}"
@@ -65,9 +65,9 @@ def run_command(
         _run_into(experiment, folder or _free_folder(Path("runs") / name), Path(source).parent)
 
 
-def _forecast(experiment: Experiment) -> None:
+def _dry_run(experiment: Experiment) -> None:
     from polyfed.core.activity import heard_by
-    from polyfed.lab.analysis.forecast import Forecast
+    from polyfed.lab.analysis.dry_run import DryRun
     from polyfed.reporting.progress import progress_for
     from polyfed.runs.events import Callbacks
 
@@ -77,8 +77,8 @@ def _forecast(experiment: Experiment) -> None:
         contextlib.closing(Callbacks([progress_for(console)])) as display,
         heard_by(display),
     ):
-        forecast = Forecast.of(experiment)
-    console.print_tables(forecast.tables())
+        tables = DryRun.of(experiment).tables()
+    console.print_tables(tables)
     typer.echo("nothing was written; the same command without --dry-run runs it")
 
 

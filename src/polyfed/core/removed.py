@@ -13,6 +13,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "command": frozenset({"serve"}),
     "format": frozenset({"latex"}),
     "imputation": frozenset({"aggregator", "generator", "reconstruction"}),
+    "source": frozenset({"blank"}),
     "study": frozenset({"adapters-personal"}),
 }
 """Family as errors call it ("algorithm"), "preset", "study", "command", or class of settings -> names and keys."""

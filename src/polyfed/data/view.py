@@ -59,8 +59,6 @@ class View(Settings):
     """How one modality is presented to an encoder. Subclasses live in ``polyfed.data.views``, one a module."""
 
     home: ClassVar[str] = "polyfed.data.views"
-    takes: ClassVar[str] = ""
-    """What a value, or that of each of several columns, is, as ``data.sources.blank`` calls it; empty: it depends."""
 
     @abstractmethod
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:

@@ -16,7 +16,6 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from polyfed.core.activity import passed
-from polyfed.core.brevity import shortened
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
@@ -147,27 +146,23 @@ class Participant:
         # bfloat16 has the range of fp32, so losses need no scaling
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def batches(
-        self, samples: Samples, purpose: str, size: int | None = None, *, whole: bool = False
-    ) -> Iterator[Batch]:
+    def batches(self, samples: Samples, purpose: str, size: int | None = None) -> Iterator[Batch]:
         """One shuffled pass in the training view, on the device.
 
         A last batch of one sample is left out, as is a modality that only one sample of a batch has: neither batch
-        statistics nor a contrast are defined on it. A ``whole`` pass is never cut short, as one of counted batches.
+        statistics nor a contrast are defined on it.
         """
         device, size = self.device, size or self.training.batch_size
         shuffled = samples.batches(size, self.generator(purpose))
-        for batch in self._counted(shuffled, purpose, math.ceil(len(samples) / size), whole=whole):
+        for batch in self._counted(shuffled, purpose, math.ceil(len(samples) / size)):
             if len(batch) > 1:
                 batch = batch.without_lone()
                 # ``to`` would look at every tensor of the batch
                 yield batch if device.type == "cpu" else batch.to(device)
 
-    def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int, *, whole: bool = False) -> Iterator[_T]:
+    def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
-        what = _unnumbered(purpose)
-        parts = shortened(self.name, what, batches, a_pass, self.device, whole=whole)
-        return passed(self.name, what, parts, epochs * a_pass, before=epoch * a_pass)
+        return passed(self.name, _unnumbered(purpose), batches, epochs * a_pass, before=epoch * a_pass)
 
     def exchanged_index(self, count: int | None = None) -> Tensor:
         """Which public samples are exchanged in this round, ascending: all, or ``count`` of them, drawn anew each round
@@ -268,7 +263,7 @@ class Participant:
         for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
             before = done
             wanted = None if steps is None else steps - done
-            for batch in islice(self.batches(samples, f"{purpose}-{epoch}", whole=steps is not None), wanted):
+            for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
                 loss = self.training_loss(batch, task_weight, regulariser)
                 if not loss.requires_grad:  # all samples lack the only modality whose encoder is trained
                     continue

@@ -143,18 +143,13 @@ def test_traffic_of_two_runs(analyse: Cli, fedafd_run: Path, tiny_run: Path) -> 
 
 
 @pytest.mark.slow
-def test_cost_with_and_without_data(analyse: Cli, config: Path) -> None:
+def test_cost(analyse: Cli, config: Path) -> None:
     short = ("--set", "algorithm.name=local", "--set", "run.rounds=1")
     code, out, err = analyse("cost", config, *short, "--out", "there")
     assert (code, err) == (0, "")
     assert "GFLOP" in out
     measured = {cost["kind"]: cost for cost in read("there/cost.json")["costs"]}
     assert measured["image"]["flops"] > 0 < measured["image"]["size"]["trained"]
-    classes = ("--classes", "private=12,scenes=12,texts=6")
-    code, out, err = analyse("cost", config, "--without-data", *classes, "--out", "there")
-    assert (code, err) == (0, "")
-    assert "Bytes by kind" in out
-    assert read("there/traffic.json")["groups"]["image"]["down"]["total"] > 0
 
 
 # ---- of a simulation
@@ -252,9 +247,6 @@ REFUSALS = [
     (f"weights {RUN}", "has no aggregation weights"),
     (f"weights {EXCHANGE} --at 1,x", "--at 1,x: 'x' is no whole number"),
     (f"traffic {EXCHANGE} nothing", "'nothing' is no run folder"),
-    ("cost CONFIG --classes texts", "--classes texts: the data say it themselves"),
-    ("cost CONFIG --without-data --classes texts", "--classes texts: needs SOURCE=N"),
-    ("cost CONFIG --without-data", "is not known without its data: --classes"),
     ("cost nothing", "no preset or file 'nothing'"),
     (f"retrain {LAYERS} --depth two", "--depth two: 'two' says not how many layers"),
     (f"retrain {LAYERS} --depth image=x", "--depth image=x: 'image=x' says not how many layers"),

@@ -11,18 +11,12 @@ import torch
 from torch import nn
 
 import polyfed
-from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.core.errors import ExchangeError
 from polyfed.core.memory import PeakMemory
-from polyfed.data.scenery.layout import LABELS
 from polyfed.data.scenery.wording import TOPICS
 from polyfed.lab.analysis.cost import ModelSize, RoundCosts, round_costs
-from polyfed.lab.analysis.planned_traffic import planned_traffic, stand_in
-from polyfed.lab.analysis.random_networks import RandomNetworks
 from polyfed.runs.experiment import Experiment
 from small_federations import Config, pixels, three_kinds, words
-from tiny_networks import network, save
-
-CLASSES = {"pictures": len(LABELS), "texts": len(TOPICS), "scenes": len(LABELS)}
 
 
 def hashed(content: Config) -> Config:
@@ -148,84 +142,3 @@ def test_a_round_that_asks_nobody_says_so(fedavg: RoundCosts) -> None:
     silent = replace(fedavg, costs=tuple(replace(cost, bytes={"down": {}, "up": {}}) for cost in fedavg.costs))
     assert "measure a later one with --round" in silent.result().tables[0].notes[-1]
     assert "--round" not in fedavg.result().tables[0].notes[-1]
-
-
-# ---- without data
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        {"name": "fedavg"},
-        {"name": "creamfl", "contrast": {"batch_size": 4}},
-        pytest.param({"name": "fedafd", "adversarial": {"batch_size": 4}}, marks=pytest.mark.slow),
-    ],
-    ids=lambda algorithm: str(algorithm["name"]),
-)
-def test_planned_bytes_are_those_of_a_round_with_the_data(algorithm: Config) -> None:
-    content = hashed(three_kinds(**algorithm))
-    content["data"]["sources"]["scenes"]["train"] = 60
-    content["public"] |= {"items": 40}
-    experiment = Experiment.parse(content)
-    planned, real = planned_traffic(experiment, CLASSES), round_costs(experiment)
-    for cost in real.costs[:-1]:
-        for way in ("down", "up"):
-            for kind, moved in cost.bytes[way].items():
-                assert planned.bytes(cost.kind, way, kind) == pytest.approx(moved, abs=16), (cost.kind, way, kind)
-    assert planned.counts == {"image": 1, "text": 1, "paired": 2}
-    totals, kinds = planned.result().tables
-    assert len(totals.rows) == 3
-    assert len(kinds.rows) == len(planned.lines)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"trainable": 1}, {"adapter": "lora", "view": "native"}])
-def test_planned_bytes_are_those_of_what_is_trained_of_a_network(settings: Config, tmp_path: Path) -> None:
-    content = weights_alone(1)
-    content["data"]["weights_dir"] = str(save("vit", tmp_path / "weights").parent)
-    for group in ("image", "paired"):
-        content["clients"][group]["model"]["encoders"]["image"] = {"name": "hf", "weights": "vit", **settings}
-    experiment = Experiment.parse(content)
-    real = round_costs(experiment)
-    (tmp_path / "weights" / "vit" / "model.safetensors").unlink()
-    planned = planned_traffic(experiment, CLASSES)
-    for cost in real.costs[:-1]:
-        for way in ("down", "up"):
-            assert planned.total(cost.kind, way) == pytest.approx(cost.moved(way), abs=16), (cost.kind, way)
-
-
-def test_blank_data_need_no_folder_and_no_weights(tmp_path: Path) -> None:
-    for name in ("resnet-101", "resnet-18", "bert-base-uncased"):
-        network(name.partition("-")[0]).config.save_pretrained(tmp_path / name)
-    networks = RandomNetworks(tmp_path, tmp_path / "random")
-    blank = stand_in(Experiment.load("creamfl-paper-scale"), {"cifar100": 100, "ag_news": 4}, 6, networks)
-    assert {source.component_name() for source in blank.data.sources.values()} == {"blank"}
-    encoders = [*blank.server.model.encoders.values()]
-    encoders += [encoder for group in blank.clients.values() for encoder in group.models[0].encoders.values()]
-    made = {str(path) for path in (tmp_path / "random").iterdir()}
-    assert len(made) == 3
-    assert {weights for encoder in encoders if (weights := getattr(encoder, "weights", None))} == made
-    coco = blank.data.sources["coco"].open("public", name="coco", data_dir=None)
-    assert len(coco) >= 6
-    assert coco.modality("text").nested
-
-
-@pytest.mark.parametrize(
-    ("changes", "classes", "message"),
-    [
-        ({}, {}, r"classes of 'scenes' is not known .* --classes scenes=N"),
-        ({"public": {"source": "scenes"}}, CLASSES, r"public\.items is all of a source .*--set public\.items=N"),
-    ],
-)
-def test_what_cannot_be_planned(changes: Config, classes: dict[str, int], message: str) -> None:
-    content = hashed(three_kinds(name="creamfl", contrast={"batch_size": 4})) | changes
-    with pytest.raises(ConfigError, match=message):
-        planned_traffic(Experiment.parse(content), classes)
-
-
-def test_a_network_of_unknown_shape_cannot_be_planned(tmp_path: Path) -> None:
-    content = weights_alone(1)
-    content["data"]["weights_dir"] = str(tmp_path)
-    content["clients"]["image"]["model"]["encoders"]["image"] = {"name": "hf", "weights": "nowhere"}
-    with pytest.raises(ConfigError, match=r"encoder hf, weights: no folder 'nowhere'"):
-        planned_traffic(Experiment.parse(content), CLASSES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import torch
@@ -50,8 +50,6 @@ class Mel(View):
 
     The spectrogram is Kaldi's, as that of AST (Gong et al. 2021); it is cut, or filled up with zeros, to ``frames``.
     """
-
-    takes: ClassVar[str] = "sound"
 
     rate: int = Field(default=16000, ge=1000, le=192_000, description="samples a second; recordings are resampled")
     bands: int = Field(default=64, ge=8, le=256, description="mel bands, from 20 Hz to half the rate")

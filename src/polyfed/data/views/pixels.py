@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from polyfed.data.view import DataContext, InputSpec, View
 
 class Pixels(View):
     """Square RGB pictures, decoded once into the cache; encoder input is float32 [b, 3, size, size]."""
-
-    takes: ClassVar[str] = "picture"
 
     size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
     fit: ImageFit = Field(default="squash", description="squash: change the shape; crop: cut out the middle square")

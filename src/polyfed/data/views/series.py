@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,8 +28,6 @@ class Series(View):
     0, the mean. Shorter series are filled up with zeros, which encoders take for padding. In training the window of a
     longer one begins anywhere, else at its beginning.
     """
-
-    takes: ClassVar[str] = "numbers"
 
     length: int = Field(default=64, ge=1, le=65536, description="steps of a window")
     cells: dict[str, Cells] = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import pyarrow as pa
 import torch
@@ -25,8 +25,6 @@ class Table(View):
     stand for a missing value, so for the mean. Mean, deviation and names are of the public set, never of private or
     test data, unless ``cells`` gives them.
     """
-
-    takes: ClassVar[str] = "number"
 
     cells: dict[str, Cells] = Field(
         default_factory=dict,

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,8 +31,6 @@ class Tokens(View):
     The training view may damage texts, as CreamFL does with 0.1 and 0.1: tokens become unknown, then some are
     deleted.
     """
-
-    takes: ClassVar[str] = "text"
 
     tokenizer: SerializeAsAny[Tokenizer] = Field(default=Words(), description="how texts become tokens")
     length: int = Field(default=32, ge=2, le=8192, description="greatest number of tokens; the rest is cut off")

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyfed.core.brevity import cut_short
 from polyfed.core.device import cpu_threads, finish_queued, resolve_device
 from polyfed.core.errors import ExchangeError
 from polyfed.core.memory import PeakMemory
 from polyfed.core.randomness import isolated
 from polyfed.engines.local import InProcess, LocalEngine
+from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paces import Sync
 from polyfed.lab.analysis.results import AnalysisResult
@@ -96,7 +96,6 @@ class RoundCosts:
         round: which round it was.
         device: where models ran.
         costs: of one client of each kind, then of the server, for these clients alone.
-        clients: everybody in the federation.
     """
 
     experiment: str
@@ -104,7 +103,6 @@ class RoundCosts:
     round: int
     device: str
     costs: tuple[Cost, ...]
-    clients: tuple[ClientInfo, ...] = ()
 
     def result(self) -> AnalysisResult:
         """What each does in the round, and how large its model is."""
@@ -133,7 +131,7 @@ class RoundCosts:
         title = f"Round {self.round} of {self.experiment} ({self.method}) on {self.device}, one client of each kind"
         columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
         tables = [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]
-        return AnalysisResult({name: value for name, value in asdict(self).items() if name != "clients"}, tables)
+        return AnalysisResult(asdict(self), tables)
 
 
 @dataclass
@@ -165,37 +163,40 @@ class _Meter:
             self.flops[participant] = self.flops.get(participant, 0) + counter.get_total_flops()
 
 
-@dataclass
-class _Metered:
-    """An engine whose clients are measured, and must not fail."""
-
-    local: LocalEngine
-    meter: _Meter
-
-    def clients(self) -> tuple[ClientInfo, ...]:
-        return self.local.clients()
+class StrictEngine(LocalEngine):
+    """An engine whose clients have all the time that they need, and must not fail."""
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for request in requests:
-            with self.meter.of(request.client):
-                answer = next(iter(self.local.exchange([request], None)))
-            if answer.payload is None:
-                raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.error}")
-            yield answer
+            yield self.answer(request)
+
+    def answer(self, request: Request) -> Answer:
+        answer = next(iter(super().exchange([request], None)))
+        if answer.payload is None:
+            raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.error}")
+        return answer
 
 
-def round_costs(
-    experiment: Experiment, number: int = 1, *, operations: bool = True, brief: float | None = None
-) -> RoundCosts:
+class _Metered(StrictEngine):
+    """An engine whose clients are measured."""
+
+    def __init__(self, site: Site, meter: _Meter) -> None:
+        super().__init__(site)
+        self.meter = meter
+
+    def answer(self, request: Request) -> Answer:
+        with self.meter.of(request.client):
+            return super().answer(request)
+
+
+def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
     """Measure a round in which one client of each kind takes part, in a temporary folder.
 
-    The round is run twice where operations are counted, which takes time and memory of its own.
+    The round is run twice, as counting operations takes time and memory of its own.
 
     Args:
         experiment: its settings; the engine is this process, whatever it says.
         number: the round; those before are run as well, with the same clients.
-        operations: whether they are counted; else they are 0.
-        brief: seconds after which passes of training are cut short, and their rest reckoned; None: they are not.
 
     Raises:
         PolyfedError: something does not fit, or a client fails.
@@ -205,9 +206,9 @@ def round_costs(
     device = resolve_device(run.device)
     with cpu_threads(run.threads):
         # first, so that what is decoded once is in the cache when the clock runs
-        counted = _measured(experiment, number, _Meter(True, device), brief) if operations else None
-        timed = _measured(experiment, number, _Meter(False, device), brief)
-    flops, work = counted.meter.flops if counted else {}, timed.meter
+        flops = _measured(experiment, number, _Meter(True, device)).meter.flops
+        timed = _measured(experiment, number, _Meter(False, device))
+    work = timed.meter
     costs = [
         Cost(
             participant=client.id,
@@ -215,52 +216,51 @@ def round_costs(
             samples=client.samples,
             size=timed.sizes[client.id],
             flops=flops.get(client.id, 0),
-            seconds=work.seconds.get(client.id, 0.0) + timed.left_out.get(client.id, 0.0),
+            seconds=work.seconds.get(client.id, 0.0),
             memory=work.memory.get(client.id),
             bytes=bytes_by_kind(timed.ledger, client.id),
         )
         for client in timed.clients
     ]
     measured = sum(work.seconds.get(client.id, 0.0) for client in timed.clients)
-    own = (
-        flops.get(SERVER, 0) - sum(cost.flops for cost in costs),
-        work.seconds[SERVER] - measured + timed.left_out.get(SERVER, 0.0),
-    )
+    own = flops.get(SERVER, 0) - sum(cost.flops for cost in costs), work.seconds[SERVER] - measured
     server = Cost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
     name = experiment.algorithm.component_name()
-    return RoundCosts(experiment.name, name, number, str(device), (*costs, server), timed.everybody)
+    return RoundCosts(experiment.name, name, number, str(device), (*costs, server))
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that was measured: who is there, who took part, sizes of models, what crossed, and seconds left out."""
+    """A round that was measured: who took part, sizes of models, and what crossed."""
 
     meter: _Meter
-    everybody: tuple[ClientInfo, ...]
     clients: tuple[ClientInfo, ...]
     sizes: dict[str, ModelSize]
     ledger: Ledger
-    left_out: dict[str, float]
 
 
-def _measured(experiment: Experiment, number: int, meter: _Meter, brief: float | None) -> _Round:
+def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
     with tempfile.TemporaryDirectory() as folder:
         session = Session(experiment, RunFolder(Path(folder)), "cost")
         session.require_sound()
         idle = _Meter(False, meter.device)
-        engine = _Metered(LocalEngine(session.hosting.here()), idle)
+        engine = _Metered(session.hosting.here(), idle)
         session.attach(engine)
         experiment.algorithm.setup(session.server)
-        with cut_short(brief) as brevity:
-            for at in range(1, number + 1):
-                engine.meter = meter if at == number else idle
-                brevity.next_round()
-                ledger = one_round(session, at, engine.meter.of(SERVER))
-        clients, population = one_of_each(session.server.clients), session.federation
-        sizes = {client.id: ModelSize.of(population.client_model(population.members[client.id])) for client in clients}
-        if session.server.has_model:
-            sizes[SERVER] = ModelSize.of(session.server.model)
-    return _Round(meter, session.server.clients, clients, sizes, ledger, brevity.left_out)
+        for at in range(1, number + 1):
+            engine.meter = meter if at == number else idle
+            ledger = one_round(session, at, engine.meter.of(SERVER))
+    return _Round(meter, one_of_each(session.server.clients), model_sizes(session), ledger)
+
+
+def model_sizes(session: Session) -> dict[str, ModelSize]:
+    """Of one client of each kind, and of the server if it has a model."""
+    population = session.federation
+    sizes = {
+        client.id: ModelSize.of(population.client_model(population.members[client.id]))
+        for client in one_of_each(session.server.clients)
+    }
+    return sizes | ({SERVER: ModelSize.of(session.server.model)} if session.server.has_model else {})
 
 
 def one_round(session: Session, number: int, around: AbstractContextManager[None]) -> Ledger:

@@ -1,0 +1,259 @@
+"""A dry run: everything is checked and built, one batch of each kind of client and of the server is trained, and the
+bytes of a run are reckoned from what crosses."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.core.activity import preparing
+from polyfed.core.device import cpu_threads
+from polyfed.core.randomness import generator
+from polyfed.core.settings import Settings
+from polyfed.data.samples import Samples
+from polyfed.engines.site import Site
+from polyfed.federation.client import Client, ClientInfo, Guide
+from polyfed.federation.participant import Participant
+from polyfed.lab.analysis.cost import (
+    ModelSize,
+    StrictEngine,
+    bytes_by_kind,
+    model_sizes,
+    one_of_each,
+    one_round,
+    unhurried,
+)
+from polyfed.models.model import Model
+from polyfed.reporting.tables import TextTable, count, mib
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import SERVER
+from polyfed.runs.session import Session
+from polyfed.wire.payload import Logits, Representations
+
+_TRIED = 3  # rounds: some methods let clients begin by themselves
+_DRAWN = 200  # rounds whose cohorts are drawn at most; the mean over more is the same
+_LENGTHS = ("epochs", "steps", "batches_per_epoch")  # ends of names: how long somebody trains
+_ROWS = (Representations.kind, Logits.kind)  # bundles with a row for each public sample
+
+_S = TypeVar("_S", bound=Settings)
+Moved = Mapping[str, Mapping[str, float]]
+"""Direction -> kind of bundle -> bytes of one client in a round."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run has found.
+
+    Attributes:
+        experiment: its settings.
+        clients: everybody in the federation.
+        sizes: of the models of one client of each kind, by its id, and of the server's.
+        moved: client of each kind, by its id -> bytes of a round.
+    """
+
+    experiment: Experiment
+    clients: tuple[ClientInfo, ...]
+    sizes: Mapping[str, ModelSize]
+    moved: Mapping[str, Moved]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> DryRun:
+        """Opens the data, builds the models, and trains in a temporary folder.
+
+        Raises:
+            PolyfedError: something does not fit, or a client fails.
+        """
+        with tempfile.TemporaryDirectory() as folder, cpu_threads(experiment.run.threads):
+            session = Session(unhurried(experiment), RunFolder(Path(folder)), "dry")
+            session.require_sound()
+            return cls(experiment, session.federation.infos, *_tried(session))
+
+    def a_round(self, direction: str) -> dict[str, float]:
+        """Kind of bundle -> bytes of all clients in a round, mean over rounds in which clients take part."""
+        kinds = dict.fromkeys(kind for moved in self.moved.values() for kind in moved[direction])
+        return {kind: fmean(self._of(cohort, direction, kind) for cohort in self._cohorts) for kind in kinds}
+
+    def _of(self, cohort: tuple[ClientInfo, ...], direction: str, kind: str) -> float:
+        moved = [self.moved[self._first[_kind(client)]][direction].get(kind, 0.0) for client in cohort]
+        return self._replying(cohort) * sum(moved)
+
+    def _replying(self, cohort: tuple[ClientInfo, ...]) -> float:
+        """The share of those asked whose replies a round waits for."""
+        return min(self.experiment.run.pace.most(cohort) / len(cohort), 1.0) if cohort else 0.0
+
+    @cached_property
+    def _cohorts(self) -> list[tuple[ClientInfo, ...]]:
+        run = self.experiment.run
+        numbers = range(1, min(run.rounds, _DRAWN) + 1)
+        return [run.sampling.draw(self.clients, generator(run.seed, number, "cohort")) for number in numbers]
+
+    @cached_property
+    def _first(self) -> dict[tuple[str, str], str]:
+        return {_kind(client): client.id for client in one_of_each(self.clients)}
+
+    def tables(self) -> list[TextTable]:
+        """Who takes part, what crosses in a round and in the whole run, and what protects it."""
+        rounds, policy = self.experiment.run.rounds, self.experiment.policy
+        asked = max(rounds - self.experiment.algorithm.rounds_without_clients, 0)
+        crossing = []
+        for direction in ("down", "up"):
+            kinds = self.a_round(direction)
+            for kind, moved in {**kinds, "all": sum(kinds.values())}.items():
+                crossing.append((f"{kind}, {direction}", mib(moved), mib(asked * moved)))
+        notes = ["In MiB, of the first round in which clients are asked; without evaluation."]
+        protection = [
+            ("replies of clients", policy.words()),
+            ("the model from false clients", policy.against_false()),
+        ]
+        participants = ("", "of them", "samples", "parameters", "trained")
+        return [
+            TextTable("Who takes part", participants, list(self._participants())),
+            TextTable("What crosses", ("", "a round", f"{rounds} rounds"), crossing, notes),
+            TextTable("What protects it", ("", "by"), protection),
+        ]
+
+    def _participants(self) -> Iterator[tuple[str, ...]]:
+        for kind, first in self._first.items():
+            samples = [client.samples for client in self.clients if _kind(client) == kind]
+            least, most = count(min(samples)), count(max(samples))
+            span = least if least == most else f"{least} to {most}"
+            yield (kind[0], count(len(samples)), span, *self._size(first))
+        yield (SERVER, "", "", *self._size(SERVER))
+
+    def _size(self, participant: str) -> tuple[str, str]:
+        size = self.sizes.get(participant)
+        return ("-", "-") if size is None else (count(size.parameters), count(size.trained))
+
+
+def _kind(client: ClientInfo) -> tuple[str, str]:
+    return client.group, client.architecture
+
+
+# ---- a round of few samples
+
+
+def _tried(session: Session) -> tuple[dict[str, ModelSize], dict[str, Moved]]:
+    """Sizes of models, and bytes of a round of one client of each kind, the first in which something crosses."""
+    experiment = session.experiment
+    algorithm = _short(experiment.algorithm)
+    session.experiment = experiment.model_copy(update={"algorithm": algorithm})
+    few = _FewPublic.of(session)
+    site = _FewSamples(**vars(session.hosting.here()))
+    site.spec, site.few = site.spec.model_copy(update={"algorithm": algorithm}), few
+    session.attach(StrictEngine(site))
+    server = session.server
+    algorithm.setup(server)
+    few.cut(server)
+    for number in range(1, min(algorithm.rounds_without_clients + _TRIED, experiment.run.rounds) + 1):
+        preparing(f"a batch of each kind of client, round {number}")
+        ledger = one_round(session, number, nullcontext())
+        if ledger.records or not algorithm.asks_clients:
+            break
+    moved = {client.id: few.whole(bytes_by_kind(ledger, client.id)) for client in one_of_each(server.clients)}
+    return model_sizes(session), moved
+
+
+def _short(settings: _S) -> _S:
+    """The settings with each number of epochs or steps at 1."""
+    changed: dict[str, Any] = {}
+    for name, value in settings:
+        if isinstance(value, Settings):
+            changed[name] = _short(value)
+        elif isinstance(value, int) and value > 1 and name.endswith(_LENGTHS):
+            changed[name] = 1
+    return settings.model_copy(update=changed)
+
+
+@dataclass(frozen=True)
+class _FewPublic:
+    """A batch of public samples, all of some items.
+
+    Attributes:
+        index: which of the public set they are.
+        share: of those that are exchanged in a round.
+    """
+
+    index: Int64[Tensor, " k"]
+    share: float = 1.0
+
+    @classmethod
+    def of(cls, session: Session) -> _FewPublic:
+        public, experiment = session.federation.public_samples({}), session.experiment
+        if public is None:
+            return _NOTHING
+        exchange = getattr(experiment.algorithm, "public", None)
+        wanted = exchange.samples if isinstance(exchange, PublicExchange) else None
+        drawn = torch.randperm(len(public), generator=generator(experiment.run.seed, "dry run"))[:wanted].sort().values
+        participants = [*experiment.clients.values(), *filter(None, [experiment.server])]
+        size = max(settings.training.batch_size for settings in participants)
+        items = public.items[drawn]
+        few = drawn[items <= items[:size][-1]]
+        return cls(few, len(few) / len(drawn))
+
+    def cut(self, participant: Participant) -> None:
+        """Leave a participant these alone, and as large a share of the other parts of the public set."""
+        if participant.public is None:
+            return
+        participant.public = participant.public.subset(self.index)
+        parts = participant.parts.items()
+        participant.parts = {name: _first(part, max(2, round(self.share * len(part)))) for name, part in parts}
+
+    def whole(self, moved: Moved) -> Moved:
+        """What would cross of the whole public set."""
+        return {
+            direction: {kind: of / self.share if kind in _ROWS else of for kind, of in kinds.items()}
+            for direction, kinds in moved.items()
+        }
+
+
+_NOTHING = _FewPublic(torch.arange(0))
+
+
+@dataclass
+class _FewSamples(Site):
+    """A site whose clients have a batch of private samples, and one of public ones."""
+
+    few: _FewPublic = _NOTHING
+
+    def wake(self, *given: Any, **named: Any) -> Client:
+        client = super().wake(*given, **named)
+        size = client.training.batch_size
+        client.train = _first(client.train, size)
+        client.guide = client.guide and _FewGuided(client.guide, size)
+        self.few.cut(client)
+        return client
+
+
+@dataclass(frozen=True)
+class _FewGuided:
+    """The server's encoders at a client that has few samples."""
+
+    guide: Guide
+    size: int
+
+    def model(self, weights: Mapping[str, Tensor]) -> Model:
+        return self.guide.model(weights)
+
+    @property
+    def train(self) -> Samples:
+        return _first(self.guide.train, self.size)
+
+    @property
+    def test(self) -> Samples | None:
+        return self.guide.test
+
+
+def _first(samples: Samples, size: int) -> Samples:
+    return samples.subset(torch.arange(min(size, len(samples))))

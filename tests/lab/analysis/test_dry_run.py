@@ -1,0 +1,103 @@
+"""What a dry run says, beside the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from masked_runs import federation
+from polyfed import run
+from polyfed.core.errors import ExchangeError
+from polyfed.lab.analysis.dry_run import DryRun
+from polyfed.runs.config_files import merged
+from polyfed.runs.experiment import Experiment
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def moved(found: DryRun, direction: str) -> float:
+    return sum(found.a_round(direction).values())
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "creamfl", "local_epochs": 1},
+        {"name": "change_distillation", "warmup_rounds": 1, "local_epochs": 2, "public": {"samples": 12}},
+        {"name": "fedafd", "local_epochs": 1},
+        pytest.param({"name": "fedmd", "local_epochs": 1}, marks=pytest.mark.slow),
+        {"name": "scaffold", "local_steps": 4},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_bytes_and_clients_are_those_of_the_run(
+    tiny: dict[str, Any], tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    for participant in (tiny["server"], *tiny["clients"].values()):
+        participant["training"]["batch_size"] = 4  # fewer than the public samples
+    experiment = Experiment.parse(tiny | {"algorithm": algorithm})
+    found = DryRun.of(experiment)
+    records = run(experiment, tmp_path / "run", quiet=True).records
+    assert {client.id for client in found.clients} == set(records.holdings)
+    crossed = records.frame("traffic").query(f"round == {experiment.algorithm.rounds_without_clients + 1}")
+    crossed = crossed[~crossed.step.str.startswith("evaluate:")]
+    for direction in ("down", "up"):
+        of_way = crossed[crossed.direction == direction]
+        for kind, total in found.a_round(direction).items():
+            # messages name their client and count its samples, in as many digits
+            crossed_bytes = of_way[of_way.kind == kind].bytes.sum()
+            assert total == pytest.approx(crossed_bytes, rel=0.3 if "public" in algorithm else 0.02), (direction, kind)
+        assert moved(found, direction) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "share"),
+    [
+        ({"aggregation": {"secure": "pairwise_masks"}}, 1),
+        ({"aggregation": {"robust": {"name": "median", "tolerated": 1}}}, 1),
+        ({"run": {"min_clients": 4}}, 1),
+        ({"run": {"pace": {"name": "buffered", "replies": 3}}}, 0.5),
+        ({"run": {"pace": {"name": "buffered", "replies": 3}}, "aggregation": {"secure": "pairwise_masks"}}, 0.5),
+        ({"run": {"pace": "async"}}, 1 / 6),
+    ],
+)
+def test_one_client_of_a_kind_stands_for_rounds_of_several(change: dict[str, Any], share: float) -> None:
+    own = federation(None, 6)
+    waiting, found = DryRun.of(Experiment.parse(own)), DryRun.of(Experiment.parse(merged(own, change)))
+    for direction in ("down", "up"):
+        assert moved(found, direction) == pytest.approx(share * moved(waiting, direction), rel=0.02)
+
+
+def test_a_batch_is_trained_however_long_a_round_is(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr("polyfed.federation.trainer.Trainer.step", lambda *_: steps.append("step"))
+    for length in ({"local_epochs": 500}, {"local_steps": 500}):
+        DryRun.of(Experiment.parse(tiny | {"algorithm": {"name": "fedavg"} | length}))
+    kinds = 2
+    assert len(steps) == 2 * kinds
+
+
+def test_a_client_that_fails_is_an_error(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*of: object, **more: object) -> None:
+        raise ValueError("no more")
+
+    monkeypatch.setattr("polyfed.tasks.classification.Classification.loss", fail)
+    with pytest.raises(ExchangeError, match="failed in 'fit': ValueError: no more"):
+        DryRun.of(Experiment.parse(tiny | {"algorithm": "fedavg"}))
+
+
+def test_the_command_writes_nothing(cli: Cli, tiny: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    code, out, err = cli("run", tmp_path / "tiny.yaml", "--dry-run", "--rounds", 7)
+    assert (code, err) == (0, "")
+    assert "7 rounds" in out
+    assert "parameters" in out
+    assert not Path("runs").exists()
+    wrong = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}, targets: {label: label}}"
+    code, _, err = cli("run", tmp_path / "tiny.yaml", "--dry-run", "--set", wrong)
+    assert code == 2
+    assert "source 'private': path 'nowhere' is relative and no data folder is set" in err
