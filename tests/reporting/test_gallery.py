@@ -12,7 +12,6 @@ import pytest
 from polyfed import Experiment, open_run, run
 from polyfed.core.errors import RunError
 from polyfed.reporting.gallery import Retrieval, Shelf, Viewer, thumbnail, write_gallery
-from polyfed.runs.loaded import participant_model
 from small_federations import Config
 
 
@@ -52,7 +51,7 @@ def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
     captions = column.texts()
     items = np.repeat(np.arange(len(pictures)), len(captions) // len(pictures)) if column.nested else np.arange(12)
     shelves = {"image": Shelf("image", pictures, np.arange(12)), "text": Shelf("text", captions, items)}
-    viewer, after = Viewer.of(opened, "server"), participant_model(opened)
+    viewer, after = Viewer.of(opened, "server"), opened.model
     retrieval = Retrieval(viewer, shelves, 4)
     for when, model in (("before", viewer.before), ("after", after)):
         found = retrieval.retrieved(when, "text", "image", 5)

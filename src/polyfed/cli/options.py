@@ -19,7 +19,7 @@ from polyfed.runs.presets import preset_names
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.saved import ServerModel
+    from polyfed.runs.opened import ServerModel
 
 EXPERIMENT = "name of a preset (polyfed list presets), or a YAML file"
 

@@ -30,8 +30,7 @@ from polyfed.models.frozen import Frozen
 from polyfed.models.trunks import NetworkTrunk
 from polyfed.reporting.facts import component, setting
 from polyfed.reporting.markup import markdown_templates
-from polyfed.runs.opened import Run, as_run
-from polyfed.runs.saved import ServerModel
+from polyfed.runs.opened import Run, ServerModel, as_run
 
 _PLAIN = PEFT_NAMES["whole"]
 _TINY = 1e-6  # of the largest singular value of an offset: what is below is no rank of it
@@ -93,9 +92,9 @@ def _card(run: Run, saved: ServerModel, encoders: Mapping[str, HF]) -> str:
             name=run.conditions.name,
             bases={modality: encoder.weights for modality, encoder in encoders.items()},
             method=component(setting(run.records.config, "algorithm")),
-            rounds=saved.facts.round,
+            rounds=saved.round,
             version=__version__,
-            metrics=measured_in(run.records, saved.facts.round),
+            metrics=measured_in(run.records, saved.round),
         )
     )
 

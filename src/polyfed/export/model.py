@@ -36,8 +36,7 @@ from polyfed.export.readme import readme
 from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.runs.opened import Run, as_run
-from polyfed.runs.saved import ServerModel
+from polyfed.runs.opened import Run, ServerModel, as_run
 from polyfed.tasks.imputations.constant import LeaveOut
 from polyfed.tasks.segmentation import Segmentation
 from polyfed.tasks.task import Task

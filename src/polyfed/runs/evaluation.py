@@ -16,8 +16,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import ColumnNames, Source, called
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.opened import Run, as_run
-from polyfed.runs.saved import ServerModel
+from polyfed.runs.opened import Run, ServerModel, as_run
 
 
 @dataclass(frozen=True)

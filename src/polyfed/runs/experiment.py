@@ -34,13 +34,13 @@ from polyfed.federation.settings import (
     ServerSettings,
     SiteSettings,
 )
+from polyfed.models.model import ModelSettings
 from polyfed.privacy.policy import Policy
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import layers_of, portable_content, read_layers
 from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import read_config as read_config
 from polyfed.runs.sink import Sink
-from polyfed.runs.summary import summary
 from polyfed.runs.twins import TwinSettings, twin_content
 from polyfed.wire.limits import Limits
 from polyfed.wire.schema import steps_of
@@ -48,6 +48,7 @@ from polyfed.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 _ABSENT = object()
+_SHOWN_GROUPS = 5
 
 
 def _share(value: int | float | None) -> int | float | None:
@@ -270,7 +271,28 @@ class Experiment(Settings):
         )
 
     def __repr__(self) -> str:
-        return summary(self)
+        """What is trained by whom, how and how long, in at most ten lines."""
+
+        def encoders(model: ModelSettings) -> str:
+            return " + ".join(f"{name} by {encoder.component_name()}" for name, encoder in model.encoders.items())
+
+        run, server, public = self.run, self.server, self.public
+        groups = [
+            f"  {name}: {group.count} clients, {group.source}, "
+            f"{group.task.component_name()}, {encoders(group.models[0])}"
+            for name, group in self.clients.items()
+        ]
+        if len(groups) > _SHOWN_GROUPS:
+            groups = [*groups[: _SHOWN_GROUPS - 1], f"  ... {len(groups)} groups in all"]
+        lines = [
+            f"Experiment '{self.name}': {self.algorithm.component_name()}, {run.rounds} rounds, seed {run.seed}",
+            f"  public set: {f'{public.items} items of {public.source}' if public else 'none'}",
+            f"  server: {f'{server.task.component_name()}, {encoders(server.model)}' if server else 'no model'}",
+            *groups,
+            f"  privacy: {'on' if self.privacy else 'off'}; engine {run.engine.component_name()}, device {run.device}",
+            "  all settings: print(experiment.to_yaml())",
+        ]
+        return "\n".join(lines)
 
     def to_yaml(self, folder: Path | None = None) -> str:
         """The resolved configuration: every default written out; of the working folder, if it is given, no path."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,8 @@ from polyfed.data.source import Column
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
-from polyfed.federation.client import SERVER
 from polyfed.models.decoders import MaskHead
 from polyfed.models.model import Model
-
-if TYPE_CHECKING:
-    from polyfed.runs.opened import Run
 
 Vectors = Float[np.ndarray, "n d"]
 IMAGES, TEXTS = "image", "text"
@@ -252,43 +248,6 @@ def _mask_heads(model: Model) -> list[MaskHead]:
 def _masks(model: Model, head: MaskHead, x: Tensor) -> Tensor:
     logits: Tensor = head(model.positions(head.modality, x.to(model.device))[0])
     return logits
-
-
-def participant_model(run: Run, participant: str = SERVER, which: str | None = None) -> LoadedModel:
-    """The model that the server or a client of a run has.
-
-    A client's is the one that it keeps; where it keeps none but the method averages, the global model of its type.
-
-    Args:
-        run: finished or not.
-        participant: ``server``, or a client's id.
-        which: of the server's saved models, as for ``Run.model_folder``.
-
-    Raises:
-        RunError: there is no such model, or it is damaged.
-        ConfigError: there is no such participant, its model is not kept, or ``which`` is given for a client.
-    """
-    name = f"{participant} of {run.name}"
-    if participant == SERVER:
-        server = run.server_model(which)
-        return loaded_model(f"{name}, {server.which}", server.model, server.views, server.context)
-    if which is not None:
-        raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
-    members = run.federation.members
-    if participant not in members:
-        raise ConfigError(
-            f"no participant '{participant}' in '{run.folder}'; {nearest(participant, [SERVER, *members])}"
-        )
-    views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
-    return loaded_model(name, _client_model(run, participant), views, run.federation.data.context)
-
-
-def _client_model(run: Run, client: str) -> Model:
-    if not run.has_client_models:
-        for kind, clients in run.types.items():
-            if kind in run.global_weights and client in {info.id for info in clients.clients}:
-                return run.global_model(kind)
-    return run.client_model(client)
 
 
 def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:

@@ -5,6 +5,7 @@ Reports and comparisons read records only, so nothing here imports torch before 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,22 +17,25 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import require_plain
 from polyfed.core.untrusted import code_of
 from polyfed.runs.folder import Checkpoint, RunFolder
-from polyfed.runs.model_folders import chosen_model, saved_models
-from polyfed.runs.records import RunRecords
+from polyfed.runs.model_folders import chosen_model, saved_models, untrained_best
+from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
+    from polyfed.data.view import DataContext, View
     from polyfed.federation.membership import Member
     from polyfed.federation.population import Population
     from polyfed.federation.types import ClientType
-    from polyfed.models.model import Model
+    from polyfed.models.model import Model, ModelSettings
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.loaded import LoadedModel
-    from polyfed.runs.saved import ServerModel
+    from polyfed.tasks.task import Task
     from polyfed.wire.messages import StateVersion
+
+log = logging.getLogger(__name__)
 
 _JUDGING = ("device", "threads", "precision", "evaluation_batch")  # settings of a run that judging a model takes
 
@@ -262,10 +266,40 @@ class Run:
         return self.model_of()
 
     def model_of(self, participant: str = "server", which: str | None = None) -> LoadedModel:
-        """The model of the server or of a client, for use; see ``polyfed.runs.loaded.participant_model``."""
-        from polyfed.runs.loaded import participant_model
+        """The model of the server or of a client, for use.
 
-        return participant_model(self, participant, which)
+        A client's is the one that it keeps; where it keeps none but the method averages, the global model of its type.
+
+        Args:
+            participant: ``server``, or a client's id.
+            which: of the server's saved models, as for ``model_folder``.
+
+        Raises:
+            RunError: there is no such model, or it is damaged.
+            ConfigError: there is no such participant, its model is not kept, or ``which`` is given for a client.
+        """
+        from polyfed.runs.loaded import loaded_model
+
+        name = f"{participant} of {self.name}"
+        if participant == SERVER:
+            server = self.server_model(which)
+            return loaded_model(f"{name}, {server.which}", server.model, server.views, server.context)
+        if which is not None:
+            raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
+        members = self.federation.members
+        if participant not in members:
+            raise ConfigError(
+                f"no participant '{participant}' in '{self.folder}'; {nearest(participant, [SERVER, *members])}"
+            )
+        views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
+        return loaded_model(name, self._model_of_client(participant), views, self.federation.data.context)
+
+    def _model_of_client(self, client: str) -> Model:
+        if not self.has_client_models:
+            for kind, clients in self.types.items():
+                if kind in self.global_weights and client in {info.id for info in clients.clients}:
+                    return self.global_model(kind)
+        return self.client_model(client)
 
     @property
     def has_client_models(self) -> bool:
@@ -330,3 +364,48 @@ class Run:
         member = self.client(name)
         weights = (state or self.client_state(name)).get("model", {})
         return self._loaded(member, weights, f"the kept state of client '{name}' does not fit its model")
+
+
+@dataclass(frozen=True)
+class ServerModel:
+    """A server's saved model.
+
+    Attributes:
+        run: that it is of.
+        folder: where it is saved.
+        weights: trained and frozen.
+        config: what its ``config.json`` says, as it stands there; what follows the model is the same, checked.
+        context: where its views find what they learnt: beside the weights, so no public set is needed.
+        model: in evaluation mode, on the run's device.
+        round: after which it was saved.
+        settings: its architecture.
+        task: that it was trained for.
+        head: of its task, if that has one.
+        classes: target -> names of its classes.
+    """
+
+    run: Run
+    folder: Path
+    weights: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    context: DataContext
+    model: Model
+    round: int
+    settings: ModelSettings
+    task: Task
+    head: nn.Module | None
+    classes: Mapping[str, tuple[str, ...]]
+
+    @property
+    def which(self) -> str:
+        """``best``, ``last`` or ``round-N``."""
+        return self.folder.name
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {modality: encoder.view for modality, encoder in self.settings.encoders.items()}
+
+    def warn_if_untrained(self) -> None:
+        """Warn if it is the best model and untrained; called just before its use, when nothing can be refused."""
+        if self.which == "best" and (sentence := untrained_best(self.run.folder)):
+            log.warning("%s", sentence)

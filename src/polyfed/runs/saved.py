@@ -9,17 +9,16 @@ models/<best, last or round-N>/model.safetensors   weights
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import safetensors.torch
 import torch
 from jaxtyping import Int64
 from pydantic import BaseModel, Field, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
@@ -28,19 +27,14 @@ from polyfed.core.settings import first_problem
 from polyfed.core.untrusted import code_of, file_json
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import DataContext
 from polyfed.federation.server import Server
 from polyfed.models.frozen import frozen_tensors, replace_frozen
 from polyfed.models.model import Model, ModelSettings, require_weights
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.model_folders import untrained_best
+from polyfed.runs.opened import Run, ServerModel
 from polyfed.tasks.task import Task
-
-if TYPE_CHECKING:
-    from polyfed.runs.opened import Run
-
-log = logging.getLogger(__name__)
 
 _FROZEN = "frozen.safetensors"
 _Side = Annotated[int, Field(ge=0, le=4096)]
@@ -74,65 +68,6 @@ class SavedFacts(BaseModel):
     public: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class ServerModel:
-    """A server's saved model.
-
-    Attributes:
-        run: that it is of.
-        folder: where it is saved.
-        weights: trained and frozen.
-        config: what its ``config.json`` says, as it stands there.
-        facts: the same, checked.
-        context: where its views find what they learnt: beside the weights, so no public set is needed.
-        model: in evaluation mode, on the run's device.
-    """
-
-    run: Run
-    folder: Path
-    weights: Mapping[str, Tensor]
-    config: Mapping[str, Any]
-    facts: SavedFacts
-    context: DataContext
-    model: Model
-
-    @property
-    def which(self) -> str:
-        """``best``, ``last`` or ``round-N``."""
-        return self.folder.name
-
-    @property
-    def round(self) -> int:
-        """After which the model was saved."""
-        return self.facts.round
-
-    @property
-    def settings(self) -> ModelSettings:
-        return self.facts.model
-
-    @property
-    def task(self) -> Task:
-        return self.facts.task
-
-    @property
-    def head(self) -> nn.Module | None:
-        """The head of its task, if that has one."""
-        return dict(self.model.heads.items()).get(self.facts.head)
-
-    @property
-    def classes(self) -> Mapping[str, tuple[str, ...]]:
-        return (self.facts.samples or SampleFacts()).classes
-
-    @property
-    def views(self) -> Mapping[str, View]:
-        return {modality: encoder.view for modality, encoder in self.settings.encoders.items()}
-
-    def warn_if_untrained(self) -> None:
-        """Warn if it is the best model and untrained; called just before its use, when nothing can be refused."""
-        if self.which == "best" and (sentence := untrained_best(self.run.folder)):
-            log.warning("%s", sentence)
-
-
 def read_server_model(run: Run, folder: Path) -> ServerModel:
     """Read what ``save_model`` wrote; data, pretrained weights and the device are those of the run.
 
@@ -147,7 +82,10 @@ def read_server_model(run: Run, folder: Path) -> ServerModel:
     learnt = {name: _absent(name, mark) for name, mark in facts.public.items()}
     context = DataContext(data.cache_folder, data.weights_folder, public=learnt, bundles=folder / "vocabulary")
     place, model = run.place, _built(folder, facts, weights, context)
-    return ServerModel(run, folder, weights, config, facts, context, model.to(place))
+    classes = facts.samples.classes if facts.samples else {}
+    head = dict(model.heads.items()).get(facts.head)
+    kept = run, folder, weights, config, context, model.to(place)
+    return ServerModel(*kept, round=facts.round, settings=facts.model, task=facts.task, head=head, classes=classes)
 
 
 def _read(folder: Path, allow_code: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Any], SavedFacts]:

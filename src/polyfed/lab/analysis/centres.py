@@ -26,7 +26,7 @@ from polyfed.lab.analysis.projections import class_means, lda
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import COLOURS, figure_grid, styled
 from polyfed.reporting.tables import TextTable, figure
-from polyfed.runs.saved import ServerModel
+from polyfed.runs.opened import ServerModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

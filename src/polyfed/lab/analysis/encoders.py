@@ -23,7 +23,7 @@ from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import ModelSettings
 from polyfed.runs.experiment import read_config
-from polyfed.runs.saved import ServerModel
+from polyfed.runs.opened import ServerModel
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from polyfed.lab.analysis.hessian import Loss, flat, like, top_eigenvectors
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.figures import SEQUENTIAL, empty_figure, styled
 from polyfed.reporting.tables import TextTable
-from polyfed.runs.saved import ServerModel
+from polyfed.runs.opened import ServerModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.runs.opened import Run
 
 if TYPE_CHECKING:
-    from polyfed.runs.saved import ServerModel
+    from polyfed.runs.opened import ServerModel
 
 _FILE_NAME = re.compile(r"[\w.,=-]{0,120}", re.ASCII)
 Which = Annotated[str, Field(description="the server's final model (last), its best, or that of a round")]
