@@ -33,37 +33,7 @@ _NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "pictures": ("image", "label"),
     "texts": ("text", "label"),
 }
-_HOLDS: Mapping[DataKind, str] = {
-    "pairs": "clients with pictures and captions",
-    "pictures": "clients with labelled pictures",
-    "texts": "clients with labelled texts",
-}
-_WITH_PAIRS: Mapping[str, str] = {
-    "change_distillation": """\
-# The server learns what its clients' networks learnt about the public pairs (docs: change distillation).
-algorithm:
-  name: change_distillation
-  teacher: {groups: [pairs]}
-  LEARNING""",
-    "creamfl": """\
-# Representations of the public pairs, weighted by how well they tell pairs apart (docs: CreamFL).
-algorithm:
-  name: creamfl
-  local_epochs: 1
-  contrast: {inter: {tau: 0.1}}
-  teacher: {weights: {name: gca, tau: 0.05}}""",
-}
-# frozen networks end in one layer, whose changes can be averaged; networks from scratch move too far for that
-_FROM_SCRATCH = """targets: absolute
-  digest: {by: gradient}
-  warmup_rounds: WARMUP  # of the server alone
-  local_epochs: 2  # passes of a client over its own data a round
-  distiller: {epochs: 8, weight: 10}  # passes of the server over the public pairs a round"""
-_PRETRAINED = """local_epochs: 6  # passes of a client over its own data a round
-  distiller: {epochs: 4}  # passes of the server over the public pairs a round"""
-_AVERAGES = """\
-# Weights are averaged by type of client, so that all of a type have one architecture (docs: weight exchange).
-algorithm: {name: fedavg, local_epochs: 1}"""
+_WITH_PAIRS = ("change_distillation", "creamfl")
 STARTERS = (*_WITH_PAIRS, "fedavg")
 """Methods that a first experiment may have; with pairs the first, else the last."""
 
@@ -123,11 +93,6 @@ class StarterSource:
             settings=settings,
             tests={split: _test_size(kind, source, split) for split in _TESTED if _has(source, split)},
         )
-
-    @property
-    def holds(self) -> str:
-        """Who has it, in words."""
-        return _HOLDS[self.kind]
 
     @property
     def told(self) -> str:
@@ -232,28 +197,19 @@ def starter_text(
         ConfigError: the method needs other data.
     """
     kinds = [source.kind for source in sources]
-    chosen = _chosen(method, kinds)
     has_pairs = "pairs" in kinds
-    tokenizer = "wordpiece" if has_pairs else "hashing"
-    missing = encoders.missing(modalities_of(kinds))
-    learning = _FROM_SCRATCH if missing else _PRETRAINED
-    algorithm = _WITH_PAIRS.get(chosen, _AVERAGES).replace("LEARNING", learning)
-
-    def lines(kind: DataKind, large: bool) -> list[str]:
-        return [encoders.line(part, large=large, tokenizer=tokenizer) for part in _NEEDS[kind] if part != "label"]
-
     text: str = _template().render(
         name=name,
         file=file,
         sources=sources,
+        needs=_NEEDS,
+        method=_chosen(method, kinds),
         public=min(_PUBLIC, sources[0].items // 5) if has_pairs else None,
         clients=clients,
         rounds=rounds,
-        averages=chosen not in _WITH_PAIRS,
-        algorithm=algorithm.replace("WARMUP", str(int(rounds > 1))),
-        encoders=lines,
-        weights=encoders.weights if encoders.names else None,
-        rate=0.002 if missing else 0.001,
+        encoders=encoders,
+        tokenizer="wordpiece" if has_pairs else "hashing",
+        scratch=encoders.missing(modalities_of(kinds)),
         batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
     )
     return text

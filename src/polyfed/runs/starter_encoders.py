@@ -44,18 +44,8 @@ class StarterEncoders:
     def missing(self, parts: Sequence[str]) -> list[str]:
         return [part for part in parts if part not in self.names]
 
-    def line(self, part: str, *, large: bool, tokenizer: str) -> str:
-        """One line of YAML."""
-        if part in self.names:
-            pooling = ", pooling: mean" if self._is_averaged(part) else ""
-            view = ", view: {length: 32}" if part == "text" else ""
-            return f"{part}: {{name: hf, weights: {json.dumps(self.names[part])}{pooling}, dropout: 0.2{view}}}"
-        if part == "image":
-            widths = "[32, 64, 128, 256]" if large else "[16, 32, 64, 128]"
-            return f"image: {{name: resnet, widths: {widths}, depths: [1, 1, 1, 1], view: {{name: pixels, size: 64}}}}"
-        return f"text: {{name: bag, width: {128 if large else 64}, view: {{name: tokens, tokenizer: {tokenizer}}}}}"
-
-    def _is_averaged(self, part: str) -> bool:
+    def is_averaged(self, part: str) -> bool:
+        """Whether its network was trained with the mean of its positions."""
         path = locate(self.names[part], self.weights) / _POOLING
         return path.is_file() and bool(json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens"))
 
