@@ -11,16 +11,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from threading import RLock
 
 from rich.console import Console
 
-from polyfed.reporting.run_picture import RunPicture
+from polyfed.reporting.run_picture import run_picture
 from polyfed.reporting.run_state import RunState
 from polyfed.runs.event_log import PROGRESS, follow
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "progress.svg"
-WIDTH, HEIGHT = 100, 32
+WIDTH = 100
 SHARE = 0.8  # of the events: within the last round but one, when somebody is at work
 
 
@@ -34,8 +33,8 @@ def main(run: Path) -> None:
         part = Path(folder) / PROGRESS
         part.write_text("".join(json.dumps(event | {"at": event["at"] + since}) + "\n" for event in events))
         follow(part, state, run, finished=lambda: True)
-    console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True)
-    console.print(RunPicture(state, RLock()))
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(run_picture(state))
     console.save_svg(str(OUT), title="polyfed run scenes-demo")
     print(f"written: {OUT}")
 

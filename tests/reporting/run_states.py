@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from polyfed.reporting.run_picture import RunPicture
+from polyfed.reporting.run_picture import run_picture
 from polyfed.reporting.run_state import RunState
 from polyfed.runs.events import (
     ClientDone,
@@ -69,15 +69,14 @@ def mid_round(count: int = 6) -> RunState:
     return state
 
 
-def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False) -> list[str]:
+def screen(state: RunState, width: int = 100, *, ascii_only: bool = False) -> str:
+    """What is shown of a state, on a stream that takes ASCII alone if wanted."""
     stream = io.TextIOWrapper(io.BytesIO(), "ascii" if ascii_only else "utf-8", errors="strict")
-    console = Console(file=stream, width=width, height=height, force_terminal=True, color_system=None)
-    options = console.options.update(height=height)
-    lines = console.render_lines(RunPicture(state), options, pad=False)
-    for line in lines:
-        stream.write("".join(segment.text for segment in line) + "\n")
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(run_picture(state))
+    text = captured.get()
+    stream.write(text)
     stream.flush()
-    text = ["".join(segment.text for segment in line) for line in lines]
-    assert len(text) == height
-    assert all(console.measure(Text(line)).maximum <= width for line in text)
+    assert all(console.measure(Text(line)).maximum <= width for line in text.splitlines())
     return text

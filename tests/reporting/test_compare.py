@@ -16,6 +16,7 @@ from polyfed.reporting.compare import (
     comparison_table,
     draw_comparison,
 )
+from polyfed.reporting.fitted_tables import FittedTable
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
@@ -78,7 +79,7 @@ def test_rows_and_tables(runs):
     table = comparison_table(comparisons)
     assert [row[0] for row in table.rows] == ["avg-1", "cream-1"]
     stream = io.StringIO()
-    Console(file=stream, width=200).print(table.rich())
+    Console(file=stream, width=200).print(FittedTable(table))
     assert str(cream.figures["server r1_sum final"]) in stream.getvalue()
     # worst clients have a table of their own
     assert not any("worst" in name or "disparity" in name for name in table.columns)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from polyfed.reporting.fitted_tables import column_groups
+from polyfed.reporting.fitted_tables import FittedTable, column_groups
 from polyfed.reporting.tables import TextTable
 
 FIGURE = "50.38 ± 2.32 [79.02]"
@@ -15,7 +15,7 @@ FIGURE = "50.38 ± 2.32 [79.02]"
 
 def shown(table: TextTable, width: int = 80) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, width=width).print(table.rich())
+    Console(file=stream, width=width).print(FittedTable(table))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
     return lines
@@ -50,16 +50,6 @@ def test_one_that_fits_neither_way_is_split_by_columns() -> None:
     lines = shown(table(7, 10))
     assert sum(line.count(FIGURE) for line in lines) == 70
     assert lines[-2:] == ["A note.", ""]
-
-
-def test_long_statements_stand_on_lines_of_their_own() -> None:
-    statement = "creamfl at num 3000 - creamfl at num 250 > creamfl at dim 512 - creamfl at dim 64 on r1_sum"
-    cells = [statement, "undecided", "5", "+0.30", "-3.25 to +3.85", "1.000"]
-    heads = ("claim", "verdict", "seeds", "mean difference", "95 % interval", "adjusted p")
-    lines = shown(TextTable("Claims", heads, [cells, cells]))
-    assert lines[2].split() == ["verdict", "seeds", "mean", "difference", "95", "%", "interval", "adjusted", "p"]
-    assert " ".join(lines[3:5]) == statement
-    assert lines[5].split() == ["undecided", "5", "+0.30", "-3.25", "to", "+3.85", "1.000"]
 
 
 def test_sentences_in_cells_are_wrapped() -> None:

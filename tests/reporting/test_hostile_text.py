@@ -14,6 +14,7 @@ from rich.text import Text
 import polyfed
 from polyfed.cli.console import warnings_and_signals
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
+from polyfed.reporting.fitted_tables import FittedTable
 from polyfed.reporting.page import write_html_report
 from polyfed.reporting.progress import LiveProgress, PlainProgress
 from polyfed.reporting.report import tables, write_report
@@ -62,8 +63,8 @@ def test_a_terminal(records: RunRecords) -> None:
     stream = io.StringIO()
     terminal = Terminal(file=stream, width=200)
     for table in tables(records):
-        terminal.print(table.rich())
-    terminal.print(TextTable(HOSTILE, (HOSTILE, "x"), [(HOSTILE, "1")], (HOSTILE,)).rich())
+        terminal.print(FittedTable(table))
+    terminal.print(FittedTable(TextTable(HOSTILE, (HOSTILE, "x"), [(HOSTILE, "1")], (HOSTILE,))))
     terminal.print(Text(HOSTILE))
     terminal.print(HOSTILE, markup=False)
     shown = stream.getvalue()

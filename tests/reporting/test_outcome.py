@@ -56,14 +56,6 @@ def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
         assert part in text
 
 
-def test_the_sentence_says_what_the_server_can_do_beside_chance(tmp_path: Path) -> None:
-    sentence = verdict(run_of(tmp_path / "creamfl", "creamfl"))
-    assert sentence.startswith("The server finds the image of a text among the first 10 of 100 in ")
-    assert " % of cases, " in sentence
-    assert "times chance (10.00 %), " in sentence
-    assert sentence.endswith(" times chance (10.00 %), after 12 rounds in 2:06.")
-
-
 @pytest.mark.parametrize(
     ("algorithm", "alone", "figures"),
     [
@@ -284,13 +276,6 @@ def test_the_sentence_says_whether_clients_are_above_training_alone(
     if alone == 80.0:
         expected = "Its clients' accuracy, 50.00, is below training alone (local), 80.00."
         assert verdict(records(mine.folder)).endswith(f" {expected}")
-
-
-def test_figures_that_test_items_do_not_tell_apart_are_said_to_be_so(tmp_path: Path) -> None:
-    twin, mine = zero_shot(tmp_path / "untouched", 15.0), of_towers(tmp_path / "mine", 15.0)
-    value = twin.last("server")["text_to_image_r@10"]
-    expected = f" These test items do not tell it from the untouched encoders (zero-shot), {value:.2f} %."
-    assert verdict(mine).endswith(expected)
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"data": {"sources": {"shop": {}}}}])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_states import Now, screen
+from run_states import Now
 
 from polyfed.reporting.progress import LiveProgress, PlainProgress, progress_for, summaries
 from polyfed.reporting.run_state import RunState
@@ -28,7 +28,6 @@ from polyfed.runs.events import (
     StepStarted,
     Working,
 )
-from polyfed.runs.records import RunRecords
 
 COHORT = ["image-0", "text-1", "paired-0", "paired-1"]
 
@@ -172,80 +171,20 @@ def test_means_are_over_the_clients_that_have_a_metric_and_say_over_how_many(of_
 # ---- the picture
 
 
-class Shown:
-    """A run of four clients in its first round, at a time that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = Now()
-        self.state = RunState(clock=self.now)
-        self.handle(RunStarted("demo", 12, 7), RoundStarted(1, COHORT), StepStarted("fit", COHORT))
-
-    def handle(self, *events) -> None:
-        for event in events:
-            self.state.handle(event)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(screen(self.state, 100, 24))
-
-
-def test_preparation_is_named_before_the_run_begins():
+def test_the_participant_at_work_is_named() -> None:
     state = RunState(clock=Now())
-    state.handle(Preparing("reading flickr8k train", 0, 0))
-    state.clock.time += 3
-    assert "preparing  3 s  reading flickr8k train" in "\n".join(screen(state, 80, 3))
+    state.handle(Preparing("reading flickr8k train"))
+    state.clock.time += 3  # type: ignore[attr-defined]
+    assert state.work_in_words == "preparing: reading flickr8k train, 3 s"
     state.handle(Preparing("caching features", 1024, 5000))
-    assert "preparing  1,024/5,000  0 s  caching features" in "\n".join(screen(state, 80, 3))
-
-
-def test_the_client_at_work_is_named_and_not_the_one_that_has_finished():
-    shown = Shown()
-    shown.handle(ClientStarted("image-0", "fit"), Preparing("decoding pictures", 3, 40))
-    assert "▶ image-0  3/40 0 s decoding pictures" in shown.text  # what is read for it is its work
-    shown.now.time += 10
-    shown.handle(ClientDone("image-0", "fit", 10), ClientStarted("text-1", "fit"))
-    shown.now.time += 4
-    shown.handle(Working("text-1", "task", 12, 40))
-    shown.now.time += 2
-    assert "▶ text-1  12/40 2 s training" in shown.text
-    assert "✓ image-0" in shown.text
-    assert "1/4 done" in shown.text
-
-
-def test_there_is_an_estimate_from_the_first_client_on_and_it_counts_down():
-    shown = Shown()
-    shown.handle(ClientStarted("image-0", "fit"))
-    shown.now.time += 5
-    assert "left" not in shown.text
-    shown.handle(Working("image-0", "task", 5, 10))  # an eighth of the round took 5 s: 40 s a round
-    assert "round 1 of 12  5 s elapsed, about 7:55 left" in shown.text
-    shown.now.time += 5
-    assert "10 s elapsed, about 7:50 left" in shown.text
-
-
-def test_the_server_s_work_in_the_first_round_is_named_and_counts_for_the_rounds_that_follow():
-    shown = Shown()
-    for client in COHORT:
-        shown.handle(ClientStarted(client, "fit"))
-        shown.now.time += 5
-        shown.handle(ClientDone(client, "fit", 5))
-    assert "20 s elapsed, about 3:40 left" in shown.text  # 11 rounds of 20 s
-    assert "▶ server 0 s at work" in shown.text
-    shown.handle(Working("server", "distil", 3, 12))
-    shown.now.time += 10
-    assert "30 s elapsed, about 5:30 left" in shown.text
-    assert "▶ server 3/12 10 s distilling" in shown.text
-    assert "4/4 done" in shown.text
-
-
-def test_a_step_s_share_moves_within_a_long_client():
-    shown = Shown()
-    shown.handle(ClientStarted("image-0", "fit"))
-    shares = []
-    for done in range(0, 40, 10):
-        shown.handle(Working("image-0", "task", done, 40))
-        shares.append(shown.state.step_share)
-    assert shares == [0, 0.25, 0.5, 0.75]
+    assert state.work_in_words == "preparing: caching features 1,024 of 5,000, 0 s"
+    for event in (RunStarted("demo", 12, 7), RoundStarted(1, COHORT), StepStarted("fit", COHORT)):
+        state.handle(event)
+    state.handle(ClientStarted("image-0", "fit"))
+    state.handle(ClientDone("image-0", "fit", 10))
+    assert (state.work_in_words, state.step_in_words) == ("", "1/4 clients done (fit)")
+    state.handle(Working("server", "distil", 3, 12))
+    assert state.work_in_words == "server: distil 3 of 12, 0 s"
 
 
 def live(width: int = 80, height: int = 24) -> tuple[LiveProgress, io.StringIO]:
@@ -302,12 +241,3 @@ def test_what_is_printed_meanwhile_stands_above(capsys):
     sys.stdout.write("a stray line\n")
     progress.close()
     assert "a stray line\n" in capsys.readouterr().out
-
-
-def test_a_watched_run_is_shown_before_it_tells_anything(run_folder: Path):
-    target, stream = console(terminal=True, width=80)
-    progress = LiveProgress(target, RunRecords.load(run_folder))
-    progress.show()
-    progress.show()
-    progress.close()
-    assert "round 12 of 12" in stream.getvalue()

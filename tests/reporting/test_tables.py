@@ -5,6 +5,7 @@ import math
 import pytest
 from rich.console import Console
 
+from polyfed.reporting.fitted_tables import FittedTable
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 
 TABLE = TextTable("Title", ("name", "value"), [("a|b [red]", "1"), ("c", "2")], ("A note.",))
@@ -23,7 +24,7 @@ def test_what_is_wider_than_a_page_stands_upright_in_a_file():
 
 def test_rich_shows_all_cells_literally():
     console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(TABLE.rich())
+    console.print(FittedTable(TABLE))
     text = console.export_text()
     for cell in ("Title", "name", "value", "a|b [red]", "A note."):
         assert cell in text

@@ -129,9 +129,8 @@ def watch_command(run: RunArgument) -> None:
     from polyfed.reporting.progress import LiveProgress
     from polyfed.runs.event_log import PROGRESS, follow
 
-    opened = open_run(run)
-    folder = opened.files  # a folder whose configuration was edited is refused here
-    display = LiveProgress(terminal(), opened.records)
+    folder = open_run(run).files  # a folder whose configuration was edited is refused here
+    display = LiveProgress(terminal())
     with contextlib.closing(display):
         display.show()
         ended = follow(run / PROGRESS, display, run, finished=lambda: not folder.is_worked_on())

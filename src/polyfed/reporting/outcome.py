@@ -44,6 +44,8 @@ def outcome(records: RunRecords) -> RenderableType:
     from rich.table import Column, Table
     from rich.text import Text
 
+    from polyfed.reporting.fitted_tables import FittedTable
+
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in records.warnings]
     sentence = Text(verdict(records), style="bold")
     told = advice(records)
@@ -51,8 +53,8 @@ def outcome(records: RunRecords) -> RenderableType:
     steps = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
     for what, command in next_steps(records):
         steps.add_row(Text(what, style="dim"), Text(command))
-    beside = [part for table in twin_tables(records) for part in (Text(), table.rich())]
-    return Group(*warnings, *sentences, outcome_table(records).rich(), steps, *beside)
+    beside = [part for table in twin_tables(records) for part in (Text(), FittedTable(table))]
+    return Group(*warnings, *sentences, FittedTable(outcome_table(records)), steps, *beside)
 
 
 def outcome_of(folder: Path) -> RenderableType:

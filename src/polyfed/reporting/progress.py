@@ -10,24 +10,23 @@ from itertools import chain
 from pathlib import Path
 from threading import Event, RLock, Thread
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from polyfed.core.untrusted import plain
 from polyfed.reporting.outcome import outcome_of
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.run_picture import RunPicture
-from polyfed.reporting.run_state import RunState
+from polyfed.reporting.run_picture import run_picture
+from polyfed.reporting.run_state import RunState, incident_line
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import duration
 from polyfed.runs import events
 from polyfed.runs.events import Callback
-from polyfed.runs.records import PACE, SERVER, RunRecords
+from polyfed.runs.records import PACE, SERVER
 
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
 _SILENCE = 10.0  # seconds without a line, at most
 _LOOK = 0.2  # seconds between two looks at the clock
-_HIGHEST, _HEADER = 20, 3  # lines of the picture, and of one that has only a header
 _MOST_METRICS = 4  # of a participant, in a line
 
 
@@ -62,7 +61,7 @@ class PlainProgress(Callback):
         self._now = now
         self._state = RunState()
         self._metrics: dict[tuple[str, str], events.Metrics] = {}  # of the round
-        self._cohort = self._excluded = 0
+        self._cohort = 0
         self._part, self._far, self._began, self._due = "", "", now(), math.inf
         self._lock, self._closed = RLock(), Event()  # what takes long may tell nothing: a thread of its own looks
         self._watch: Thread | None = None
@@ -100,11 +99,12 @@ class PlainProgress(Callback):
                 self._goes_on(f"{participant}: {what}", done, total)
             case events.ClientStarted(client, step):
                 self._goes_on(f"{client}: {step}")
-            case events.RunStarted() | events.Incident():
-                self._excluded += isinstance(event, events.Incident) and event.incident == "client_excluded"
-                self._tell(event_line(event))
+            case events.RunStarted():
+                self._tell(run_line(event))
+            case events.Incident():
+                self._tell(incident_line(event))
             case events.RoundStarted(_, cohort):
-                self._metrics, self._cohort, self._excluded = {}, len(cohort), 0
+                self._metrics, self._cohort = {}, len(cohort)
             case events.Measured(_, participant, kind, metrics):
                 self._metrics[participant, kind] = metrics
             case events.RoundComplete(number, seconds) if seconds is not None:
@@ -127,7 +127,8 @@ class PlainProgress(Callback):
         yield f"round {number}/{self._state.rounds}"
         yield duration(seconds)
         replies = self._metrics.get((SERVER, PACE), {}).get("replies", math.inf)  # of all steps, where time is kept
-        answered = min(self._cohort - self._excluded, replies)
+        excluded = sum(status == "excluded" for status in self._state.clients.values())
+        answered = min(self._cohort - excluded, replies)
         yield f"{answered:g}/{self._cohort} clients" if self._cohort else "no client is asked"
         yield from (f"{participant}: {text}" for participant, text in summaries(self._metrics).items())
         if self._state.left:
@@ -139,47 +140,43 @@ class LiveProgress(Callback):
 
     Args:
         console: a terminal, or that of a notebook.
-        records: what the run folder tells already, for a run that is watched.
     """
 
-    def __init__(self, console: Console, records: RunRecords | None = None) -> None:
-        self.state = RunState() if records is None else RunState.of(records)
-        self._console = console
+    def __init__(self, console: Console) -> None:
+        self._console, self._state = console, RunState()
         self._lock = RLock()  # the display's own thread reads, the run's thread writes
-        self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=4)
+        self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=4, vertical_overflow="crop")
 
     def show(self) -> None:
         """Begin to draw; nothing happens if it is drawn already."""
-        if not self._live.is_started:
-            self._live.start(refresh=True)
+        self._live.start(refresh=True)
 
     def handle(self, event: events.Event) -> None:
         """Enter the event; print what stays above the picture."""
         with self._lock:
-            self.state.handle(event)
+            self._state.handle(event)
         match event:
             case events.Preparing():
                 self.show()
             case events.RunStarted():
                 self.show()
-                _print_line(self._console, event_line(event))
+                _print_line(self._console, run_line(event))
             case events.Incident():
-                _print_line(self._console, event_line(event), style="yellow")
+                _print_line(self._console, incident_line(event), style="yellow")
             case events.RunComplete(folder):
                 self._live.transient = True
                 self.close()
                 self._console.print(outcome_of(folder))
 
     def happened_at(self, when: float) -> None:
-        self.state.happened_at(when)
+        self._state.happened_at(when)
 
     def close(self) -> None:
         self._live.stop()
 
-    def _picture(self) -> RunPicture:
-        # the lines of events above stay in sight; before a run has begun there is nothing but its preparation
-        height = min(_HIGHEST, self._console.height - 4) if self.state.rounds else _HEADER
-        return RunPicture(self.state, self._lock, max(_HEADER, height))
+    def _picture(self) -> Group:
+        with self._lock:  # all is text when it is returned, so the state may change while it is printed
+            return run_picture(self._state)
 
 
 def summaries(latest: Mapping[tuple[str, str], events.Metrics]) -> dict[str, str]:
@@ -210,10 +207,8 @@ def _brief(values: Mapping[str, Sequence[float]], participants: int) -> str:
     return ", ".join(f"{name} {finite_mean(values[name]):.2f}{counts[name]}" for name in shown)
 
 
-def event_line(event: events.RunStarted | events.Incident) -> str:
-    """Name and size of the run, or what happened to whom."""
-    if isinstance(event, events.Incident):
-        return f"round {event.round}: {event.incident.replace('_', ' ')}: {event.participant}: {event.reason}"
+def run_line(event: events.RunStarted) -> str:
+    """Name and size of a run that begins."""
     resumed = f", resumed after round {event.done}" if event.done else ""
     return f"{event.name}: {event.rounds} rounds, {event.clients} clients{resumed}"
 

@@ -1,18 +1,17 @@
-"""The state of a run while it goes on, from its events, from records on disk, or from both."""
+"""The state of a run while it goes on, from its events."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import singledispatchmethod
-from typing import Literal
 
+from polyfed.reporting.client_spread import PREFERRED
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.tables import duration
+from polyfed.reporting.statistics import finite_mean, finite_values
 from polyfed.runs.events import (
     Callback,
     ClientDone,
@@ -28,75 +27,11 @@ from polyfed.runs.events import (
     StepStarted,
     Working,
 )
-from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.records import SERVER
 
-Status = Literal["waiting", "working", "done", "excluded"]
-PREPARING = "preparing"
 _WINDOW = 5  # rounds that the estimate of the remaining time looks back
-_MOST_NAMES = 2
-# purposes of random streams, which methods name; others are shown as they are
-_WORDS = {
-    "task": "training",
-    "distil": "distilling",
-    "contrast": "contrasting",
-    "align": "aligning",
-    "digest": "digesting",
-    "study": "studying",
-    "first-public": "training on public data",
-    "first-private": "training",
-}
-
-
-@dataclass
-class ClientProgress:
-    """What a client does in the current step of a round."""
-
-    status: Status = "waiting"  # to be asked or to begin
-    step: str = ""  # that it works on or has done
-    since: float = 0.0  # when it began to work, seconds since 1970
-    seconds: float = 0.0  # what the step took it
-    reason: str = ""  # why it is excluded
-    share: float = 0.0  # of the step that it has done, as far as it reports, 0 to 1
-
-
-@dataclass(frozen=True)
-class Activity:
-    """Who is at work on what, as one line of a display."""
-
-    who: str  # a participant, several together, or ``preparing``
-    words: str  # what it does and since when
-    count: str = ""  # parts done of parts there are, where they are known
-    share: float | None = None  # of it that is done, None where nobody knows
-
-    def __str__(self) -> str:
-        return "  ".join(filter(None, [self.who, self.count, self.words]))
-
-
-class MetricCurve:
-    """One metric by round: the server's, or the mean over the clients that were measured in a round."""
-
-    def __init__(self) -> None:
-        # clients' values are kept for the latest round alone: a thousand clients and rounds would fill the memory
-        self._means: dict[int, float] = {}
-        self._round = 0
-        self._values: dict[str, float] = {}
-
-    def add(self, round_number: int, participant: str, value: float) -> None:
-        """Enter a participant's value; a second one of a round replaces the first."""
-        if round_number != self._round:
-            self._means, self._round, self._values = self.by_round(), round_number, {}
-        self._values[participant] = value
-
-    def cut(self, done: int) -> None:
-        """Forget what came after round ``done``."""
-        self._means = {number: value for number, value in self.by_round().items() if number <= done}
-        self._round, self._values = 0, {}
-
-    def by_round(self) -> dict[int, float]:
-        """Round -> mean over the finite values, NaN if there is none; rounds ascending."""
-        finite = [value for value in self._values.values() if math.isfinite(value)]
-        latest = {self._round: finite_mean(finite) if finite else math.nan} if self._values else {}
-        return dict(sorted((self._means | latest).items()))
+_KINDS = ("test", "validation", "train")
+_Metric = tuple[str, str, str]  # ``server`` or ``clients``, kind, name
 
 
 @dataclass
@@ -105,37 +40,21 @@ class RunState(Callback):
 
     name: str = ""
     rounds: int = 0  # T, 0 if not known yet
-    total_clients: int = 0  # in the federation
     round: int = 0  # the current or last one, 0 before the first
     running: bool = False  # a round has begun and is not complete
     finished: bool = False  # the run has ended
     step: str = ""  # that the clients perform
-    clients: dict[str, ClientProgress] = field(default_factory=dict)  # in this step, in the order of the cohort
+    clients: dict[str, str] = field(default_factory=dict)  # of this step -> waiting, working, done or excluded
     work: Working | None = None  # the latest report of somebody's work; that of preparing data names nobody
-    # (``server`` or ``clients``, kind, metric) -> its course
-    curves: dict[tuple[str, str, str], MetricCurve] = field(default_factory=dict)
+    # of the latest two rounds, by participant
+    metrics: dict[_Metric, dict[int, dict[str, float]]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)  # round -> wall time
     sent: dict[int, tuple[int, int]] = field(default_factory=dict)  # round -> bytes up and down
-    # round, participant, event and reason, in the order in which they happened
-    events: dict[tuple[int, str, str, str], None] = field(default_factory=dict)
+    incidents: dict[Incident, None] = field(default_factory=dict)  # in the order in which they happened
     clock: Callable[[], float] = time.time
     _began: float = 0.0
     _work_began: float = 0.0
-    _steps_done: int = 0
-    _expected: float | None = None  # seconds of the current round, by its steps so far
     _at: float | None = None
-
-    @classmethod
-    def of(cls, records: RunRecords) -> RunState:
-        """What a run folder tells; its rounds count as complete."""
-        state = cls(name=records.name, round=max(records.seconds, default=0), total_clients=len(records.clients))
-        state.rounds = records.number("rounds") or 0
-        for event in (*records.measurements, *records.events):
-            state.handle(event)
-        up, down = records.bytes_per_round("up"), records.bytes_per_round("down")
-        state.sent = {number: (up[number], down[number]) for number in up}
-        state.seconds = dict(records.seconds)
-        return state
 
     # ---- events
 
@@ -144,71 +63,66 @@ class RunState(Callback):
         """Take in an event."""
 
     @handle.register
-    def _(self, event: Preparing) -> None:
-        self._report(Working("", event.what, event.done, event.total))
-
-    @handle.register
     def _(self, event: RunStarted) -> None:
         done = event.done
-        self.name, self.rounds, self.total_clients, self.round = event.name, event.rounds, event.clients, done
+        self.name, self.rounds, self.round = event.name, event.rounds, done
         self.running = self.finished = False
-        self.clients, self.step, self.work, self._expected = {}, "", None, None
+        self.clients, self.step, self.work = {}, "", None
         # a resumed run does again what came after its last complete round
         self.seconds = {number: value for number, value in self.seconds.items() if number <= done}
         self.sent = {number: value for number, value in self.sent.items() if number <= done}
-        self.events = {incident: None for incident in self.events if incident[0] <= done}
-        for curve in self.curves.values():
-            curve.cut(done)
-        self.curves = {key: curve for key, curve in self.curves.items() if curve.by_round()}
+        self.incidents = {incident: None for incident in self.incidents if incident.round <= done}
+        for by_round in self.metrics.values():
+            for number in [number for number in by_round if number > done]:
+                del by_round[number]
 
     @handle.register
     def _(self, event: RoundStarted) -> None:
         self.round, self.running, self.step, self.work = event.round, True, "", None
-        self.clients = {client: ClientProgress() for client in event.cohort}
-        self._began, self._steps_done, self._expected = self._now(), 0, None
+        self.clients = dict.fromkeys(event.cohort, "waiting")
+        self._began = self._now()
 
     @handle.register
     def _(self, event: StepStarted) -> None:
-        self._steps_done += bool(self.step)
         self.step, self.work = event.step, None
-        excluded = {client: progress for client, progress in self.clients.items() if progress.status == "excluded"}
-        self.clients = {client: ClientProgress() for client in event.clients if client not in excluded} | excluded
+        excluded = {client: status for client, status in self.clients.items() if status == "excluded"}
+        self.clients = dict.fromkeys(event.clients, "waiting") | excluded
 
     @handle.register
     def _(self, event: ClientStarted) -> None:
         self._enter(event.step)
-        self.clients[event.client] = ClientProgress("working", event.step, since=self._now())
-        self.work, self._work_began = Working(event.client, event.step), self._now()
-
-    @handle.register
-    def _(self, event: Working) -> None:
-        self._report(event)
-        client = self.clients.get(event.participant)
-        if client is not None and client.status == "working":
-            self.clients[event.participant] = replace(client, share=_share(event))
-            self._expect()
+        self.clients[event.client] = "working"
+        self._report(Working(event.client, event.step))
 
     @handle.register
     def _(self, event: ClientDone) -> None:
         self._enter(event.step)
-        self.clients[event.client] = ClientProgress("done", event.step, seconds=event.seconds)
-        answered = all(client.status in ("done", "excluded") for client in self.clients.values())
-        self.work, self._work_began = (Working(SERVER, "") if answered else None), self._now()
-        self._expect()
+        self.clients[event.client] = "done"
+        self.work = None
+
+    @handle.register
+    def _(self, event: Working) -> None:
+        self._report(event)
+
+    @handle.register
+    def _(self, event: Preparing) -> None:
+        self._report(Working("", event.what, event.done, event.total))
 
     @handle.register
     def _(self, event: Incident) -> None:
-        self.events[event.round, event.participant, event.incident, event.reason] = None
+        self.incidents[event] = None
         if event.incident == "client_excluded" and self.running and event.round == self.round:
-            self.clients[event.participant] = ClientProgress("excluded", self.step, reason=event.reason)
+            self.clients[event.participant] = "excluded"
 
     @handle.register
     def _(self, event: Measured) -> None:
         group = SERVER if event.participant == SERVER else "clients"
         for name, value in event.metrics.items():
             if not is_context(name):
-                curve = self.curves.setdefault((group, event.kind, name), MetricCurve())
-                curve.add(event.round, event.participant, value)
+                by_round = self.metrics.setdefault((group, event.kind, name), {})
+                by_round.setdefault(event.round, {})[event.participant] = value
+                for number in sorted(by_round)[:-2]:
+                    del by_round[number]
 
     @handle.register
     def _(self, event: RoundComplete) -> None:
@@ -233,72 +147,43 @@ class RunState(Callback):
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left if the remaining rounds are like the latest; None if nothing tells.
-
-        Until the first round is complete, its steps so far tell how long it lasts.
-        """
-        a_round = self._seconds_a_round
-        if a_round is None or not self.rounds:
+        """Seconds that are left if the remaining rounds are like the latest; None before the first is complete."""
+        if not self.seconds or not self.rounds:
             return None
-        later = self.rounds - self.rounds_done - self.running
-        return max(0, later) * a_round + (max(0.0, a_round - self._spent) if self.running else 0.0)
-
-    @property
-    def share(self) -> float:
-        """How much of the run is done, 0 to 1, the round that goes on by its time."""
-        if not self.rounds:
-            return 0.0
-        a_round = self._seconds_a_round
-        current = min(0.99, self._spent / a_round) if self.running and a_round else 0.0
-        return min(1.0, (self.rounds_done + current) / self.rounds)
-
-    @property
-    def rounds_done(self) -> int:
-        return self.round - self.running
-
-    @property
-    def step_share(self) -> float:
-        shares = {"done": 1.0, "excluded": 1.0}
-        return sum(shares.get(client.status, client.share) for client in self.clients.values())
+        a_round = finite_mean(self.seconds[number] for number in sorted(self.seconds)[-_WINDOW:])
+        return max(0.0, (self.rounds - self.round + self.running) * a_round - min(self._spent, a_round))
 
     @property
     def bytes(self) -> tuple[int, int]:
         return sum(up for up, _ in self.sent.values()), sum(down for _, down in self.sent.values())
 
     @property
-    def activity(self) -> Activity | None:
-        """What goes on at the moment, or None if nobody reports."""
-        at_work = {client: progress for client, progress in self.clients.items() if progress.status == "working"}
-        if len(at_work) > 1:
-            names = ", ".join(list(at_work)[:_MOST_NAMES])
-            more = f" and {len(at_work) - _MOST_NAMES} more" if len(at_work) > _MOST_NAMES else ""
-            longest = max(map(self.working_for, at_work.values()))
-            return Activity(f"{len(at_work)} clients", f"{ticking(longest)}  {self.step}: {names}{more}")
-        work = self.work
-        if work is None:
-            return None
-        words = _WORDS.get(work.what, work.what) or "at work"
-        since = ticking(max(0.0, self.clock() - self._work_began))
-        who = work.participant or next(iter(at_work), PREPARING)  # what a client at work needs is read for it
-        if not work.total:
-            return Activity(who, f"{since}  {words}")
-        return Activity(who, f"{since}  {words}", f"{work.done:,}/{work.total:,}", _share(work))
-
-    def working_for(self, client: ClientProgress) -> float:
-        return max(0.0, self.clock() - client.since)
-
-    def groups(self) -> Mapping[str, dict[str, ClientProgress]]:
-        """Group -> its clients of this step; the group of ``image-07`` is ``image``, that of ``image`` as well."""
-        groups: dict[str, dict[str, ClientProgress]] = {}
-        for client, progress in self.clients.items():
-            groups.setdefault(re.sub(r"-\d+$", "", client), {})[client] = progress
-        return groups
+    def step_in_words(self) -> str:
+        """How far the clients are with their step."""
+        counts = Counter(self.clients.values())
+        parts = [f"{counts['done']}/{len(self.clients)} clients done"] if self.clients else ["no client is asked"]
+        parts += [f"{counts[status]} {status}" for status in ("working", "excluded") if counts[status]]
+        return ", ".join(parts) + (f" ({self.step})" if self.step else "")
 
     @property
-    def _seconds_a_round(self) -> float | None:
-        if self.seconds:
-            return finite_mean(self.seconds[number] for number in sorted(self.seconds)[-_WINDOW:])
-        return None if self._expected is None else max(self._expected, self._spent)  # the server's work comes on top
+    def work_in_words(self) -> str:
+        """Who is at work on what, how far and for how long; empty if nobody reports."""
+        work = self.work
+        if work is None:
+            return ""
+        far = f" {work.done:,} of {work.total:,}" if work.total else ""
+        return f"{work.participant or 'preparing'}: {work.what}{far}, {max(0.0, self.clock() - self._work_began):.0f} s"
+
+    def latest(self) -> Iterator[tuple[_Metric, float, float]]:
+        """Metrics with their last values, of clients the mean, and the change since the round before, if any.
+
+        Tests stand first, then the server, then the main metrics of tasks.
+        """
+        for metric in sorted(self.metrics, key=_rank):
+            by_round = self.metrics[metric]
+            means = [_mean(by_round[number]) for number in sorted(by_round)]
+            if means:
+                yield metric, means[-1], means[-1] - means[-2] if len(means) > 1 else math.nan
 
     @property
     def _spent(self) -> float:
@@ -306,11 +191,6 @@ class RunState(Callback):
 
     def _now(self) -> float:
         return self.clock() if self._at is None else self._at
-
-    def _expect(self) -> None:
-        share = (self._steps_done + self.step_share / max(1, len(self.clients))) / (self._steps_done + 1)
-        if self.running and share > 0:
-            self._expected = max(0.0, self._now() - self._began) / share
 
     def _report(self, work: Working) -> None:
         if self.work is None or (self.work.participant, self.work.what) != (work.participant, work.what):
@@ -323,9 +203,17 @@ class RunState(Callback):
             self.handle(StepStarted(step, list(self.clients)))
 
 
-def ticking(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
+def incident_line(incident: Incident) -> str:
+    """What happened to whom."""
+    what = incident.incident.replace("_", " ")
+    return f"round {incident.round}: {what}: {incident.participant}: {incident.reason}"
 
 
-def _share(work: Working) -> float:
-    return min(1.0, work.done / work.total) if work.total else 0.0
+def _rank(metric: _Metric) -> tuple[int, bool, bool]:
+    participant, kind, name = metric
+    return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), participant != SERVER, name not in PREFERRED
+
+
+def _mean(values: dict[str, float]) -> float:
+    finite = finite_values(values)
+    return finite_mean(finite.values()) if finite else math.nan

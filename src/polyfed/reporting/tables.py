@@ -1,16 +1,12 @@
-"""Small text tables, for a terminal (rich) and for a file (Markdown), and the formats of figures in them."""
+"""Small text tables, for a terminal and for a file (Markdown), and the formats of figures in them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from polyfed.core.untrusted import markdown
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 MIB = 2**20
 _MOST = 20  # columns of a page
@@ -31,12 +27,6 @@ class TextTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default=())
-
-    def rich(self) -> RenderableType:
-        """For a terminal, whose width it fits."""
-        from polyfed.reporting.fitted_tables import FittedTable
-
-        return FittedTable(self)
 
     def turned(self) -> TextTable:
         """Rows as columns."""

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from polyfed.core.untrusted import plain
+from polyfed.reporting.fitted_tables import FittedTable
 from polyfed.reporting.tables import TextTable
 
 
@@ -23,4 +24,4 @@ class Terminal(Console):
 
     def print_tables(self, tables: Iterable[TextTable]) -> None:
         for table in tables:
-            self.print(table.rich())
+            self.print(FittedTable(table))
