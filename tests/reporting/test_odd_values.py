@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from polyfed.reporting.charts import sheet_of
 from polyfed.reporting.round_charts import ChartBand, ChartLine, RoundChart, stacked_chart
-from polyfed.reporting.row_charts import BarPart, BarRows, BubbleChart, HeatMap
+from polyfed.reporting.row_charts import BarPart, BarRows, HeatMap
 
 ODD = [
     0.0,
@@ -74,13 +74,12 @@ def test_stacked_bars_draw(series: list[dict[int, float]]) -> None:
 @example([1.7e308, -1.7e308, 0.0, math.nan], "r1")
 @example([2.883861842751503, 2.8838618427515034] * 2, "r1")
 @example([math.nan] * 4, "r1")
-def test_maps_bars_and_bubbles_draw(values: list[float], name: str) -> None:
+def test_maps_and_bars_draw(values: list[float], name: str) -> None:
     grid = np.array(values).reshape(2, 2)
     drawn(HeatMap(name, [name, "b"], grid, "column", ["x", name], scale=name))
     counts = np.nan_to_num(np.abs(grid), nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
     parts = [BarPart(float(count), name, 1) for count in counts.flat]
     drawn(BarRows(name, {name: parts}, {name: "all"}))
-    drawn(BubbleChart(name, [name, "b"], "column", ["x", name], counts, 1, []))
 
 
 def test_thousands_of_rounds_draw() -> None:

@@ -77,15 +77,15 @@ def test_one_column_and_no_columns_have_no_table_by_column():
     assert partition_tables({}) == []
 
 
-def test_a_map_of_shares_is_drawn_between_bubbles_and_sizes(held, tmp_path):
-    bubbles, shares, bars = partition_sheet(RunRecords(tmp_path, holdings=held)).draw().axes
+def test_a_map_of_shares_is_drawn_between_classes_and_sizes(held, tmp_path):
+    classes, shares, bars, _ = partition_sheet(RunRecords(tmp_path, holdings=held)).draw().axes
     (image,) = shares.images
     expected = [[100 * 5 / 16, 100 * 3 / 16], [0.0, 100 * 40 / 45]]
     assert np.asarray(image.get_array()) == pytest.approx(np.array(expected))
     assert [text.get_text() for text in shares.texts] == ["5", "3", "0", "40"]
     assert [label.get_text() for label in shares.get_xticklabels()] == ["edema", "effusion"]
     assert [bar.get_width() for bar in bars.patches] == [16, 45]
-    names = [label.get_text() for label in bubbles.get_xticklabels()]
+    names = [label.get_text() for label in classes.get_xticklabels()]
     assert names == ["none", "edema", "effusion", "edema+effusion"]
 
 
@@ -99,7 +99,7 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
         assert image.format == "PNG"
     page = html_report(records)
     assert "reports: items by column" in page
-    assert "mention_edema+mention_effusion" in page
+    assert "edema+effusion" in page
 
 
 def vars_of(holding: PartitionEntry) -> dict[str, object]:

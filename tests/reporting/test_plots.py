@@ -67,18 +67,15 @@ def partition_of(folder: Path, holdings: dict[str, dict]) -> list[Axes]:
     return axes_of(RunRecords.load(folder), "partition")
 
 
-def test_partition_bubbles_are_the_counts(tmp_path):
+def test_a_map_of_the_partition_has_the_counts(tmp_path):
     base = {"group": "image", "source": "s", "split": "train", "items": 4, "samples": 4, "index": []}
     entries = {
         "x": base | {"labels": {"class 10": 1, "class 9": 3}},
         "y": base | {"labels": {"class 9": 0, "class 2": 4}},
     }
-    bubbles, bars = partition_of(tmp_path, entries)
-    (points,) = bubbles.collections
-    assert [label.get_text() for label in bubbles.get_xticklabels()] == ["class 2", "class 9", "class 10"]
-    assert points.get_offsets().tolist() == [[1, 0], [2, 0], [0, 1]]
-    sizes = points.get_sizes()
-    assert sizes / sizes.max() == pytest.approx(np.array([3, 1, 4]) / 4)
+    classes, bars, *_ = partition_of(tmp_path, entries)
+    assert [label.get_text() for label in classes.get_xticklabels()] == ["class 2", "class 9", "class 10"]
+    assert np.asarray(classes.images[0].get_array()).tolist() == [[0, 3, 1], [4, 0, 0]]
     assert [bar.get_width() for bar in bars_of(bars)] == [4, 4]
 
 
@@ -86,13 +83,9 @@ def test_partition_bubbles_are_the_counts(tmp_path):
 def test_many_clients_and_classes_are_drawn(tmp_path, clients):
     labels = {str(c): c + 1 for c in range(100)}
     client = {"group": "g", "source": "s", "split": "t", "items": 9, "samples": 9, "labels": labels, "index": []}
-    first, bars, *_ = partition_of(tmp_path, {f"c{n}": client for n in range(clients)})
-    if clients == 40:
-        assert len(first.collections[0].get_offsets()) == 4000
-        assert len(bars_of(bars)) == 40
-        return
-    assert np.asarray(first.images[0].get_array()).shape == (400, 100)
-    assert [bar.get_width() for bar in bars_of(bars)] == [9] * 5  # quantiles of the sizes
+    classes, *others = partition_of(tmp_path, {f"c{n}": client for n in range(clients)})
+    assert np.asarray(classes.images[0].get_array()).shape == (clients, 100)
+    assert (len(bars_of(others[0])) == 40) == (clients == 40)
 
 
 def test_one_round_is_drawn(tmp_path):
@@ -105,11 +98,10 @@ def test_one_round_is_drawn(tmp_path):
 
 
 def test_traffic_is_stacked_in_mib(records):
-    rounds, totals, seconds = axes_of(records, "traffic")
+    rounds, seconds = axes_of(records, "traffic")
     heights = [bar.get_height() for bar in bars_of(rounds)]
     assert heights[:12] == pytest.approx([9 * 3_000_100 / 2**20] * 12)
     assert [bar.get_y() for bar in bars_of(rounds)[12:]] == pytest.approx(heights[:12])
-    assert totals.lines[1].get_ydata()[-1] == pytest.approx(12 * 9 * 1_500_100 / 2**20)
     assert len(bars_of(seconds)) == 12
 
 
@@ -119,14 +111,9 @@ def test_bytes_by_client_are_those_of_the_ledger(records):
     assert sizes == pytest.approx([12 * 3_000_100 / 2**20, 12 * 1_500_100 / 2**20] * 9)
 
 
-def test_weights_are_maps_of_the_stored_rounds_on_one_scale(records):
-    drawn = axes_of(records, "weights.image")
-    maps = [axes for axes in drawn if axes.images]
-    assert [axes.get_title(loc="left") for axes in maps] == [f"weights.image, round {n}" for n in (1, 6, 12)]
-    assert len({axes.images[0].get_clim() for axes in maps}) == 1
-    shown = np.ma.filled(maps[-1].images[0].get_array(), np.nan)
+def test_weights_are_a_map_of_the_last_round_and_means(records):
+    axes, *_ = axes_of(records, "weights.image")
+    assert axes.get_title(loc="left") == "weights.image, round 12"
+    shown = np.ma.filled(axes.images[0].get_array(), np.nan)
     assert shown.shape[1] == 200
     assert np.nanmean(shown) == pytest.approx(records.arrays()["weights.image"][12].values.mean())
-    assert "Hatched: the client did not take part" in maps[0].get_xlabel().replace("\n", " ")
-    (legend,) = (axes.get_legend() for axes in drawn if axes.get_legend())  # that of the means
-    assert len(legend.get_texts()) == 1 + shown.shape[0]

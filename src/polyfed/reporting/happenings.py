@@ -1,29 +1,22 @@
-"""What happened to whom: exclusions and other events, and the first answer after an exclusion."""
+"""What happened to whom: exclusions, returns and other events."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.round_charts import RoundChart, stacked_chart
 from polyfed.reporting.tables import TextTable
-from polyfed.runs.events import Incident
 from polyfed.runs.records import RunRecords
 
-_RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation
 _MOST_ROWS = 2000
 _FEW = 8  # up to so many events need no chart
 
 
-def happenings(records: RunRecords) -> list[Incident]:
-    """All events by round, and the returns of clients that the run did not record."""
-    return sorted([*records.events, *_returns(records)], key=lambda event: event.round)
-
-
-def timeline(events: Sequence[Incident]) -> TextTable:
+def timeline(records: RunRecords) -> TextTable:
     """One row an event, the latest if there are too many."""
+    events = sorted(records.events, key=lambda event: event.round)
     latest = events[-_MOST_ROWS:]
     rows = [(str(event.round), event.participant, _words(event.incident), event.reason) for event in latest]
     title = f"Events{'' if len(latest) == len(events) else f' (the last {len(latest):,} of {len(events):,})'}"
@@ -32,7 +25,7 @@ def timeline(events: Sequence[Incident]) -> TextTable:
 
 def events_chart(records: RunRecords) -> list[RoundChart]:
     """Events by round; few of them are seen at a glance in the table."""
-    events = happenings(records)
+    events = sorted(records.events, key=lambda event: event.round)
     if len(events) <= _FEW:
         return []
     # further kinds would share a colour; the table has them all
@@ -49,19 +42,6 @@ def rounds_of(records: RunRecords) -> dict[str, list[int]]:
         if transfer.direction == "up" and _PURPOSE not in transfer.step:
             rounds.setdefault(transfer.client, set()).add(transfer.round)
     return {client: sorted(numbers) for client, numbers in rounds.items()}
-
-
-def _returns(records: RunRecords) -> list[Incident]:
-    """Read off the ledger, where the run did not record it: a client that was excluded answers again."""
-    recorded = {(event.participant, event.round) for event in records.events if event.incident == _RETURNED}
-    rounds = rounds_of(records)
-    returns: dict[tuple[str, int], Incident] = {}
-    for event in records.excluded():
-        later = next((number for number in rounds.get(event.participant, ()) if number > event.round), None)
-        if later is not None and not any((event.participant, n) in recorded for n in range(event.round, later + 1)):
-            reason = f"first answer after its exclusion in round {event.round}"
-            returns[event.participant, later] = Incident(later, event.participant, _RETURNED, reason)
-    return list(returns.values())
 
 
 def _words(kind: str) -> str:

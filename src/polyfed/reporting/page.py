@@ -13,7 +13,7 @@ import yaml
 from polyfed.core.files import write_atomically
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.client_table import clients_page_table
-from polyfed.reporting.happenings import happenings, timeline
+from polyfed.reporting.happenings import timeline
 from polyfed.reporting.markup import html_templates, resource
 from polyfed.reporting.overview import page_head
 from polyfed.reporting.partition_tables import partition_tables
@@ -114,7 +114,6 @@ def rendered_page(template: str, **content: Any) -> str:
 
 
 def _sections(records: RunRecords, figures: Mapping[str, FigureSheet]) -> list[PageSection]:
-    events = happenings(records)
     # reports are passed on, and where data lie on this machine is nobody's business
     shown = with_paths(records.config, lambda path: Path("...", path.name))
     config = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100) if records.config else ""
@@ -153,7 +152,7 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet]) -> list[P
             "weights", "Aggregation weights", [sheet for name, sheet in figures.items() if name not in RUN_FIGURES]
         ),
         PageSection("clients", "Clients", tables=_filled(clients_page_table(records))),
-        PageSection("events", "Events", drawn("events"), _filled(timeline(events))),
+        PageSection("events", "Events", drawn("events"), _filled(timeline(records))),
         PageSection("configuration", "Configuration", text=config),
     ]
     return [section for section in sections if section]

@@ -10,7 +10,7 @@ from polyfed.reporting.curves import client_charts, recorded_charts, server_char
 from polyfed.reporting.gantt import gantt_charts
 from polyfed.reporting.happenings import events_chart
 from polyfed.reporting.partition_charts import partition_sheet
-from polyfed.reporting.traffic import bytes_bars, running_chart, seconds_chart, sent_chart
+from polyfed.reporting.traffic import bytes_bars, seconds_chart, sent_chart
 from polyfed.reporting.weights import weight_sheets
 from polyfed.runs.records import RunRecords
 
@@ -24,14 +24,14 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
     Raises:
         RunError: an array of the run is damaged.
     """
-    traffic = [chart for chart in (sent_chart(records), running_chart(records), seconds_chart(records)) if chart]
+    traffic = [chart for chart in (sent_chart(records), seconds_chart(records)) if chart]
     sheets = {
         "server": sheet_of(f"{records.name}: server", server_charts(records)),
         "recorded": sheet_of(f"{records.name}: recorded by the method", recorded_charts(records)),
         "clients": sheet_of(f"{records.name}: clients, test", client_charts(records)),
         "partition": partition_sheet(records),
         "traffic": sheet_of(f"{records.name}: communication and time", traffic),
-        "bytes": sheet_of(f"{records.name}: where the bytes went", bytes_bars(records), columns=4),
+        "bytes": sheet_of(f"{records.name}: where the bytes went", bytes_bars(records), columns=3),
         "pace": sheet_of(f"{records.name}: clients in time", gantt_charts(records)),
         "events": sheet_of(f"{records.name}: events", events_chart(records)),
         **weight_sheets(records),

@@ -1,4 +1,4 @@
-"""Charts of named rows: maps of values as colours, counts as bubbles, and horizontal bars."""
+"""Charts of named rows: maps of values as colours, and horizontal bars."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class HeatMap(Chart):
 
     @property
     def inches(self) -> tuple[float, float]:
-        width, height = _grid_inches(self.rows, self.columns, list(self._below.values()))
-        return (width if len(self.columns) <= _NAMED_COLUMNS else 5.0), height
+        slanted = 0.055 * max(0, max(map(len, self._below.values()), default=0) - 8)
+        width = min(8.0, 2.5 + 0.5 * len(self.columns)) + _inches_of_names(self.rows)
+        return (width if len(self.columns) <= _NAMED_COLUMNS else 5.0), _inches_high(self.rows) + slanted
 
     @property
     def row_names(self) -> Sequence[str]:
@@ -138,59 +139,6 @@ class BarRows(Chart):
         _name_rows(axes, list(self.rows))
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
-
-
-@dataclass(frozen=True)
-class BubbleChart(Chart):
-    """Counts by row and column as areas.
-
-    Attributes:
-        rows: name of each row.
-        column: what the columns are.
-        columns: name of each column.
-        counts: [rows, columns].
-        colour: of the bubbles.
-        named: names of the columns as they stand below the axis; none where there is no room for them.
-    """
-
-    rows: Sequence[str]
-    column: str
-    columns: Sequence[str]
-    counts: NDArray[np.int64]
-    colour: int
-    named: Sequence[str]
-
-    @property
-    def inches(self) -> tuple[float, float]:
-        return _grid_inches(self.rows, self.columns, self.named)
-
-    @property
-    def row_names(self) -> Sequence[str]:
-        return self.rows
-
-    def draw(self, axes: Axes) -> None:
-        import numpy as np
-
-        rows, columns = np.nonzero(self.counts)
-        counts = self.counts[rows, columns]
-        # diameters in points: the largest bubble just fills its cell
-        diameter = min(15.0, 500.0 / max(1, len(self.columns)))
-        areas = np.maximum(0.6, diameter**2 * counts / max(1, self.counts.max()))
-        axes.scatter(columns, rows, s=areas, color=chart_colour(self.colour), alpha=0.85, linewidth=0)
-        axes.set(xlim=(-0.7, len(self.columns) - 0.3), xlabel=self.column)
-        if self.named:
-            slanted = max(map(len, self.named)) * len(self.named) > 90
-            alignment = "right" if slanted else "center"
-            names = [short_name(name) for name in self.named]
-            axes.set_xticks(range(len(self.columns)), names, rotation=40 if slanted else 0, ha=alignment)
-        _name_rows(axes, self.rows)
-        _show_values(axes, self.rows, self.columns, self.counts.astype(float))
-
-
-def _grid_inches(rows: Sequence[str], columns: Sequence[str], named: Sequence[str]) -> tuple[float, float]:
-    """Width and height; long names of columns stand slanted below."""
-    slanted = 0.055 * max(0, max(map(len, named), default=0) - 8)
-    return min(8.0, 2.5 + 0.5 * len(columns)) + _inches_of_names(rows), _inches_high(rows) + slanted
 
 
 def _inches_of_names(rows: Iterable[str]) -> float:

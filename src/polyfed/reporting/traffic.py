@@ -1,13 +1,12 @@
-"""Bytes and time by round, and where the bytes went: by kind of bundle, by step and by client."""
+"""Bytes and time by round, and where the bytes went: by bundle, step and client."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 
 from polyfed.reporting.charts import LegendEntry
-from polyfed.reporting.round_charts import ChartLine, RoundChart, stacked_chart
+from polyfed.reporting.round_charts import RoundChart, stacked_chart
 from polyfed.reporting.row_charts import BarPart, BarRows
 from polyfed.reporting.tables import MIB, duration
 from polyfed.runs.records import RunRecords, Transfer
@@ -18,18 +17,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def sent_chart(records: RunRecords) -> RoundChart:
-    return stacked_chart("Sent in each round", "MiB", {label: _mib(records, d) for d, label in BYTE_DIRECTIONS.items()})
-
-
-def running_chart(records: RunRecords) -> RoundChart:
-    """MiB up to each round by direction."""
-    lines = []
-    for colour, (direction, label) in enumerate(BYTE_DIRECTIONS.items(), start=1):
-        sent = _mib(records, direction)
-        totals = dict(zip(sent, accumulate(sent.values()), strict=True))
-        lines.append(ChartLine(label, totals, colour))
-    title = f"Sent so far (in all {records.total_bytes() / MIB:,.1f} MiB)"
-    return RoundChart(title, "MiB", lines, [LegendEntry(line.label, line.colour) for line in lines])
+    title = f"Sent in each round (in all {records.total_bytes() / MIB:,.1f} MiB)"
+    return stacked_chart(title, "MiB", {label: _mib(records, d) for d, label in BYTE_DIRECTIONS.items()})
 
 
 def seconds_chart(records: RunRecords) -> RoundChart:
@@ -38,13 +27,10 @@ def seconds_chart(records: RunRecords) -> RoundChart:
 
 
 def bytes_bars(records: RunRecords) -> list[BarRows]:
-    """MiB by kind, bundle and step, the largest first, and by client in the order of the run; nothing of no bytes."""
-    kinds = _totals(records, lambda transfer: transfer.kind or "(none)")
+    """MiB by bundle and step, the largest first, and by client in the order of the run; nothing of no bytes."""
     bundles = _totals(records, lambda transfer: f"{transfer.bundle} ({transfer.dtype or transfer.kind})")
     steps = _totals(records, lambda transfer: transfer.step or "(none)")
-    parts = {"By kind of bundle": _largest(kinds), "By bundle": _largest(bundles), "By step": _largest(steps)}
-    if len(bundles) == len(kinds):  # each kind is one bundle: both would say the same
-        del parts["By bundle"]
+    parts = {"By bundle": _largest(bundles), "By step": _largest(steps)}
     title, clients = _by_client(records)
     return [_bars(name, totals) for name, totals in (parts | {title: clients}).items() if totals]
 
