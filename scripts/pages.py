@@ -18,19 +18,21 @@ from pathlib import Path
 
 from polyfed.core.files import write_atomically
 from polyfed.lab.studies.drawings import Drawing
-from polyfed.lab.studies.evidence import PaperEvidence, evidence_table
 from polyfed.lab.studies.figures import draw_study
-from polyfed.lab.studies.ledger import ledger, ledger_text
-from polyfed.lab.studies.records import (
+from polyfed.lab.studies.results import RESULTS, STUDY, Results
+from polyfed.lab.studies.study_files import folder_name
+from polyfed.reporting.figures import svg_text
+from study_records import (
     StudyRecord,
+    evidence_section,
+    evidence_table,
     index_text,
+    ledger_text,
+    papers_own,
     record_pictures,
     record_text,
     records,
 )
-from polyfed.lab.studies.results import RESULTS, STUDY, Results
-from polyfed.lab.studies.study_files import folder_name
-from polyfed.reporting.figures import svg_text
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path("docs/results")
@@ -73,12 +75,16 @@ def with_block(path: Path, block: str) -> str:
 
 def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> what stands between its marks."""
-    papers = [PaperEvidence.of(name, claim, page, recorded) for name, (page, claim) in PAPERS.items()]
+    own = {name: papers_own(name, recorded) for name in PAPERS}
+    told = [(name, claim, f"docs/{page}", own[name]) for name, (page, claim) in PAPERS.items() if own[name]]
     menu = "".join(f"      - results/{record.page}\n" for record in recorded)
     return {
         "docs/results.md": f"\n{index_text(recorded, HOME.name)}\n",
-        "README.md": f"\n{evidence_table([paper for paper in papers if paper.records], 'docs/')}\n",
-        **{f"docs/{paper.page}": f"\n{paper.section(f'../{HOME.name}')}\n" for paper in papers},
+        "README.md": f"\n{evidence_table(told)}\n",
+        **{
+            f"docs/{page}": f"\n{evidence_section(own[name], f'../{HOME.name}')}\n"
+            for name, (page, _) in PAPERS.items()
+        },
         "mkdocs.yml": menu,
     }
 
@@ -89,7 +95,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     return {
         **{root / HOME / record.page: record_text(record) for record in recorded},
         **{root / name: with_block(root / name, block) for name, block in blocks(recorded).items()},
-        root / "docs/reproduction.md": ledger_text(ledger(root / HOME, recorded), is_brief=True),
+        root / "docs/reproduction.md": ledger_text(recorded),
     }
 
 

@@ -29,9 +29,9 @@ def test_a_study_from_file_to_page(
     assert main(["study", "show", "mine-small"]) == 0
     assert "wrong, seed 0" in capsys.readouterr().out
     assert main(["study", "report", "mine-small"]) == 0
-    assert main(["study", "export", "runs/studies/mine-small", "--format", "md,csv"]) == 0
+    assert main(["study", "export", "runs/studies/mine-small"]) == 0
     assert Path("runs/studies/mine-small/report.html").is_file()
-    assert {path.name for path in Path("runs/studies/mine-small/export").iterdir()} == {"tables.md", "figures.csv"}
+    assert {path.name for path in Path("runs/studies/mine-small/export").iterdir()} >= {"tables.md", "figures.csv"}
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import pages
-from polyfed.lab.studies.records import records
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.study_files import folder_name
+from study_records import records
 
 
 def test_the_pages_are_those_of_the_records() -> None:
@@ -61,7 +61,7 @@ def test_a_record_becomes_a_page_entries_and_a_line_of_the_ledger(tmp_path: Path
     pages.take_over(records(tmp_path / "runs"), tmp_path / "runs", root)
     texts = made(root)
     page = texts["docs/results/papers-fedcola-t4-small.md"]
-    assert "    polyfed study run papers/fedcola-t4 --data-dir DATA --weights-dir WEIGHTS\n" in page
+    assert "    polyfed study run papers/fedcola-t4\n" in page
     assert "| code | 0.1.0 abc |" in page
     assert (
         "](results/papers-fedcola-t4-small.md) | FedCola, Table 4: every type's global model | 5 |"

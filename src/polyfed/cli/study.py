@@ -17,7 +17,6 @@ STUDIES = Path("runs") / "studies"
 """Where studies lie, beside the cells that they share."""
 
 _SHOWN = 5
-_FORMATS = "md,csv,png,svg"
 
 StudyArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="name of a study (polyfed study list), or a YAML file")
@@ -120,7 +119,6 @@ def study_report(
 def study_export(
     folder: StudyFolder,
     *,
-    formats: Annotated[str, typer.Option("--format", metavar="A,B,...", help=_FORMATS)] = _FORMATS,
     out: Annotated[Path | None, typer.Option(help="folder; by default FOLDER/export")] = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -130,26 +128,8 @@ def study_export(
     from polyfed.lab.studies.session import CELLS
 
     place = _found(folder)
-    for path in export_study(
-        Results.load(place, allow_code), out or place / "export", place.parent / CELLS, names_in("--format", formats)
-    ):
+    for path in export_study(Results.load(place, allow_code), out or place / "export", place.parent / CELLS):
         typer.echo(f"written: {path}")
-
-
-def study_ledger(
-    home: Annotated[Path, typer.Option(help="folder of studies that were run")] = STUDIES,
-    out: Annotated[Path | None, typer.Option(help="file; by default it is printed")] = None,
-) -> None:
-    """Say of every table and figure of the papers what it takes, what was run, and what that says."""
-    from polyfed.core.files import write_atomically
-    from polyfed.lab.studies.ledger import ledger, ledger_text
-
-    text = ledger_text(ledger(home))
-    if out is None:
-        typer.echo(text)
-    else:
-        write_atomically(out, text.encode())
-        typer.echo(f"written: {out}")
 
 
 def _found(folder: Path) -> Path:
@@ -175,6 +155,6 @@ def _print(run: StudyRun) -> None:
 
 study_app = command_group(
     "study_",
-    (study_run, study_list, study_show, study_report, study_export, study_ledger),
+    (study_run, study_list, study_show, study_report, study_export),
     "Make a table or a figure of many runs.",
 )

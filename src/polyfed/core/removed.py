@@ -11,7 +11,6 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "adapter": frozenset({"prompt_generator"}),
     "algorithm": frozenset({"feddat", "feddpa", "fedproto", "fedtgp", "fedtpg", "mmic", "pfedprompt", "rcsr"}),
     "command": frozenset({"serve"}),
-    "format": frozenset({"latex"}),
     "imputation": frozenset({"aggregator", "generator", "reconstruction"}),
     "source": frozenset({"blank"}),
     "study": frozenset({"adapters-personal"}),

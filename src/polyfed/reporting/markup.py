@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.untrusted import markdown
@@ -21,9 +22,9 @@ def html_templates() -> Environment:
     return _environment(html=True)
 
 
-def markdown_templates() -> Environment:
-    """Templates of Markdown; every plain text becomes one line that makes no markup."""
-    return _environment(html=False)
+def markdown_templates(folder: Path | None = None) -> Environment:
+    """Templates of Markdown, polyfed's or a folder's; every plain text becomes one line that makes no markup."""
+    return _environment(html=False, folder=folder)
 
 
 def resource(name: str) -> str:
@@ -31,11 +32,11 @@ def resource(name: str) -> str:
 
 
 @functools.cache
-def _environment(*, html: bool) -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def _environment(*, html: bool, folder: Path | None = None) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
     return Environment(
-        loader=PackageLoader("polyfed.reporting"),
+        loader=FileSystemLoader(folder) if folder else PackageLoader("polyfed.reporting"),
         autoescape=html,
         finalize=_html if html else _markdown,
         undefined=StrictUndefined,

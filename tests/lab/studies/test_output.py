@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.errors import RunError
 from polyfed.lab.studies.drawings import Drawing
-from polyfed.lab.studies.export import FORMATS, export_study, figures_csv, markdown_text
+from polyfed.lab.studies.export import export_study, figures_csv, markdown_text
 from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.page import write_study_page
 from polyfed.lab.studies.results import Results
@@ -190,13 +190,9 @@ def test_curves_are_read_from_the_cells(loaded: Load, tmp_path: Path) -> None:
 
 def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
     own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"primary": ["prox > tiny on r1"]}))
-    paths = export_study(own, tmp_path / "export", tmp_path, FORMATS)
+    paths = export_study(own, tmp_path / "export", tmp_path)
     assert {path.name for path in paths} == {"tables.md", "figures.csv", "figure-1.png", "figure-1.svg"}
     assert all(path.stat().st_size for path in paths)
-    with pytest.raises(ConfigError, match=r"--format pdf: .*valid: csv, md, png, svg"):
-        export_study(own, tmp_path / "other", tmp_path, ["pdf"])
-    with pytest.raises(ConfigError, match="'latex' was removed in"):
-        export_study(own, tmp_path / "other", tmp_path, ["latex"])
     page = write_study_page(own, tmp_path / "page.html", tmp_path).read_text()
     assert "&lt;b&gt;tiny&lt;/b&gt;" in page
     assert "<b>tiny" not in page

@@ -38,7 +38,7 @@ def own_map(study: Study, above: dict[Any, Any] = ABOVE) -> ClaimMap:
 def test_marks_are_where_the_interval_lies(loaded: Load) -> None:
     claims = own_map(loaded(seeds=3, axes=AXES, figures=[MAP]))
     assert [cell.mark for cell in claims.cells.values()] == ["held", "open", "contradicted", "open"]
-    (table,) = claims.tables()
+    table = claims.table
     assert table.columns == ("epochs / pairs", "250", "1000")
     assert table.rows == [["1", "+1.10 ✓", "-2.10 ✗"], ["5", "+0.17 ?", "+3.00 ?"]]
     assert "no verdicts" in table.notes[1]
@@ -53,7 +53,7 @@ def test_points_that_were_not_run_and_those_that_a_row_has_not(loaded: Load) -> 
     study = loaded(seeds=3, axes=AXES, rows=rows, figures=[MAP])
     claims = own_map(study, {("250", "1"): (1, 1.1, 1.2)})
     assert claims.sentence == "prox > tiny on r1: held at 1 of 2 points (epochs 1: pairs 250), not run at 1."
-    assert [row[2] for row in claims.tables()[0].rows] == ["-", "-"]
+    assert [row[2] for row in claims.table.rows] == ["-", "-"]
     assert ClaimMap(Results(study, {}), claims.drawing).sentence == "prox > tiny on r1: not run at 2 of 2 points."
 
 
@@ -64,17 +64,10 @@ def test_a_claim_that_something_is_lower_holds_below_zero(loaded: Load) -> None:
     assert claims.cells["250", "1"].mark == "contradicted"
 
 
-def test_other_axes_are_panels(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(seeds=3, axes=AXES, figures=[MAP | {"y": None}])
-    claims = own_map(study)
-    first, second = claims.tables()
-    assert first.title == "Where it holds: prox > tiny on r1: epochs 1"
-    assert (first.rows, second.rows) == ([["", "+1.10 ✓", "-2.10 ✗"]], [["", "+0.17 ?", "+3.00 ?"]])
-    assert (len(first.notes), len(second.notes)) == (0, 2)
-    assert [axes.get_title(loc="left") for axes in draw_study(claims.results, claims.drawing, tmp_path).axes] == [
-        "epochs 1",
-        "epochs 5",
-    ]
+def test_one_axis_is_one_row(loaded: Load) -> None:
+    study = loaded(seeds=3, axes={"pairs": AXES["pairs"]}, figures=[MAP | {"y": None}])
+    table = own_map(study, {("250",): (1, 1.1, 1.2), ("1000",): (3,)}).table
+    assert (table.columns, table.rows) == (("pairs", "250", "1000"), [["", "+1.10 ✓", "+3.00 ?"]])
 
 
 def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load, tmp_path: Path) -> None:
@@ -104,6 +97,7 @@ def test_maps_stand_in_the_tables_and_on_the_page_of_the_study(loaded: Load, tmp
         ({"map": "prox > tiny on r1 at 250, 1"}, r"names a point; a map shows a claim at all points"),
         ({"map": "std of prox > std of tiny on r1"}, r"compares spreads; a map shows means"),
         ({"over": "pairs"}, r"unknown key 'over'"),
+        ({"y": None}, r"figures.0: a map shows all axes of a study, which are two at most; name 'epochs'"),
     ],
 )
 def test_a_wrong_map_is_named(loaded: Load, wrong: dict[str, Any], said: str) -> None:

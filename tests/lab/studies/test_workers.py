@@ -49,7 +49,7 @@ def test_the_study_hears_of_it(loaded: Callable[..., Study], tmp_path: Path) -> 
         study,
         tmp_path / "out",
         jobs=1,
-        listener=lambda progress: heard.update(cell.activity for cell in progress.running.values()),
+        listener=lambda progress: heard.update(progress.running.values()),
     )
     assert not done.ended.failures
     assert len(heard - {""}) >= 1

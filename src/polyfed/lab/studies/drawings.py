@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -12,29 +12,33 @@ from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.study_files import require_known
+from polyfed.runs.records import SERVER
 
 Columns = Mapping[str, ColumnSettings]
 
 
 class Drawing(Settings):
-    """A figure: a column over an axis, over rounds, over another column, or as bars by row."""
+    """A figure: a column over an axis, over rounds (of the server), over another column, or as bars by row."""
 
     column: str
-    over: str = Field(default="rows", description="an axis, another column, round (the metric's curve), or rows (bars)")
+    over: str = Field(
+        default="rows",
+        description="an axis, another column, round (the curve of a metric of the server), or rows (bars)",
+    )
     minus: bool = Field(
         default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"
     )
 
-    def require(self, where: str, columns: Columns, axes: Iterable[str]) -> None:
+    def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
         """Raise ValueError if a study has not what it shows; the message begins with ``where``."""
         require_known(f"{where}.column", [self.column], columns)
-        is_metric = isinstance(columns[self.column], Metric)
-        others = [] if self.minus else [*(["round"] if is_metric else []), *columns]
+        is_of_server = isinstance(column := columns[self.column], Metric) and column.of == SERVER
+        others = [] if self.minus else [*(["round"] if is_of_server else []), *columns]
         require_known(f"{where}.over", [self.over], ["rows", *axes, *others])
 
 
 class RegimeMap(Settings):
-    """A figure: where over two axes a claim holds, where the opposite does, and where it is open."""
+    """A figure: where over the axes of a study a claim holds, where the opposite does, and where it is open."""
 
     map: str = Field(description="a claim without a point")
     x: str = Field(description="the axis of the columns")
@@ -58,9 +62,11 @@ class RegimeMap(Settings):
     def axes(self) -> tuple[str, ...]:
         return (self.x,) if self.y is None else (self.x, self.y)
 
-    def require(self, where: str, columns: Columns, axes: Iterable[str]) -> None:
+    def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
         """As of ``Drawing``; the study looks at the claim."""
         require_known(where, self.axes, axes)
+        if left := {*axes} - {*self.axes}:
+            raise ValueError(f"{where}: a map shows all axes of a study, which are two at most; name '{min(left)}'")
 
 
 def _kind(value: Any) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.files import write_atomically
-from polyfed.core.removed import removed
 from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.tables import study_tables
@@ -31,46 +28,20 @@ def figures_csv(results: Results) -> str:
     return pd.DataFrame(lines, columns=["row", *axes, "column", "seed", "value"]).to_csv(index=False)
 
 
-_TEXTS: dict[str, tuple[str, Callable[[Results], str]]] = {
-    "md": ("tables.md", markdown_text),
-    "csv": ("figures.csv", figures_csv),
-}
-FORMATS = (*_TEXTS, "png", "svg")
-
-
-def export_study(results: Results, out: Path, store: Path, formats: Iterable[str] = FORMATS) -> list[Path]:
+def export_study(results: Results, out: Path, store: Path) -> list[Path]:
     """Write tables and figures; returns the files.
 
     Args:
         results: of the study.
         out: folder.
         store: folder of the cells.
-        formats: of ``FORMATS``.
-
-    Raises:
-        ConfigError: there is no such format.
     """
-    chosen = list(formats)
-    for name in chosen:
-        if name not in FORMATS:
-            raise ConfigError(f"--format {removed('format', name) or f'{name}: {nearest(name, FORMATS)}'}")
-    out.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name in chosen:
-        if name in _TEXTS:
-            file, text = _TEXTS[name]
-            write_atomically(out / file, text(results).encode())
-            paths.append(out / file)
-        else:
-            paths += _drawn(results, out, store, name)
-    return paths
-
-
-def _drawn(results: Results, out: Path, store: Path, kind: str) -> list[Path]:
-    paths = []
+    files = {"tables.md": markdown_text(results).encode(), "figures.csv": figures_csv(results).encode()}
     for number, drawing in enumerate(drawings_of(results.study), 1):
         figure = draw_study(results, drawing, store)
-        path = out / f"figure-{number}.{kind}"
-        write_atomically(path, png_bytes(figure) if kind == "png" else svg_text(figure, results.study.title).encode())
-        paths.append(path)
-    return paths
+        files[f"figure-{number}.png"] = png_bytes(figure)
+        files[f"figure-{number}.svg"] = svg_text(figure, results.study.title).encode()
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomically(out / name, content)
+    return [out / name for name in files]

@@ -134,7 +134,8 @@ def _draw_curves(axes: Axes, results: Results, column: str, point: Point, store:
     for row, colour in zip(results.study.rows, cycle(COLOURS), strict=False):
         start = ", ".join((row, *point, "seed "))
         cells = [store / digest for label, digest in results.cells.items() if label.startswith(start)]
-        curves = [_curve(RunRecords.load(cell), metric) for cell in cells if cell.is_dir()]
+        runs = [RunRecords.load(cell) for cell in cells if cell.is_dir()]
+        curves = [run.series(SERVER, metric.metric, metric.kind) for run in runs]
         _draw_band(axes, curves, row, colour)
     axes.set_xlabel("round")
     whole_rounds(axes)
@@ -148,17 +149,6 @@ def _draw_band(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, co
     axes.plot(rounds, means, color=colour, label=label, marker="o", markersize=3)
     low, high = ([mean + sign * one for mean, one in zip(means, reach, strict=True)] for sign in (-1, 1))
     axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
-
-
-def _curve(records: RunRecords, metric: Metric) -> dict[int, float]:
-    """Round -> the server's value, or the mean of a group's latest values."""
-    if metric.of == SERVER:
-        return records.series(SERVER, metric.metric, metric.kind)
-    rows = records.frame("metrics").query("kind == @metric.kind and metric == @metric.metric")
-    rows = rows[rows["participant"] != SERVER] if metric.of == "clients" else rows[rows["group"] == metric.of]
-    by_client = rows.pivot_table(index="round", columns="participant", values="value", aggfunc="last").ffill()
-    means = by_client.mean(axis=1)
-    return dict(zip(map(int, means.index), map(float, means), strict=True))
 
 
 def _whiskers(spreads: Sequence[Spread]) -> list[float]:

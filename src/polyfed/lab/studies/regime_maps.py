@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
 from polyfed.lab.studies.drawings import RegimeMap
@@ -17,14 +16,12 @@ from polyfed.reporting.statistics import CONFIDENCE, PairedSample
 from polyfed.reporting.tables import TextTable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
 Mark = Literal["held", "contradicted", "open"]
 
 _SIGNS: Mapping[Mark, str] = {"held": "✓", "contradicted": "✗", "open": "?"}
-_BESIDE = 3  # panels
 _NOTE = (
     f"Left minus right, paired by seed. ✓: the {CONFIDENCE * 100:g} % interval lies on the claim's side, ✗: on the "
     "other, ?: it reaches both, or one seed has none. Point by point, so that one of twenty would be marked where "
@@ -85,19 +82,11 @@ class ClaimMap:
             if isinstance(sample, PairedSample) and isinstance(excess := claim.towards(sample), PairedSample)
         }
 
-    @property
-    def panels(self) -> list[dict[str, str]]:
-        """Labels of the axes that are neither x nor y; one without any where there are only two."""
-        axes = list(self.results.study.axes)
-        kept = [dict(zip(axes, point, strict=True)) for point in self.points]
-        others = [{name: own for name, own in each.items() if name not in self.drawing.axes} for each in kept]
-        return [other for number, other in enumerate(others) if other not in others[:number]]
-
     def labels(self, axis: str | None) -> list[str]:
         return [""] if axis is None else list(self.results.study.axes[axis].overrides)
 
-    def cell(self, panel: Mapping[str, str], x: str, y: str) -> MapCell | None:
-        at = {**panel, self.drawing.x: x, **({self.drawing.y: y} if self.drawing.y else {})}
+    def cell(self, x: str, y: str) -> MapCell | None:
+        at = {self.drawing.x: x, self.drawing.y: y}
         return self.cells.get(tuple(at[axis] for axis in self.results.study.axes))
 
     # ---- in words
@@ -126,22 +115,14 @@ class ClaimMap:
         for where, labels in by_rest.items():
             yield f"{where}: " * bool(where) + f"{self.drawing.x} {', '.join(labels)}"
 
-    def tables(self) -> list[TextTable]:
-        """One a panel: rows are y, columns are x."""
+    @property
+    def table(self) -> TextTable:
+        """Rows are y, columns are x."""
         drawing = self.drawing
         corner = drawing.x if drawing.y is None else f"{drawing.y} / {drawing.x}"
-        return [
-            TextTable(
-                ": ".join(filter(None, [f"Where it holds: {drawing.map}", _title(panel)])),
-                (corner, *self.labels(drawing.x)),
-                [
-                    [y or "", *(cell.text if (cell := self.cell(panel, x, y)) else "-" for x in self.labels(drawing.x))]
-                    for y in self.labels(drawing.y)
-                ],
-                (self.sentence, _NOTE) if number == len(self.panels) else (),
-            )
-            for number, panel in enumerate(self.panels, 1)
-        ]
+        across = self.labels(drawing.x)
+        body = [[y, *(cell.text if (cell := self.cell(x, y)) else "-" for x in across)] for y in self.labels(drawing.y)]
+        return TextTable(f"Where it holds: {drawing.map}", (corner, *across), body, (self.sentence, _NOTE))
 
     # ---- drawn
 
@@ -159,30 +140,12 @@ def claim_maps(results: Results) -> list[ClaimMap]:
 
 @styled
 def draw_map(claims: ClaimMap) -> Figure:
-    """A panel for each combination of the other axes; all have the same colours."""
-    drawing = claims.drawing
-    wide, high = len(claims.labels(drawing.x)), len(claims.labels(drawing.y))
-    beside, longest = min(len(claims.panels), _BESIDE), max(map(len, claims.labels(drawing.x)))
-    figure, axes = figure_grid(
-        math.ceil(len(claims.panels) / beside), beside,
-        width=max(4.0, max(1.1, 0.09 * longest) * wide + 1.6), height=0.62 * high + 1.3, title=drawing.map,
-    )  # fmt: skip
-    for where, panel in zip_longest(axes, claims.panels):
-        if panel is None:
-            where.set_axis_off()
-        else:
-            _draw_panel(where, claims, panel)
-    figure.supxlabel(
-        f"blue, {_SIGNS['held']}: for the claim; orange, {_SIGNS['contradicted']}: against it; {_SIGNS['open']}: open",
-        fontsize=8, color=GREY,
-    )  # fmt: skip
-    return figure
-
-
-def _draw_panel(axes: Axes, claims: ClaimMap, panel: Mapping[str, str]) -> None:
+    """Colours by how far the claim is exceeded, with the mean differences."""
     drawing = claims.drawing
     across, down = claims.labels(drawing.x), claims.labels(drawing.y)
-    known = [[claims.cell(panel, x, y) for x in across] for y in down]
+    width = max(4.0, max(1.1, 0.09 * max(map(len, across))) * len(across) + 1.6)
+    figure, (axes,) = figure_grid(1, 1, width=width, height=0.62 * len(down) + 1.3, title=drawing.map)
+    known = [[claims.cell(x, y) for x in across] for y in down]
     excess = [[math.nan if cell is None else cell.excess.mean for cell in row] for row in known]
     axes.imshow(excess, cmap=_colours(), vmin=-claims.strongest, vmax=claims.strongest, aspect="auto")
     axes.grid(visible=False)
@@ -192,15 +155,16 @@ def _draw_panel(axes: Axes, claims: ClaimMap, panel: Mapping[str, str]) -> None:
             axes.text(at, place, text, ha="center", va="center", fontweight=weight)
     axes.set_xticks(range(len(across)), across)
     axes.set_yticks(range(len(down)), down)
-    axes.set(title=_title(panel), xlabel=drawing.x, ylabel=drawing.y or "")
+    axes.set(xlabel=drawing.x, ylabel=drawing.y or "")
+    figure.supxlabel(
+        f"blue, {_SIGNS['held']}: for the claim; orange, {_SIGNS['contradicted']}: against it; {_SIGNS['open']}: open",
+        fontsize=8, color=GREY,
+    )  # fmt: skip
+    return figure
 
 
 def _weight(cell: MapCell) -> str:
     return "normal" if cell.mark == "open" else "bold"
-
-
-def _title(panel: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {label}" for name, label in panel.items())
 
 
 def _colours() -> LinearSegmentedColormap:

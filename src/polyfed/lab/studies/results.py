@@ -128,10 +128,6 @@ class Results:
         seeds = (seed for seed in parts[0][1] if all(seed in by_seed for _, by_seed in parts))
         return {seed: sum(weight * by_seed[seed] for weight, by_seed in parts) for seed in seeds}
 
-    def cell(self, row: str, point: Point, seed: int) -> str | None:
-        """The name of a cell's folder; None if it is not complete."""
-        return self.cells.get(", ".join((row, *point, f"seed {seed}")))
-
     # ---- files
 
     def save(self, folder: Path) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import NamedTuple
 
 from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Cell, require_data
@@ -20,28 +19,20 @@ _POLL = 0.5  # seconds between two looks at the display and the budget
 _Key = tuple[int, int, int]  # what comes first: main rows, then first seeds, then the order of rows
 
 
-class CellProgress(NamedTuple):
-    """Rounds of a cell that are complete, rounds in all, and what it prepares, if it does not train."""
-
-    done: int
-    rounds: int
-    activity: str = ""
-
-
 @dataclass(frozen=True)
 class Progress:
     """Where a study is.
 
     Attributes:
         done, failed, left: cells.
-        running: label -> how far it is.
+        running: label of a cell -> what it prepares; empty while it trains.
         seconds_left: expected; None before the first cell is done.
     """
 
     done: int
     failed: int
     left: int
-    running: Mapping[str, CellProgress]
+    running: Mapping[str, str]
     seconds_left: float | None
 
 
@@ -89,7 +80,7 @@ class Runner:
     _cells: dict[str, Cell] = field(default_factory=dict)
     _waiting: list[tuple[str, Point]] = field(default_factory=list)
     _failures: dict[str, str] = field(default_factory=dict)
-    _seconds: dict[str, list[float]] = field(default_factory=dict)
+    _seconds: list[float] = field(default_factory=list)
     _done: set[str] = field(default_factory=set)
     _stopped: str = ""
 
@@ -173,7 +164,7 @@ class Runner:
         cell = self._cells[outcome.key]
         if outcome.ending == "done":
             self._done.add(outcome.key)
-            self._seconds.setdefault(cell.row, []).append(outcome.seconds)
+            self._seconds.append(outcome.seconds)
             self._advance()
         elif outcome.ending == "no space":
             self._stopped = f"{outcome.cause}; free some, then give the same command"
@@ -189,32 +180,10 @@ class Runner:
     # ---- what is known
 
     def _progress(self, workers: Workers) -> Progress:
-        running = {
-            self._cells[key].label: CellProgress(*self._rounds(self._cells[key]), workers.activity(key))
-            for key in workers.running
-        }
-        left = len(self._due) + len(workers.running) + self._unplanned()
-        return Progress(len(self._done), len(self._failures), left, running, self._seconds_left(workers))
-
-    def _unplanned(self) -> int:
-        return len(self._waiting) * len(self.plan.study.seeds)
-
-    def _seconds_left(self, workers: Workers) -> float | None:
-        if not self._seconds:
-            return None
-        overall = fmean(second for seconds in self._seconds.values() for second in seconds)
-        means = {row: fmean(seconds) for row, seconds in self._seconds.items()}
-        due = sum(means.get(cell.row, overall) for _, cell in self._due.values())
-        waiting = sum(means.get(row, overall) * len(self.plan.study.seeds) for row, _ in self._waiting)
-        running = sum(means.get(self._cells[key].row, overall) / 2 for key in workers.running)
-        return (due + waiting + running) / self.jobs
-
-    def _rounds(self, cell: Cell) -> tuple[int, int]:
-        try:
-            lines = (cell.folder(self.plan.store) / "timing.jsonl").read_bytes().count(b"\n")
-        except OSError:
-            lines = 0
-        return lines, cell.experiment.run.rounds
+        running = {self._cells[key].label: workers.activity(key) for key in workers.running}
+        left = len(self._due) + len(running) + len(self._waiting) * len(self.plan.study.seeds)
+        seconds_left = fmean(self._seconds) * left / self.jobs if self._seconds else None
+        return Progress(len(self._done), len(self._failures), left, running, seconds_left)
 
     def _ended(self) -> Ended:
         not_done = [cell.label for key, cell in self._cells.items() if key not in self._done]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
-
-from polyfed.core.errors import ConfigError
+from collections.abc import Mapping
 
 
 def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:
@@ -25,34 +22,15 @@ def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:
 
     Returns:
         Player -> value, players in alphabetical order.
-
-    Raises:
-        ConfigError: a coalition is missing.
     """
     players = sorted(frozenset().union(*utility))
-    for coalition in coalitions(players):
-        if coalition not in utility:
-            raise ConfigError(
-                f"coalition '{coalition_label(coalition)}' is missing; give each of the {2 ** len(players)} coalitions "
-                f"of: {', '.join(players) or 'nobody'}"
-            )
     n = len(players)
     # |S|! (n - |S| - 1)! / n! is one over n times the number of coalitions of that size among the others
     return {
         player: math.fsum(
-            (utility[coalition | {player}] - utility[coalition]) / (n * math.comb(n - 1, len(coalition)))
-            for coalition in coalitions(players)
+            (utility[coalition | {player}] - value) / (n * math.comb(n - 1, len(coalition)))
+            for coalition, value in utility.items()
             if player not in coalition
         )
         for player in players
     }
-
-
-def coalitions(players: Sequence[str]) -> Iterator[frozenset[str]]:
-    """All subsets, the smaller first, and those of one size in the order of ``players``."""
-    sizes = range(len(players) + 1)
-    return map(frozenset, chain.from_iterable(combinations(players, size) for size in sizes))
-
-
-def coalition_label(coalition: frozenset[str]) -> str:
-    return "+".join(sorted(coalition)) or "none"

@@ -28,7 +28,7 @@ def study_tables(results: Results) -> list[TextTable]:
     tables = [*figure_tables(results), *difference_tables(results)]
     tables += shapley_tables(results) if results.study.coalitions else []
     tables += claims_tables(results)
-    tables += [table for claims in claim_maps(results) for table in claims.tables()]
+    tables += [claims.table for claims in claim_maps(results)]
     tables += [tuning_table(results)] if results.chosen else []
     tables += [causes_table(results)] if results.causes else []
     return tables

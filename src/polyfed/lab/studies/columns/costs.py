@@ -27,17 +27,14 @@ class TrafficColumn(ColumnSettings):
     is_outcome: ClassVar[bool] = False
 
     direction: _Direction = "both"
-    per: Literal["run", "round", "client"] = Field(
-        default="run", description="client: of one client in a round in which it took part, mean"
-    )
+    per: Literal["run", "round"] = "run"
     lower: bool = True
 
     def measure(self, run: Run) -> float:
         if not run.records.transfers:
             return 0.0
         traffic = Traffic.of(run.records)
-        of_way = traffic.a_round if self.per == "client" else traffic.total
-        moved = sum(of_way(way) for way in _ways(self.direction))
+        moved = sum(map(traffic.total, _ways(self.direction)))
         return moved / MIB / (traffic.rounds if self.per == "round" else 1)
 
 

@@ -1,0 +1,244 @@
+"""Records of studies that come with polyfed: their pages, an index, what holds of each paper, and the ledger."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from polyfed.core.untrusted import markdown
+from polyfed.lab.studies.cells import Cell, Places, resolve
+from polyfed.lab.studies.judgement import Judgement, Verdict
+from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps, draw_map
+from polyfed.lab.studies.results import RESULTS, Results
+from polyfed.lab.studies.study import SMALL, Study
+from polyfed.lab.studies.study_files import folder_name, study_content, study_files
+from polyfed.lab.studies.tables import claim_evidence, study_tables
+from polyfed.reporting.figures import svg_text
+from polyfed.reporting.markup import markdown_templates
+from polyfed.reporting.tables import TextTable
+
+PAPER = "paper"
+TEMPLATES = Path(__file__).parent / "templates"
+_PAPERS = "papers/"
+_DECIDED: tuple[Verdict, ...] = ("held", "contradicted")
+_VERDICTS: tuple[Verdict, ...] = (*_DECIDED, "open")
+_HEADS = ("verdict", "seeds", "difference", "95 % interval", "adjusted p")
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """What was run of a study at a scale.
+
+    Attributes:
+        name: of the study.
+        scale: small or paper.
+        results: what was run, with the study as it was then.
+    """
+
+    name: str
+    scale: str
+    results: Results
+
+    @property
+    def study(self) -> Study:
+        return self.results.study
+
+    @property
+    def source(self) -> str:
+        """The paper; empty of a study of none."""
+        return self.study.source.paper if self.study.source else ""
+
+    @property
+    def item_name(self) -> str:
+        """What of the paper it is the counterpart of, such as ``Table 1``."""
+        return self.study.source.item if self.study.source else self.name
+
+    @property
+    def place(self) -> tuple[bool, bool, int]:
+        """By which a paper's items are in order: tables, figures, all else."""
+        kind, _, number = self.item_name.rpartition(" ")
+        is_numbered = kind in ("Table", "Figure")
+        return not is_numbered, kind != "Table", int(number) if is_numbered else 0
+
+    @property
+    def shows(self) -> str:
+        """What it is about: its title without paper and item."""
+        return self.study.title.partition(": ")[2] or self.study.title
+
+    @property
+    def command(self) -> str:
+        return f"polyfed study run {self.name}" + ("" if self.scale == SMALL else f" --scale {self.scale}")
+
+    @property
+    def page(self) -> str:
+        return f"{folder_name(self.name, self.scale)}.md"
+
+    def map_file(self, number: int) -> str:
+        """Name of a map's picture beside its page."""
+        return f"{folder_name(self.name, self.scale)}-map-{number}.svg"
+
+    @cached_property
+    def judgements(self) -> list[Judgement]:
+        return self.results.judgements()
+
+    @property
+    def verdicts(self) -> Counter[Verdict]:
+        return Counter(item.verdict for item in self.judgements)
+
+    @cached_property
+    def maps(self) -> list[ClaimMap]:
+        return claim_maps(self.results)
+
+    @property
+    def tables(self) -> list[Markup]:
+        return [Markup(table.markdown(2)) for table in study_tables(self.results)]
+
+    # ---- how much of it was run
+
+    @cached_property
+    def further(self) -> list[int]:
+        """Seeds of runs that were made beyond those of the study."""
+        made = [int(label.rpartition(" ")[2]) for label in self.results.cells]
+        return [seed for seed in made if seed not in self.study.seeds]
+
+    @property
+    def seeds(self) -> str:
+        first, further = (", ".join(map(str, seeds)) for seeds in (self.study.seeds, sorted({*self.further})))
+        return f"{first}; where a claim was open {further}" if further else first
+
+    @property
+    def is_complete(self) -> bool:
+        expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
+        return len(self.results.cells) == expected + len(self.further) and not self.results.causes
+
+    @cached_property
+    def runs(self) -> str:
+        """``45 (+25)``: runs of all seeds, where what two rows share counts once, and at most so many searches."""
+        plan = StudyPlan(self.study, Places(), Path())
+        places = plan.row_points()
+        cells = {Cell(row, point, resolve(self.study, row, point, plan.places)).digest for row, point in places}
+        searches = plan.tuning.most_candidates(places)
+        return f"{len(cells) * len(self.study.seeds) + len(self.further)}" + (f" (+{searches})" if searches else "")
+
+    @property
+    def progress(self) -> str:
+        """How many of its runs were made, and how many searched before them."""
+        return f"{len(self.results.cells)} of {self.runs}" + ("" if self.is_complete else ": in part")
+
+    @property
+    def state(self) -> str:
+        """Verdicts counted."""
+        known = (*_VERDICTS, "not run")
+        counts = ", ".join(f"{self.verdicts[name]} {name}" for name in known if self.verdicts[name]) or "run"
+        return counts if self.is_complete else f"in part: {counts}"
+
+    @property
+    def digest(self) -> str:
+        """Of the resolved configurations and data's files of all cells that were run."""
+        return hashlib.sha256("".join(sorted(self.results.cells.values())).encode()).hexdigest()[:12]
+
+    @property
+    def outdated(self) -> str:
+        """What was tuned in the run, where the study tunes something else by now; empty where it does not."""
+        both = (self.study, Study.load(self.name, self.scale))
+        then, now = (study.tuning.in_words if study.tuning else "nothing" for study in both)
+        return f"tuned: {then}; the study tunes {now} by now" if then != now else ""
+
+
+def records(home: Path) -> list[StudyRecord]:
+    """All studies of polyfed's own of which something was run, as ``polyfed study run`` leaves them in ``home``.
+
+    Raises:
+        RunError: one is damaged.
+    """
+    names = study_files()
+    places = [(name, scale) for name in names for scale in (SMALL, PAPER) if scale == SMALL or name.startswith(_PAPERS)]
+    begun = [place for place in places if (home / folder_name(*place) / RESULTS).is_file()]
+    found = [StudyRecord(*place, Results.load(home / folder_name(*place))) for place in begun]
+    return [record for record in found if record.results.cells]
+
+
+def record_text(record: StudyRecord) -> str:
+    return _rendered("study.md.j2", record=record)
+
+
+def record_pictures(record: StudyRecord) -> dict[str, str]:
+    """Name of a file beside its page -> SVG."""
+    return {
+        record.map_file(number): svg_text(draw_map(claims), claims.drawing.map)
+        for number, claims in enumerate(record.maps, 1)
+    }
+
+
+def index_text(recorded: Sequence[StudyRecord], folder: str) -> str:
+    """Studies that were run, and the claims that they decided, as Markdown.
+
+    Args:
+        recorded: of ``records``.
+        folder: of their pages, as links have it.
+    """
+    claims = [
+        [claim, record.study.title, *evidence]
+        for record in recorded
+        for item in record.judgements
+        if item.verdict in _DECIDED
+        for claim, *evidence in [claim_evidence(item)]
+    ]
+    table = TextTable("What they decide", ("claim", "study", *_HEADS), claims)
+    decided = [Markup(table.markdown(3))] if claims else []
+    return _rendered("results.md.j2", records=recorded, folder=folder, decided=decided)
+
+
+def ledger_text(recorded: Sequence[StudyRecord]) -> str:
+    """What was run of the papers' tables and figures, as Markdown."""
+    sources = [study_content(name)["source"]["paper"] for name in study_files() if name.startswith(_PAPERS)]
+    run = [record for record in recorded if record.name.startswith(_PAPERS)]
+    shown = {paper: papers_own(paper, run) for paper in sorted({*sources})}
+    verdicts = {paper: sum((record.verdicts for record in own), Counter[Verdict]()) for paper, own in shown.items()}
+    return _rendered("ledger.md.j2", items=Counter(sources), shown=shown, verdicts=verdicts)
+
+
+def papers_own(paper: str, recorded: Sequence[StudyRecord]) -> list[StudyRecord]:
+    """Records of a paper, as ``source.paper`` of a study names it, in the order of its items."""
+    return sorted((record for record in recorded if record.source == paper), key=lambda record: record.place)
+
+
+def evidence_table(papers: Sequence[tuple[str, str, str, Sequence[StudyRecord]]]) -> str:
+    """A row a paper: its method with a link to a page, what it claims, and how many claims of its studies hold here."""
+    lines = [("method", "what it claims", *_VERDICTS), ["---"] * (2 + len(_VERDICTS))]
+    for paper, claim, page, own in papers:
+        counts = Counter(item.verdict for record in own for item in record.judgements if item.sample is not None)
+        lines.append([f"[{paper}]({page}#where-its-claims-hold)", claim, *(str(counts[name]) for name in _VERDICTS)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def evidence_section(own: Sequence[StudyRecord], folder: str) -> str:
+    """Claims, maps and their sentences of a paper's page; ``folder`` is that of the records, as links have it."""
+    if not own:
+        return "None of its own studies was run yet.\n"
+    claims = [
+        [text, record.item_name, *others]
+        for record in own
+        for item in record.judgements
+        if item.sample is not None
+        for text, *others in [claim_evidence(item)]
+    ]
+    parts = [TextTable("Primary claims", ("claim", "item", *_HEADS), claims).markdown(3)] if claims else []
+    for record in own:
+        for number, shown in enumerate(record.maps, 1):
+            picture = f"![{markdown(shown.drawing.map)}]({folder}/{record.map_file(number)})"
+            parts.append(f"{picture}\n\n{markdown(shown.sentence)}\n")
+    names = ", ".join(f"[{record.name}]({folder}/{record.page})" for record in own)
+    return "\n".join([*parts, f"Tables, intervals and commands: {names}.\n"])
+
+
+def _rendered(template: str, **content: Any) -> str:
+    return markdown_templates(TEMPLATES).get_template(template).render(**content)
