@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
-from polyfed.lab.studies.cells import CellFigures
+from polyfed.lab.studies.cells import Cell, CellFigures
 from polyfed.lab.studies.claims import ALL, Claim, Side
 from polyfed.lab.studies.judgement import Judgement, judge
 from polyfed.lab.studies.planning import StudyPlan
@@ -55,13 +55,22 @@ class Results:
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
         """What lies in the plan's store."""
-        found = _Found(plan, dict(failures))
+        values: dict[Place, dict[int, float]] = {}
+        chosen, causes, cells, code = dict[tuple[str, Point], Chosen](), dict(failures), dict[str, str](), set[str]()
         for row, point in plan.row_points():
             with suppress(LookupError, RunError):  # its search is not complete, or chose nothing
                 if (choice := plan.chosen(row, point)) is not None:
-                    found.chosen[row, point] = choice
-                found.take(row, point)
-        return found.results
+                    chosen[row, point] = choice
+                for cell, figures in _complete(plan, row, point):
+                    cells[cell.label] = cell.digest
+                    code.add(figures.code)
+                    for column, settings in plan.study.columns_of(row).items():
+                        value = figures.values.get(settings.digest)
+                        if isinstance(value, str):
+                            causes[f"{cell.label}: {column}"] = value
+                        elif value is not None and math.isfinite(value):
+                            values.setdefault((row, point, column), {})[cell.seed] = value
+        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)))
 
     # ---- questions
 
@@ -200,43 +209,15 @@ class Results:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
 
 
-@dataclass
-class _Found:
-    """What was found in a store."""
-
-    plan: StudyPlan
-    causes: dict[str, str]
-    values: dict[Place, dict[int, float]] = field(default_factory=dict)
-    chosen: dict[tuple[str, Point], Chosen] = field(default_factory=dict)
-    cells: dict[str, str] = field(default_factory=dict)
-    code: set[str] = field(default_factory=set)
-
-    def take(self, row: str, point: Point) -> None:
-        """The complete cells of a row; raises LookupError if its search is not complete."""
-        for cell in self.plan.final(row, point):
-            figures = _readable(cell.folder(self.plan.store))
-            if figures is None:
-                continue
-            self.cells[cell.label] = cell.digest
-            self.code.add(figures.code)
-            for column, settings in self.plan.study.columns_of(row).items():
-                value = figures.values.get(settings.digest)
-                if isinstance(value, str):
-                    self.causes[f"{cell.label}: {column}"] = value
-                elif value is not None and math.isfinite(value):
-                    self.values.setdefault((row, point, column), {})[cell.seed] = value
-
-    @property
-    def results(self) -> Results:
-        code = tuple(sorted(self.code))
-        return Results(self.plan.study, self.values, self.chosen, self.causes, self.cells, code)
-
-
-def _readable(folder: Path) -> CellFigures | None:
-    try:
-        return CellFigures.of(folder)
-    except RunError:
-        return None  # told as a failure already
+def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, CellFigures]]:
+    """The cells of a row that are complete; raises as ``StudyPlan.final``."""
+    for cell in plan.final(row, point):
+        try:
+            figures = CellFigures.of(cell.folder(plan.store))
+        except RunError:
+            continue  # told as a failure already
+        if figures is not None:
+            yield cell, figures
 
 
 def _chosen(entry: Mapping[str, Any]) -> Chosen:

@@ -74,7 +74,6 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     with _alone(out):
         ended = runner.run()
-        save(ended.failures)
     return StudyRun(Results.load(out), ended, out)
 
 
