@@ -19,10 +19,10 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
 from polyfed.privacy.policy import Policy, SentField
-from polyfed.privacy.rules import RobustRule
-from polyfed.privacy.settings import PrivacySettings, require_covered
+from polyfed.privacy.settings import AggregationSettings, PrivacySettings, require_covered
 from polyfed.runs.config_files import merged
-from polyfed.runs.protection import needs_single_replies, require_combinable, require_learning_by_fit
+from polyfed.runs.conflicts import Choice, conflicts
+from polyfed.runs.protection import require_learning_by_fit
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 from reference import code, table
@@ -89,7 +89,7 @@ Against = Callable[[Algorithm], str]
 
 
 def _against_sums(method: Algorithm) -> str:
-    return next(needs_single_replies(method), "")
+    return next(conflicts(Choice(method, AggregationSettings(secure="pairwise_masks"))), "")
 
 
 def _against_noise_on_replies(method: Algorithm) -> str:
@@ -105,7 +105,7 @@ def _against_noise_in_training(method: Algorithm) -> str:
 
 
 def _against_rules(method: Algorithm) -> str:
-    return _refusal(lambda: require_combinable(RobustRule.model_validate("median"), method))
+    return next(conflicts(Choice(method, AggregationSettings(robust="median"))), "")
 
 
 def _refusal(check: Callable[[], None]) -> str:

@@ -241,17 +241,3 @@ def test_either_schedule_gives_the_same_bits(tmp_path: Path, undisturbed: dict[s
     assert repeated["metrics.jsonl"] == whole["metrics.jsonl"]
     assert repeated["models/last/model.safetensors"] == whole["models/last/model.safetensors"]
     assert repeated["ledger.jsonl"] != whole["ledger.jsonl"]
-
-
-@pytest.mark.parametrize("transport", [{"topk": 0.1}, pytest.param({"unchanged": "omit"}, marks=pytest.mark.slow)])
-def test_replies_that_refer_to_requests_are_encoded_alike_on_either_schedule(
-    tmp_path: Path, transport: dict[str, Any]
-) -> None:
-    found = []
-    for broadcast in ("shared", "repeated"):
-        config = quiet(teacher={"broadcast": broadcast})
-        config["run"] |= {"transport": transport, "engine": {"name": "local", "serialize": True}}
-        result = polyfed.run(Experiment.parse(config), tmp_path / broadcast, quiet=True)
-        up = [one.bytes for one in result.records.transfers if (one.step, one.direction) == ("guide", "up")]
-        found.append((contents(result)["models/last/model.safetensors"], up))
-    assert found[0] == found[1]

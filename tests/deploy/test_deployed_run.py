@@ -107,18 +107,12 @@ def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", [{"name": "async"}, {"name": "buffered", "replies": 2}], ids=lambda pace: pace["name"])
-def test_sites_that_are_not_waited_for_train_and_the_run_is_replayed_to_the_same_bits(
-    tmp_path: Path, pace: dict[str, Any]
-) -> None:
+def test_sites_that_are_not_waited_for_train(tmp_path: Path, pace: dict[str, Any]) -> None:
     settings = experiment_settings()
     settings["run"] |= {"rounds": 6, "pace": pace}
     with served(make(tmp_path / "federation", settings=settings), tmp_path) as live:
         train(live, ["archive", "hospital"], tmp_path / "run")
-    replayed = experiment_settings()
-    replayed["run"] |= {"rounds": 6, "pace": pace | {"replay": str(tmp_path / "run" / "pace.jsonl")}}
-    expected = in_one_process(replayed, tmp_path / "alone")
     metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert metrics == (expected / "metrics.jsonl").read_text()
     steps = [line for line in map(json.loads, metrics.splitlines()) if line["kind"] == "pace"]
     assert [line["round"] for line in steps] == [1, 2, 3, 4, 5, 6]
     assert any(line["metrics"]["staleness"] > 0 for line in steps)

@@ -1,4 +1,4 @@
-"""Paces: when rounds are full, what late replies count for, and how long clients take."""
+"""Paces: when rounds end, what late replies count for, and how long clients take."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.late_replies import moved
-from polyfed.federation.paces import LatePace, Pace
-from polyfed.federation.staleness import ConstantStaleness, Hinge, Polynomial, Staleness
+from polyfed.federation.paced_cohort import moved
+from polyfed.federation.paces import ConstantStaleness, Hinge, Pace, Polynomial, Staleness
 from polyfed.federation.times import ClientTimes, Drawn, Times, Trace
 
 
@@ -40,42 +39,18 @@ def test_weights_by_staleness(rule: Staleness, weights: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pace", "replied", "full"),
+    ("pace", "most"),
     [
-        ({"name": "buffered", "replies": 2}, "a0", False),
-        ({"name": "buffered", "replies": 2}, "a0 b0", True),
-        ({"name": "buffered", "replies": 0.5}, "a0", False),
-        ({"name": "buffered", "replies": 0.3}, "a0 a1", True),
-        ({"name": "buffered", "replies": 1.0}, "a0 a1 b0", False),
-        ({"name": "buffered", "replies": {"image": 1, "text": 2}}, "a0 a1 b0", False),
-        ({"name": "buffered", "replies": {"image": 1, "text": 2}}, "b0 c0", True),
-        ({"name": "async"}, "", False),
-        ({"name": "async"}, "a0", True),
-        ({"name": "deadline", "seconds": 3}, "a0 a1 b0 c0", False),
+        ({"name": "sync"}, 4),
+        ({"name": "buffered", "replies": 2}, 2),
+        ({"name": "buffered", "replies": 0.5}, 2),
+        ({"name": "buffered", "replies": 0.3}, 2),
+        ({"name": "buffered", "replies": 1.0}, 4),
+        ({"name": "async"}, 1),
     ],
 )
-def test_when_a_round_is_full(pace: dict[str, Any], replied: str, full: bool) -> None:
-    made: Any = Pace.named(pace["name"])(**{key: value for key, value in pace.items() if key != "name"})
-    assert isinstance(made, LatePace)
-    assert made.is_full([client for client in CLIENTS if client.id in replied.split()], CLIENTS) is full
-
-
-@pytest.mark.parametrize(
-    ("pace", "kind", "fewest"),
-    [
-        ({"name": "buffered", "replies": 3}, "a0 a1", 1),
-        ({"name": "buffered", "replies": 2}, "a0 a1", 0),
-        ({"name": "buffered", "replies": 1.0}, "a0 a1", 2),
-        ({"name": "buffered", "replies": {"image": 3, "text": 1}}, "a0 a1", 2),
-        ({"name": "buffered", "replies": {"image": 3, "text": 1}}, "c0", 1),
-        ({"name": "async"}, "a0 a1 b0 c0", 1),
-        ({"name": "async"}, "a0 a1", 0),
-        ({"name": "deadline", "seconds": 3}, "a0 a1 b0", 0),
-    ],
-)
-def test_how_many_of_a_type_reply_for_sure(pace: dict[str, Any], kind: str, fewest: int) -> None:
-    made: Any = Pace.named(pace["name"])(**{key: value for key, value in pace.items() if key != "name"})
-    assert made.fewest([client for client in CLIENTS if client.id in kind.split()], CLIENTS) == fewest
+def test_after_how_many_replies_a_round_ends(pace: dict[str, Any], most: int) -> None:
+    assert parse_settings(Pace, pace).most(CLIENTS) == most
 
 
 def test_mixing_of_asynchronous_replies() -> None:
@@ -141,15 +116,11 @@ def test_times_of_a_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        (Pace, {"name": "buffered", "replies": 0}, "K is a number of clients"),
+        (Pace, {"name": "buffered", "replies": 0}, "greater than 0"),
         (Pace, {"name": "buffered", "replies": 1.5}, "K is a number of clients"),
-        (Pace, {"name": "buffered", "replies": {}}, "K is a number of clients"),
         (Pace, {"name": "buffered", "replies": 5}, "run.pace.replies is 5, but there are 4 clients"),
-        (Pace, {"name": "buffered", "replies": {"text": 3}}, r"replies.text is 3; .* image: 3, text: 2"),
-        (Pace, {"name": "buffered", "replies": {"sound": 1}}, r"replies.sound is 1; .* image: 3, text: 2"),
         (Pace, {"name": "async", "concurrency": 5}, "run.pace.concurrency is 5, but there are 4 clients"),
         (Pace, {"name": "async", "alpha": 1.2}, "alpha"),
-        (Pace, {"name": "deadline"}, "seconds: is required"),
         (Pace, {"name": "late"}, "unknown pace 'late'"),
         (Times, {"name": "drawn", "groups": {"x": 2}}, "no clients are called 'x'"),
         (Times, {"name": "drawn", "period": 3}, "period has no effect with awake: 1"),

@@ -314,7 +314,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
             (_optimized(kind="adam", nesterov=True), "nesterov has no effect with kind: adam"),
             # what protects replies
             ({"aggregation": MASKED | {"clip": {}}}, r"hides each client's reply, and aggregation\.clip looks at each"),
-            ({"aggregation": MASKED | {"robust": "median"}}, "compares them; choose one of the two"),
+            ({"aggregation": MASKED | {"robust": "median"}}, "a rule compares single replies; choose one of the two"),
             ({"aggregation": {"secure": {"name": "pairwise_masks", "range": math.inf}}}, r"secure\.range: .*finite"),
             ({"aggregation": MASKED, "clients.image": GONE}, "needs 3 clients of a type, and type 'paired' has 2"),
             (
@@ -326,8 +326,8 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"privacy": _noise(weights=1.0) | {"budget": {"epsilon": 1}}}, r"epsilon is 1, but 2 replies of a client"),
         )
     ),
-    (tiny(name="local"), {"aggregation": {"robust": "median"}}, "clients of 'local' send nothing that is combined"),
-    (tiny(name="scaffold"), {"run.pace": "buffered"}, "a round of 'scaffold' .* set it to sync"),
+    (tiny(name="local"), {"aggregation": {"robust": "median"}}, "its clients send nothing that is combined"),
+    (tiny(name="scaffold"), {"run.pace": "buffered"}, "'buffered' does not go with algorithm 'scaffold'"),
     (tiny(name="change_distillation", warmup_rounds=2), {}, r"warmup_rounds is 2, but run\.rounds is 2"),
     # adapters
     *((tiny(name=name), {}, "no client's model has low-rank adapters") for name in ("fedit", "flora")),

@@ -211,21 +211,7 @@ def tiny(**changes: Any) -> Config:
         (federation({"name": "median", "tolerated": 4}), r"tolerates 4 of 7 .* needs 9"),
         (federation({"name": "median", "tolerated": 0.5}), "tolerated"),
         (federation("medain"), "did you mean 'median'"),
-        (federation("agreement"), "'agreement' weighs rows, but clients of 'fedavg' send weights"),
-        (
-            federation("median") | {"algorithm": {"name": "local", "local_epochs": 1}},
-            "aggregation.robust 'median' has no effect: clients of 'local' send nothing",
-        ),
-        (
-            federation(attackers="noise") | {"algorithm": {"name": "local", "local_epochs": 1}},
-            "run.attackers 'noise' has no effect: clients of 'local'",
-        ),
         (federation("median", sampling={"cohort": 2}), r"round 1: .* needs 3 replies of it, and type 'text' has 2"),
-        (
-            three_kinds(name="creamfl", teacher={"alignment": {"kind": "procrustes"}})
-            | {"aggregation": {"robust": "median"}},
-            "algorithm.teacher.alignment 'procrustes'",
-        ),
     ],
 )
 def test_what_cannot_be_robust_is_refused_before_any_work(tmp_path: Path, config: Config, message: str) -> None:

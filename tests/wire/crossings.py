@@ -29,12 +29,6 @@ def model(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def trained(before: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The linear layer and the bias have moved, all else is as before."""
-    moved = {"linear": before["linear"] + 0.01 * drawn(40, 30, seed=9), "bias": before["bias"] + 1}
-    return {name: moved.get(name, value.clone()) for name, value in before.items()}
-
-
 def crossed(payload: Payload, *, checksums: bool = True) -> Payload:
     """The payload after its bytes went through another process."""
     messages, frames = pack({"it": payload}, checksums=checksums)
@@ -53,9 +47,9 @@ def sample() -> Payload:
     return Payload({"n": 12, "weights": weights, "loss": 0.5, "reps": reps, "name": "größe", "ok": True})
 
 
-def received(transport: Transport, payload: Payload, request: Payload | None = None) -> Payload:
+def received(transport: Transport, payload: Payload) -> Payload:
     """What comes of a payload on the other side."""
-    return transport.decode(crossed(transport.encode(payload, request)), request)
+    return transport.decode(crossed(transport.encode(payload)))
 
 
 def of(payload: Payload, name: str = "weights") -> TensorBundle:

@@ -1,4 +1,4 @@
-"""Eight-bit integers and largest entries, against loops written from the formulas, and their error bounds."""
+"""Eight-bit integers, against loops written from the formulas, and their error bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.wire.compression import dequantise, kept, largest_entries, quantise
+from polyfed.wire.compression import dequantise, quantise
 
 SLACK = 1 + 2**-15  # of fp32: the scale, the quotient and the product are rounded
 
@@ -94,43 +94,3 @@ def test_strides_do_not_matter() -> None:
     values = drawn(8, 6)
     for found, expected in zip(quantise(values.T), quantise(values.T.contiguous()), strict=True):
         assert torch.equal(found, expected)
-
-
-# ---- the largest entries
-
-
-def naive_largest(values: list[float], count: int) -> list[int]:
-    order = sorted(range(len(values)), key=lambda k: (-abs(values[k]), k))  # of equal ones the first
-    return sorted(order[:count])
-
-
-@given(values=st.lists(st.integers(-4, 4), min_size=1, max_size=30), share=st.floats(0.01, 1))
-def test_the_largest_are_found_and_of_equal_ones_the_first(values: list[int], share: float) -> None:
-    tensor = torch.tensor(values, dtype=torch.float32)
-    found = largest_entries(tensor, share)
-    assert found.dtype == torch.int32
-    assert found.tolist() == naive_largest([float(value) for value in values], kept(len(values), share))
-
-
-def test_what_is_left_out_is_the_smallest_error_possible() -> None:
-    values = drawn(20, 10)
-    at = largest_entries(values, 0.1).long()
-    rest = values.flatten().clone()
-    rest[at] = 0
-    smallest = values.flatten().abs().sort().values[:180]
-    assert float(rest.norm()) == pytest.approx(float(smallest.norm()))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_always_among_them(value: float) -> None:
-    values = torch.full((100,), 3e38)
-    values[71] = value
-    assert largest_entries(values, 0.01).tolist() == [71]
-
-
-@pytest.mark.parametrize(
-    ("entries", "share", "count"), [(10, 0.1, 1), (10, 0.11, 2), (3, 1.0, 3), (0, 0.5, 0), (5, 1e-3, 1)]
-)
-def test_shares_are_rounded_up(entries: int, share: float, count: int) -> None:
-    assert kept(entries, share) == count
-    assert len(largest_entries(torch.zeros(entries), share)) == count

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from crossings import crossed, model, of, weights
+from crossings import crossed, model, of
 
 from polyfed import Experiment, run
 from polyfed.federation.client import ClientInfo
@@ -46,7 +45,7 @@ class Adding:
             content = self.transport.decode(request.payload)
             new = {name: value.clone() for name, value in of(content).items()}
             new["linear"][number, 0] += 0.5
-            wire = self.transport.encode(Payload({"weights": Weights(new)}), content)
+            wire = self.transport.encode(Payload({"weights": Weights(new)}))
             yield Answer(request.client, crossed(self.spoil(wire)))
 
 
@@ -55,31 +54,15 @@ def cohort_of(engine: Adding, **options: Any) -> Cohort:
     return Cohort(clients, 1, Channel(engine.exchange, engine.transport, Ledger()), **options)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_the_server_rebuilds_against_what_clients_received(dtype: str) -> None:
-    """Not against what it sent: with a lossy way down these differ."""
-    transport = Transport.model_validate({"weights": dtype, "topk": 0.01, "unchanged": "omit"})
-    sent = model()
-    cohort = cohort_of(Adding(transport))
-    theirs = of(transport.decode(transport.encode(weights(sent))))
-    for number, reply in enumerate(cohort.ask(fit, weights=Weights(sent))):
-        moved = reply.weights["linear"] - theirs["linear"]
-        assert float(moved[number, 0]) == pytest.approx(0.5, abs=1e-3)
-        moved[number, 0] = 0
-        assert not moved.any()
-        assert all(torch.equal(reply.weights[name], theirs[name]) for name in sent if name != "linear")
-
-
 def test_the_ledger_has_both_sizes() -> None:
-    transport = Transport(weights="int8", topk=0.01, unchanged="omit")
+    transport = Transport(weights="int8")
     cohort = cohort_of(Adding(transport))
     list(cohort.ask(fit, weights=Weights(model())))
     lines = [line for line in cohort.channel.ledger.records if line["client"] == "a"]
     whole = sum(value.nbytes for value in model().values())
     data = {(line["direction"], line["kind"]): (line["bytes"], line["full"], line["dtype"]) for line in lines}
     quantised = 300 + 1200 + 4 * (4 + 40) + 4 * 40 + 8
-    assert data["down", "weights"] == (quantised, whole, "float32+int64+int8")
-    assert data["up", "weights"] == (12 * (4 + 1) + 4, whole, "float32+int32+int64+int8")
+    assert data["down", "weights"] == data["up", "weights"] == (quantised, whole, "float32+int64+int8")
     content = Payload({"weights": Weights(model())})
     for way in ("down", "up"):
         found = [line for line in lines if line["direction"] == way]
@@ -93,7 +76,7 @@ def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
     def spoil(wire: Payload) -> Payload:
         coded = of(wire)
         assert isinstance(coded, Coded)
-        tensors = {name: value + 5000 if name.endswith(":at") else value for name, value in coded.items()}
+        tensors = {name: -value - 1 if name.endswith(":scales") else value for name, value in coded.items()}
         return Payload({"weights": replace(coded, tensors=tensors)})
 
     dropped: list[str] = []
@@ -102,11 +85,11 @@ def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
         def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
             dropped.append(reason)
 
-    engine = Adding(Transport(topk=0.01), spoil)
+    engine = Adding(Transport(dtype="int8"), spoil)
     cohort = cohort_of(engine, reply_policy=lambda step: ReplyPolicy(0), listener=Noting())
     assert not list(cohort.ask(fit, weights=Weights(model())))
     assert len(dropped) == 3
-    assert "places in tensor" in dropped[0]
+    assert "negative scales" in dropped[0]
     entered = [line for line in cohort.channel.ledger.records if (line["direction"], line["kind"]) == ("up", "weights")]
     assert len(entered) == 3
     assert all(line["bytes"] == line["full"] > 0 for line in entered)
@@ -121,10 +104,7 @@ def digest(folder: Path, *files: str) -> dict[str, str]:
 
 
 def finished(tiny: dict[str, Any], folder: Path, **settings: Any) -> RunRecords:
-    """A run of FedAvg in which the text encoder's embedding does not change."""
-    text = {"name": "fixed_features.UntrainedBag", "width": 8, "view": {"name": "tokens", "length": 16}}
-    for participant in (tiny["server"], tiny["clients"]["paired"]):
-        participant["model"] = participant["model"] | {"encoders": participant["model"]["encoders"] | {"text": text}}
+    """A run of FedAvg."""
     return run(Experiment.parse(tiny | {"run": tiny["run"] | settings}), folder).records
 
 
@@ -146,7 +126,7 @@ def short(tiny: dict[str, Any], runs: dict[str, RunRecords], tmp_path: Path) -> 
     return runs.setdefault("short", runs.get("short") or finished(tiny, tmp_path / "short", transport=ALL))
 
 
-ALL = {"dtype": "float16", "weights": "int8", "topk": 0.05, "unchanged": "omit"}
+ALL = {"dtype": "float16", "weights": "int8"}
 
 
 def engines() -> list[Any]:
@@ -164,18 +144,6 @@ def test_all_options_give_the_same_bits_on_every_engine(
     other = finished(tiny, tmp_path / "other", transport=ALL, engine=engine)
     assert digest(short.folder) == digest(other.folder)
     assert not short.excluded()
-
-
-@pytest.mark.slow
-def test_leaving_out_what_did_not_change_changes_no_bit(
-    tiny: dict[str, Any], tmp_path: Path, whole: RunRecords
-) -> None:
-    omitted, names = finished(tiny, tmp_path / "omitted", transport={"unchanged": "omit"}), digest(whole.folder).keys()
-    files = names - {"ledger.jsonl"}
-    assert digest(whole.folder, *files) == digest(omitted.folder, *files)
-    assert omitted.total_bytes("down") == whole.total_bytes("down")
-    assert omitted.total_bytes("up") < whole.total_bytes("up")
-    assert omitted.full_bytes() == whole.full_bytes() == whole.total_bytes()
 
 
 def test_the_report_says_what_was_saved(whole: RunRecords, short: RunRecords) -> None:

@@ -227,10 +227,9 @@ class FedAID(Algorithm):
     def guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
         """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only."""
         parts, now = server_parts(server), server.weights[only_type(server)]
-        # who holds the encoder of the last round, sent to be measured; where replies are encoded against what was sent
-        # for them, all of it is sent
+        # who holds the encoder of the last round, sent to be measured
         repeated = self.teacher is not None and self.teacher.broadcast == "repeated"
-        last = None if repeated or cohort.channel.transport.refers else server.clock.round - 1
+        last = None if repeated else server.clock.round - 1
         had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
         replies = cohort.ask(
             self.guide,

@@ -39,7 +39,7 @@ FAMILIES = {
     "attacks": ("polyfed.federation.attack", "Attack", "what simulated attackers do"),
     "paces": ("polyfed.federation.paces", "Pace", "when the server takes a step"),
     "times": ("polyfed.federation.times", "Times", "how long simulated clients take"),
-    "staleness": ("polyfed.federation.staleness", "Staleness", "what late replies count for"),
+    "staleness": ("polyfed.federation.paces", "Staleness", "what late replies count for"),
     "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "of global models"),
     "probes": ("polyfed.lab.downstream.probe", "Probe", "tests of frozen encoders"),
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),

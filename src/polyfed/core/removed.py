@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REMOVED: Mapping[str, frozenset[str]] = {
+    "Asynchronous": frozenset({"replay"}),
+    "Buffered": frozenset({"replay"}),
     "Drawing": frozenset({"points"}),
     "Study": frozenset({"more_seeds"}),
+    "Transport": frozenset({"topk", "unchanged"}),
     "TwinSettings": frozenset({"passes", "rate"}),
     "adapter": frozenset({"prompt_generator"}),
     "algorithm": frozenset({"feddat", "feddpa", "fedproto", "fedtgp", "fedtpg", "mmic", "pfedprompt", "rcsr"}),
     "command": frozenset({"serve"}),
     "imputation": frozenset({"aggregator", "generator", "reconstruction"}),
+    "pace": frozenset({"deadline"}),
     "source": frozenset({"blank"}),
     "study": frozenset({"adapters-personal"}),
 }

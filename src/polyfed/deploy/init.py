@@ -27,7 +27,7 @@ from polyfed.deploy.settings import (
 from polyfed.federation.membership import member_ids
 from polyfed.privacy.clipping import Clipping
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.pacing import require_real_clock
+from polyfed.runs.preflight import require_real_clock
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""

@@ -42,18 +42,18 @@ class ColludingEngine:
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """As ``Engine.exchange``."""
-        asked = {request.client: request for request in requests}
         answers = self.engine.exchange(requests, deadline)
-        if not asked.keys() & self.attackers.keys() or self.steps[requests[0].step].kind != "step":
+        attacked = any(request.client in self.attackers for request in requests)
+        if not attacked or self.steps[requests[0].step].kind != "step":
             yield from answers
             return
         held = {answer.client: answer for answer in answers}
         for kind in by_type(info for info in self.clients() if info.id in held).values():
-            held.update(self._agreed([held[info.id] for info in kind], asked))
+            held.update(self._agreed([held[info.id] for info in kind]))
         for client in list(held):
             yield held.pop(client)
 
-    def _agreed(self, answers: Sequence[Answer], asked: Mapping[str, Request]) -> dict[str, Answer]:
+    def _agreed(self, answers: Sequence[Answer]) -> dict[str, Answer]:
         """What the attackers among the clients of a type answer."""
         usable = {answer.client: answer for answer in answers if answer.payload is not None}
         groups: dict[Conspiracy, list[str]] = {}
@@ -61,16 +61,12 @@ class ColludingEngine:
             groups.setdefault(self.attackers[name], []).append(name)
         if not groups:
             return {}
-        received = {name: self.transport.decode(asked[name].payload, limits=self.limits) for name in usable}
-        honest = {name: self._plain(answer, received[name]) for name, answer in usable.items()}
+        honest = {name: self._plain(answer) for name, answer in usable.items()}
         false: dict[str, Payload] = {}
         for attack, names in groups.items():
             false |= attack.agreed(honest, names)
-        return {
-            name: replace(usable[name], payload=self.transport.encode(payload, received[name]))
-            for name, payload in false.items()
-        }
+        return {name: replace(usable[name], payload=self.transport.encode(payload)) for name, payload in false.items()}
 
-    def _plain(self, answer: Answer, received: Payload) -> Payload:
+    def _plain(self, answer: Answer) -> Payload:
         assert answer.payload is not None
-        return self.transport.decode(answer.payload, received, self.limits)
+        return self.transport.decode(answer.payload, self.limits)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.engines.leaving import Performing
-from polyfed.federation.state import Lifetime
+from polyfed.engines.run_spec import RunSpec
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.state import Lifetime, StateStore
 from polyfed.privacy.guard import PrivacyGuard
 from polyfed.privacy.private_training import PrivateTraining
 from polyfed.privacy.release import require_updates
 from polyfed.privacy.settings import EXAMPLES, UPDATE
+from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
-
-if TYPE_CHECKING:  # a site performs its steps through this
-    from polyfed.engines.site import Site
 
 _log = logging.getLogger(__name__)
 _LEFT_BY = ".left/by"
@@ -30,6 +31,22 @@ _LEFT_BY = ".left/by"
 def left_by(digest: bytes) -> dict[str, Tensor]:
     """Entry of a state that says which request left it; nothing of clients that are not protected."""
     return {_LEFT_BY: torch.tensor(list(digest), dtype=torch.uint8)} if digest else {}
+
+
+class Performer(Protocol):
+    """A site, as far as its protected steps need it."""
+
+    spec: RunSpec
+    store: StateStore
+    limits: Limits
+
+    @property
+    def info(self) -> Mapping[str, ClientInfo]: ...
+
+    @property
+    def keeps_states(self) -> bool: ...
+
+    def perform(self, step: Performing, training: PrivateTraining | None = None, *, blank: bool = False) -> Payload: ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ class ProtectedSteps:
         guard: clips, adds noise, and keeps account.
     """
 
-    site: Site
+    site: Performer
     guard: PrivacyGuard
 
     def perform(self, step: Performing) -> Payload:

@@ -263,10 +263,10 @@ class Site:
         return schema
 
     def _received(self, request: Request) -> tuple[Payload, Callable[[Payload], Payload]]:
-        received, summed = self.spec.transport.decode(request.payload, limits=self.limits), self.spec.algorithm.summed
+        received, summed = self.spec.transport.decode(request.payload, self.limits), self.spec.algorithm.summed
         if self._masks is not None and request.step in summed:
             return self._masks.prepared(request, received, summed[request.step])
-        return received, lambda content: self.spec.transport.encode(content, received)
+        return received, self.spec.transport.encode
 
     @cached_property
     def _masks(self) -> MaskKeeper | None:

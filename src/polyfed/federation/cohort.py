@@ -9,10 +9,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from polyfed.core.errors import ExchangeError, PayloadError
+from polyfed.core.errors import ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import CHECKS, Ask, Filter, Received
-from polyfed.federation.secure_ask import SecureAsk, SecureSums
 from polyfed.wire.channel import Channel
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
@@ -88,6 +87,17 @@ class Engine(Protocol):
         """
 
 
+class Sums(Protocol):
+    """What the server is given in place of replies of which it sees nothing but the sum."""
+
+    @property
+    def weights(self) -> Mapping[str, str | None]:
+        """Client steps whose replies are summed -> scalar field of the reply that is its weight."""
+
+    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Received]:
+        """The mean of each type in place of its clients' replies."""
+
+
 @dataclass(frozen=True)
 class ReplyPolicy:
     """How long and for whom an ask waits.
@@ -143,7 +153,7 @@ class Cohort:
     channel: Channel
     reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
     filters: Sequence[Filter] = CHECKS
-    secure: SecureSums | None = None
+    secure: Sums | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     listener: CohortListener = field(default_factory=CohortListener)
     phase: int = 0
@@ -222,9 +232,14 @@ class Cohort:
     def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
         """Ask all clients, and what they reply, in client order."""
         # all is laid out by now, so what cannot be sent stops the round before anybody is asked
-        ask.requests.update(self.requests(ask.step, phase, self._all_sent(ask)))
+        ask.sent.update({client.id: ask.now(client) for client in ask.clients})
+        ask.requests.update(self.requests(ask.step, phase, ask.sent))
         self.listener.asking(ask.step, list(ask.sent))
         return self.exchanged(ask.step, {client: ask.requests[client.id] for client in ask.clients})
+
+    def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Received]:
+        """The mean of each type in place of its clients' replies."""
+        return sums.replies(self, ask, phase)
 
     def exchanged(self, step: str, asked: Mapping[ClientInfo, Request]) -> Iterator[Received]:
         """What clients reply to requests, in the order of these."""
@@ -232,10 +247,6 @@ class Cohort:
         answers = self.channel.exchange(list(asked.values()), self.reply_policy(step).deadline)
         # unlike a generator, map lets go of an answer before it asks for the next
         return map(lambda answer: _received(clients[answer.client], answer), answers)
-
-    def _all_sent(self, ask: Ask) -> Mapping[str, Payload]:
-        ask.sent.update({client.id: ask.now(client) for client in ask.clients})
-        return ask.sent
 
     def requests(self, step: str, phase: int, sent: Mapping[str, Payload]) -> dict[str, Request]:
         """Client -> its request; ``sent`` is what each is asked before it is encoded."""
@@ -270,26 +281,6 @@ class Cohort:
     def version(self, client: ClientInfo, phase: int) -> StateVersion:
         """What a step leaves of a client's state."""
         return self.round, phase
-
-    def summed(self, sums: SecureSums, ask: Ask, phase: int) -> Iterator[Received]:
-        """The mean of each type in place of its clients' replies."""
-        sent = self._all_sent(ask)
-        self.listener.asking(ask.step, list(sent))
-        replies = SecureAsk(sums, self, ask.step, phase, ask.drop).replies(sent)
-        return map(lambda reply: self.sound_sum(reply, ask), replies)
-
-    def sound_sum(self, reply: Received, ask: Ask) -> Received:
-        """A sum that the method may use.
-
-        Raises:
-            ExchangeError: it may not.
-        """
-        try:
-            reply.payload.require_sound(self.channel.limits)
-            ask.check(reply.payload, reply.client)
-        except PayloadError as error:
-            raise ExchangeError(f"round {self.round}: the sum of '{ask.step}': {error}") from error
-        return reply
 
 
 def _received(client: ClientInfo, answer: Answer) -> Received:

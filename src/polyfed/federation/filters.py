@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import inf
 from typing import Protocol
 
@@ -72,14 +71,6 @@ class Ask:
     shorten: Callable[[ClientInfo, str], None]
     drop: Callable[[ClientInfo, str, str], None]
 
-    @cached_property
-    def _decoder(self) -> Callable[[Payload], Payload]:
-        return self.channel.transport.decoder(self.channel.limits)
-
-    def received(self, client: ClientInfo) -> Payload | None:
-        """The request as a client received it, if replies are encoded against it."""
-        return self._decoder(self.requests[client.id].payload) if self.channel.transport.refers else None
-
     @property
     def step(self) -> str:
         return self.schema.function.__name__
@@ -134,7 +125,7 @@ class Decoded:
     """What a reply says, as its transport encodes it."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        return ask.channel.decoded(ask.requests[client.id], payload, ask.received(client))
+        return ask.channel.decoded(ask.requests[client.id], payload)
 
 
 class AsDeclared:

@@ -1,22 +1,25 @@
-"""Cohorts of rounds that end before all have replied."""
+"""Rounds that end before all have replied: whose replies they take, and what late ones are worth."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Ask, Received
 from polyfed.federation.paces import LatePace
-from polyfed.federation.timeline import AtWork, Job, Timeline
-from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Timeline
 from polyfed.wire.messages import Request, StateVersion
+from polyfed.wire.payload import Payload, Weights
+
+# torch's own names, and running means of classes
+_STATISTICS = ("running_mean", "running_var", "running_sums", "running_mass")
 
 
 @dataclass(kw_only=True)
@@ -44,14 +47,11 @@ class PacedCohort(Cohort):
     versions: dict[str, StateVersion] = field(default_factory=dict)
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
-        """Start who is idle; what comes until the round is full, or has lasted long enough, or nobody is at work."""
-        opened = self.timeline.opens(self.round)
-        self.start(ask, phase)
+        """Start who is idle; what comes until the round is full, or nobody is at work."""
+        self._start(ask, phase)
         # as long as replies are refused, more are waited for
-        while due := self.due(ask, phase, opened):
+        while due := self._due(ask, phase):
             yield from self._replied(ask, due)
-        if self.timeline.at_work and math.isfinite(limit := self.pace.limit(opened)):
-            self.timeline.pass_to(limit)
 
     def accept(self, client: ClientInfo, step: str, phase: int | None) -> None:
         self.replied.append(client)
@@ -67,15 +67,12 @@ class PacedCohort(Cohort):
     def version(self, client: ClientInfo, phase: int) -> StateVersion:
         return self.versions[client.id]
 
-    # ---- who is started
-
-    def start(self, ask: Ask, phase: int) -> None:
+    def _start(self, ask: Ask, phase: int) -> None:
         """Start idle clients, each once a round, as many as may be at work."""
-        room = len(self.everybody) if self.pace.concurrency is None else self.pace.concurrency
-        busy, started = self.timeline.at_work.keys() | self.versions.keys(), set[str]()
-        for group in self._order:
-            if busy.isdisjoint(group) and len(self.timeline.at_work) + len(started) + len(group) <= room:
-                started.update(group)
+        most = len(self.everybody) if self.pace.concurrency is None else self.pace.concurrency
+        busy = self.timeline.at_work.keys() | self.versions.keys()
+        idle = [name for name in self._order if name not in busy]
+        started = {*idle[: max(0, most - len(self.timeline.at_work))]}
         sent = {client.id: ask.now(client) for client in self.clients if client.id in started}
         if not sent:
             return
@@ -84,36 +81,33 @@ class PacedCohort(Cohort):
             self.timeline.start(replace(request, payload=sent[name]))
 
     @cached_property
-    def _order(self) -> list[Sequence[str]]:
+    def _order(self) -> list[str]:
         """Who may be started in this round, in the order in which they are while not all may be at work."""
-        clients = [client.id for client in self.clients]
-        groups = self.timeline.groups or [(name,) for name in clients]
-        whole = [group for group in groups if set(clients).issuperset(group)]
-        drawn = torch.randperm(len(whole), generator=generator(self.seed, self.round, "started")).tolist()
-        return [whole[place] for place in drawn] if self.pace.concurrency else whole
+        names = [client.id for client in self.clients]
+        if self.pace.concurrency is None:
+            return names
+        drawn = torch.randperm(len(names), generator=generator(self.seed, self.round, "started")).tolist()
+        return [names[place] for place in drawn]
 
-    # ---- whose replies come
-
-    def due(self, ask: Ask, phase: int, opened: float) -> list[AtWork]:
+    def _due(self, ask: Ask, phase: int) -> list[AtWork]:
         """Whose replies fill the round, in the order in which these come, and are not too old."""
         due: list[AtWork] = []
-        while not self.pace.is_full([*self.replied, *map(self._sender, due)], self.everybody):
+        while len(self.replied) + len(due) < self.pace.most(self.everybody):
             if not self.timeline.is_due:  # nobody is started between two replies that come at one time
-                self.start(ask, phase)
-            coming = self.timeline.next(self.pace.limit(opened) if due or self.replied else math.inf)
-            if coming is None:
+                self._start(ask, phase)
+            if (coming := self.timeline.next()) is None:
                 break
-            self.timeline.take(coming)
-            if self._is_old(coming[0].request):
-                self.drop_old(coming)
+            request = coming.request
+            if self.pace.max_staleness is not None and self.round - request.round > self.pace.max_staleness:
+                self._drop_old(coming)
                 continue
-            self.versions |= {one.request.client: (one.request.round, one.request.phase) for one in coming}
-            due += coming
+            self.versions[request.client] = request.round, request.phase
+            due.append(coming)
         return due
 
-    def drop_old(self, job: Job) -> None:
+    def _drop_old(self, work: AtWork) -> None:
         """Count a reply that is too old: in real time it has crossed, in virtual time it is not even computed."""
-        (work,), error = job, None
+        error = None
         if self.timeline.is_real:
             asked = replace(work.request, payload=self.channel.transport.encode(work.request.payload))
             (answer,) = self.channel.exchange([asked], self.reply_policy(asked.step).deadline)
@@ -122,28 +116,64 @@ class PacedCohort(Cohort):
                 self.channel.dropped(replace(asked, round=self.round), answer.payload)
         self.timeline.note(DROPPED, work.request, self.round, work.ends, error)
 
-    def _is_old(self, request: Request) -> bool:
-        most = self.pace.max_staleness
-        return most is not None and self.round - request.round > most
-
-    def _sender(self, work: AtWork) -> ClientInfo:
-        return self.by_id[work.request.client]
-
-    @cached_property
-    def by_id(self) -> dict[str, ClientInfo]:
-        return {client.id: client for client in self.everybody}
-
     def _replied(self, ask: Ask, due: Sequence[AtWork]) -> Iterator[Received]:
         encode = self.channel.transport.encoder()
-        work = {self._sender(one): one for one in due}
+        clients = {client.id: client for client in self.everybody}
+        work = {clients[one.request.client]: one for one in due}
+        asked: dict[ClientInfo, Request] = {}
         for client, one in work.items():
+            asked[client] = replace(one.request, payload=encode(one.request.payload))
+            ask.sent[client.id] = one.request.payload
             # bytes of a reply belong to the round in which it comes
-            encoded = replace(one.request, payload=encode(one.request.payload))
-            ask.sent[client.id], ask.requests[client.id] = one.request.payload, encoded
-        asked = {client: ask.requests[client.id] for client in work}
-        ask.requests.update({client.id: replace(request, round=self.round) for client, request in asked.items()})
+            ask.requests[client.id] = replace(asked[client], round=self.round)
         for reply in self.exchanged(ask.step, asked):
             one, before = work[reply.client], len(self.replied)
             yield replace(reply, staleness=self.round - one.request.round)
             event = REPLIED if len(self.replied) > before else LOST
             self.timeline.note(event, one.request, self.round, one.ends, reply.error)
+
+
+@dataclass(frozen=True)
+class LateReplies:
+    """Makes of each reply what its sender would have sent had it started from the model of now; see ``LatePace``.
+
+    So every mean that a method makes of them is the pace's: with shares p_c, the mean of W + s_c (W_c - W_v) is
+    W + sum p_c s_c (W_c - W_v); running statistics are mixed with those of now. What a method makes of representations
+    is its own, by ``Reply.mixing``.
+    """
+
+    pace: LatePace
+
+    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
+        if ask.schema.kind == "fresh":  # initial weights are of no round
+            return replies
+        # unlike a loop, map lets go of a reply before it asks for the next
+        return map(lambda reply: self._now(reply, ask), replies)
+
+    def _now(self, reply: Received, ask: Ask) -> Received:
+        reply = replace(reply, mixing=self.pace.mixing(reply.staleness))
+        if reply.mixing == 1.0 and (reply.staleness == 0 or self.pace.onto_now):  # the very bits
+            return reply
+        fields = dict(reply.payload.fields)
+        for name, bundle in reply.payload.bundles.items():
+            if isinstance(bundle, Weights):
+                fields[name] = self._put(bundle, name, reply, ask)
+        return replace(reply, payload=Payload(fields))
+
+    def _put(self, trained: Weights, name: str, reply: Received, ask: Ask) -> Weights:
+        if name in ask.changes:
+            return Weights({key: value * reply.mixing for key, value in trained.items()})
+        now = ask.now(reply.client).bundles[name]
+        then: Mapping[str, Tensor] = now if self.pace.onto_now else ask.start(reply.client, name)
+        # differences of running statistics do not add up: a variance would become negative
+        starts = {key: now[key] if key.endswith(_STATISTICS) else then[key] for key in trained}
+        return Weights({key: moved(now[key], starts[key], value, reply.mixing) for key, value in trained.items()})
+
+
+@torch.no_grad()
+def moved(now: Tensor, then: Tensor, trained: Tensor, mixing: float) -> Tensor:
+    """now + mixing (trained - then), rounded where it counts whole numbers."""
+    if now.is_floating_point():
+        return now + (trained.to(now) - then.to(now)) * mixing
+    # counters, which in fp32 would lose their last digits
+    return now + ((trained.to(now.device) - then.to(now.device)).double() * mixing).round().to(now.dtype)

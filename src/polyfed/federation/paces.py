@@ -5,17 +5,60 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.staleness import Polynomial, Staleness
 from polyfed.federation.times import Times
+
+
+class Staleness(Settings):
+    """s(tau), the weight of a reply of staleness tau: 1 for a fresh one, never more, never less for a fresher one."""
+
+    home: ClassVar[str] = "polyfed.federation.paces"
+
+    @abstractmethod
+    def weight(self, tau: int) -> float:
+        """s(tau), in (0, 1].
+
+        Args:
+            tau: server steps between the model that the client started from and that of now; 0: none.
+        """
+
+
+class ConstantStaleness(Staleness):
+    """1: late replies count as others do (Xie et al. 2019, section 5.2)."""
+
+    short_name: ClassVar[str] = "constant"
+
+    def weight(self, tau: int) -> float:
+        return 1.0
+
+
+class Polynomial(Staleness):
+    """(1 + tau)^-a (Xie et al. 2019, section 5.2); with a = 1/2 FedBuff's 1 / sqrt(1 + tau) (Nguyen et al. 2022)."""
+
+    short_name: ClassVar[str] = "polynomial"
+
+    a: float = Field(default=0.5, gt=0, le=10, description="exponent")
+
+    def weight(self, tau: int) -> float:
+        return float((1.0 + tau) ** -self.a)
+
+
+class Hinge(Staleness):
+    """1 up to a staleness of b, then 1 / (a (tau - b) + 1) (Xie et al. 2019, section 5.2)."""
+
+    short_name: ClassVar[str] = "hinge"
+
+    a: float = Field(default=10.0, gt=0, description="how fast the weight falls beyond b")
+    b: int = Field(default=4, ge=0, description="staleness up to which replies count in full")
+
+    def weight(self, tau: int) -> float:
+        return 1.0 if tau <= self.b else 1.0 / (self.a * (tau - self.b) + 1.0)
 
 
 class Pace(Settings):
@@ -38,7 +81,7 @@ class Pace(Settings):
         """
 
     def most(self, everybody: Sequence[ClientInfo]) -> int:
-        """Replies of a round, at most."""
+        """Replies after which a round ends."""
         return len(everybody)
 
 
@@ -70,36 +113,10 @@ class LatePace(Pace):
     concurrency: int | None = Field(
         default=None, ge=1, description="clients at work at a time, at most; null: all that may be started"
     )
-    replay: Path | None = Field(
-        default=None, description="pace.jsonl of a run, such as a deployment's: replies come when they came there"
-    )
-
-    @model_validator(mode="after")
-    def _one_time(self) -> Self:
-        if self.replay is not None:
-            require_default(self, "with replay", "clients")
-        return self
-
-    @abstractmethod
-    def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
-        """Whether the server waits for no more replies than these in a round."""
-
-    def fewest(self, kind: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> int:
-        """Replies of these clients in a round, at least, as long as enough are at work."""
-        return 1 if len(kind) == len(everybody) else 0
-
-    def limit(self, opened: float) -> float:
-        """When a round that was opened at that time ends if somebody has replied, full or not."""
-        return math.inf
 
     def mixing(self, tau: int) -> float:
         """How far the server follows a reply of staleness tau, in (0, 1]."""
         return self.staleness.weight(tau)
-
-    @property
-    def no_groups(self) -> str | None:
-        """Why a round's replies cannot be those of one fixed group, in words; None: they can, of ``most`` or more."""
-        return None
 
     def require(self, clients: Sequence[ClientInfo]) -> None:
         if self.concurrency is not None and self.concurrency > len(clients):
@@ -109,54 +126,29 @@ class LatePace(Pace):
 class Buffered(LatePace):
     """FedBuff (Nguyen et al., AISTATS 2022): the server takes a step after K replies.
 
-    W <- W + mean of s(tau_c) (W_c - W at the version that c started from), the method's own mean. K by modality: once
-    so many clients of each have replied, with all that have by then, so that a modality whose clients are slow counts.
+    W <- W + mean of s(tau_c) (W_c - W at the version that c started from), the method's own mean.
     """
 
     short_name: ClassVar[str] = "buffered"
 
-    replies: int | float | dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default=0.5, description="K: a number, a share of all clients (fraction, at most 1.0), or a number by modality"
+    replies: int | float = Field(
+        default=0.5, gt=0, description="K: a number of clients, or a share of all (a fraction, at most 1.0)"
     )
 
     @field_validator("replies")
     @classmethod
-    def _positive(cls, value: int | float | dict[str, int]) -> int | float | dict[str, int]:
-        if value == {} or (not isinstance(value, dict) and not value > 0) or (isinstance(value, float) and value > 1):
-            raise ValueError("K is a number of clients (whole, from 1), a share of them (up to 1.0), or by modality")
+    def _share(cls, value: int | float) -> int | float:
+        if isinstance(value, float) and value > 1:
+            raise ValueError("K is a number of clients (whole, from 1), or a share of them (up to 1.0)")
         return value
 
-    def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
-        if isinstance(self.replies, dict):
-            return all(_with(name, replied) >= needed for name, needed in self.replies.items())
-        return len(replied) >= self.most(everybody)
-
     def most(self, everybody: Sequence[ClientInfo]) -> int:
-        if isinstance(self.replies, dict):  # however many of one modality come before enough of another
-            return len(everybody)
         # 0.3 of 10 is 3, although the product is a bit more
         share = self.replies * len(everybody) if isinstance(self.replies, float) else self.replies
         return max(1, math.ceil(share - 1e-9))
 
-    def fewest(self, kind: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> int:
-        others = [client for client in everybody if client not in kind]
-        if isinstance(self.replies, dict):
-            return max(0, *(needed - _with(name, others) for name, needed in self.replies.items()))
-        return max(0, self.most(everybody) - len(others))
-
-    @property
-    def no_groups(self) -> str | None:
-        return (
-            "run.pace.replies by modality is none; give a number or a share" if isinstance(self.replies, dict) else None
-        )
-
     def require(self, clients: Sequence[ClientInfo]) -> None:
         super().require(clients)
-        numbers = self.replies if isinstance(self.replies, dict) else {}
-        for name, needed in numbers.items():
-            if _with(name, clients) < needed:
-                valid = ", ".join(f"{one}: {_with(one, clients)}" for one in sorted({*_modalities(clients)}))
-                raise ConfigError(f"run.pace.replies.{name} is {needed}; of each modality there are clients: {valid}")
         if isinstance(self.replies, int) and self.replies > len(clients):
             raise ConfigError(f"run.pace.replies is {self.replies}, but there are {len(clients)} clients; lower it")
 
@@ -169,42 +161,8 @@ class Asynchronous(LatePace):
 
     alpha: float = Field(default=0.6, gt=0, le=1, description="mixing weight of a fresh reply")
 
-    def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
-        return len(replied) > 0
-
     def most(self, everybody: Sequence[ClientInfo]) -> int:
         return 1
 
     def mixing(self, tau: int) -> float:
         return self.alpha * self.staleness.weight(tau)
-
-    @property
-    def no_groups(self) -> str | None:
-        return "a sum of one reply hides nothing; set run.pace to buffered"
-
-
-class Deadline(LatePace):
-    """Semi-synchronous: a round ends after so many seconds, at the first reply at the earliest; later replies count in
-    the next round, as ``buffered`` counts late ones."""
-
-    short_name: ClassVar[str] = "deadline"
-
-    seconds: float = Field(gt=0, description="of a round: virtual ones, in a deployment real ones")
-
-    def is_full(self, replied: Sequence[ClientInfo], everybody: Sequence[ClientInfo]) -> bool:
-        return False
-
-    def limit(self, opened: float) -> float:
-        return opened + self.seconds
-
-    @property
-    def no_groups(self) -> str | None:
-        return "who is late has masks of a sum that is over; set run.pace to buffered, or to sync with run.deadline"
-
-
-def _with(modality: str, clients: Sequence[ClientInfo]) -> int:
-    return sum(modality in client.modalities for client in clients)
-
-
-def _modalities(clients: Sequence[ClientInfo]) -> list[str]:
-    return [name for client in clients for name in client.modalities]

@@ -50,11 +50,9 @@ class RobustReplies:
 
     Attributes:
         rule: by which.
-        in_order: whether replies come in client order, so that a type is whole once its last client has replied.
     """
 
     rule: RobustRule
-    in_order: bool = True
 
     def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
         """The same senders, type by type; what holds no tensors passes as it is.
@@ -66,22 +64,18 @@ class RobustReplies:
             yield from replies
             return
         waiting: dict[str, list[Received]] = {}
-        places, last = self._places(ask.clients)
+        places = {client.id: k for k, client in enumerate(ask.clients)}
+        last = {client.architecture: k for k, client in enumerate(ask.clients)}
         for reply in replies:
             if reply.payload.bundles:
                 waiting.setdefault(reply.client.architecture, []).append(reply)
             else:
                 yield reply
-            # of a type whose last client is behind us, no more will come
-            for kind in [kind for kind in waiting if last.get(kind, 0) <= places.get(reply.client.id, -1)]:
+            # replies come in client order: of a type whose last client is behind us, no more will come
+            for kind in [kind for kind in waiting if last[kind] <= places[reply.client.id]]:
                 yield from self._of_type(waiting.pop(kind), ask)
         for sent in waiting.values():
             yield from self._of_type(sent, ask)
-
-    def _places(self, clients: Sequence[ClientInfo]) -> tuple[dict[str, int], dict[str, int]]:
-        """Client -> its place, and type -> that of its last client; empty where replies have another order."""
-        placed = [(k, client) for k, client in enumerate(clients) if self.in_order]
-        return {client.id: k for k, client in placed}, {client.architecture: k for k, client in placed}
 
     def _of_type(self, sent: Sequence[Received], ask: Ask) -> Iterator[Received]:
         false = self._require(sent, ask)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import Received
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.filters import Ask, Received
 from polyfed.federation.types import by_architecture
 from polyfed.privacy.masking.fixed_point import Residues, total
 from polyfed.privacy.masking.mask_keeper import (
@@ -27,12 +27,6 @@ from polyfed.privacy.secure_sum import FEWEST, SecureSum
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
 
-if TYPE_CHECKING:
-    from polyfed.federation.cohort import Cohort
-
-Exclude = Callable[[ClientInfo, str, str], None]
-"""Puts a client out of the round, with the reason in a line and in detail."""
-
 
 @dataclass(frozen=True)
 class SecureSums:
@@ -47,6 +41,23 @@ class SecureSums:
     rule: SecureSum
     run: str
     weights: Mapping[str, str | None]
+
+    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Received]:
+        """The mean of each type, from each of its clients.
+
+        Raises:
+            ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is none that the
+                method may use.
+        """
+        ask.sent.update({client.id: ask.now(client) for client in ask.clients})
+        cohort.listener.asking(ask.step, list(ask.sent))
+        for reply in SecureAsk(self, cohort, ask, phase).replies():
+            try:
+                reply.payload.require_sound(cohort.channel.limits)
+                ask.check(reply.payload, reply.client)
+            except PayloadError as error:
+                raise ExchangeError(f"round {cohort.round}: the sum of '{ask.step}': {error}") from error
+            yield reply
 
 
 def require_several(clients: Sequence[ClientInfo], when: str) -> None:
@@ -76,7 +87,7 @@ class _Type:
         sums: layout and length of replies -> their sum, and who sent them.
         sent: whose words count.
         words, layout: sum of what they sent.
-        missing: client -> in which step it failed, and why.
+        missing: client -> why.
     """
 
     asked: Sequence[ClientInfo]
@@ -88,7 +99,7 @@ class _Type:
     sent: list[ClientInfo] = field(default_factory=list)
     words: Residues | None = None
     layout: str = ""
-    missing: dict[str, tuple[str, str]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def told_keys(kind: _Type) -> dict[str, TensorBundle]:
@@ -103,22 +114,20 @@ class SecureAsk:
     Attributes:
         sums: what holds.
         cohort: who asks; clients that fail are put out of it.
-        step, phase: what is asked, and its number in the round.
-        drop: puts a client out.
+        ask, phase: what is asked, and its number in the round.
     """
 
     sums: SecureSums
     cohort: Cohort
-    step: str
+    ask: Ask
     phase: int
-    drop: Exclude
     _types: dict[str, _Type] = field(default_factory=dict, init=False)
 
-    def _requests(self, sent: Mapping[str, Payload]) -> list[Request]:
+    def _requests(self) -> list[Request]:
         """The step's requests to those who have exchanged keys and shares with the others of their type."""
         self._types = {name: _Type(kind) for name, kind in by_architecture(self.cohort.clients).items()}
         contents = {
-            client.id: Payload({**sent[client.id].fields, TOTAL: self._total(self._of(client))})
+            client.id: Payload({**self.ask.sent[client.id].fields, TOTAL: self._total(self._of(client))})
             for client in self.cohort.clients
         }
         if self.sums.rule.masks:
@@ -127,13 +136,13 @@ class SecureAsk:
             self._exchange_shares()
             contents = {client.id: self._with_shares(client, contents[client.id]) for client in self.cohort.clients}
         self._require_enough(lambda kind: [client for client in self.cohort.clients if client in kind.asked])
-        return list(self.cohort.requests(self.step, self.phase, contents).values())
+        return list(self.cohort.requests(self.ask.step, self.phase, contents).values())
 
     def _settle_requests(self, contents: Mapping[str, Payload]) -> None:
         """Lay down what each type is asked, before its clients make keys that are good for nothing else."""
         encode = self.cohort.channel.transport.encoder()
         for kind in self._types.values():
-            digests = {client.id: request_digest(self.step, encode(contents[client.id])) for client in kind.asked}
+            digests = {client.id: request_digest(self.ask.step, encode(contents[client.id])) for client in kind.asked}
             kind.request = digests[kind.asked[0].id]
             if other := next((name for name, digest in digests.items() if digest != kind.request), None):
                 raise ExchangeError(
@@ -144,20 +153,16 @@ class SecureAsk:
     def _with_shares(self, client: ClientInfo, plain: Payload) -> Payload:
         return Payload({**plain.fields, SEALED: bytes_bundle(self._of(client).sealed[client.id])})
 
-    def replies(self, sent: Mapping[str, Payload]) -> Iterator[Received]:
-        """The mean of each type, from each of its clients.
-
-        Raises:
-            ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is none.
-        """
-        requests = self._requests(sent)
+    def replies(self) -> Iterator[Received]:
+        """As ``SecureSums.replies``; of the sum nothing has been checked."""
+        requests = self._requests()
         asked = {client.id: client for client in self.cohort.clients}
         for answer in self._exchange(requests):
             client = asked[answer.client]
             try:
-                self._fold(client, self._decoded(self.step, client, answer))
+                self._fold(client, self._decoded(self.ask.step, client, answer))
             except PayloadError as error:
-                self._lost(client, self.step, str(error), answer.details)
+                self._lost(client, str(error), answer.details)
         for kind in self._types.values():
             self._settle_layout(kind)
         self._require_enough(lambda kind: kind.sent)
@@ -173,7 +178,7 @@ class SecureAsk:
             public = bytes_in(payload, KEYS)
             signed = bytes_in(payload, SIGNED) if SIGNED in payload.fields else {}
             if set(public) != {client.id} or set(signed) - {client.id}:
-                self._lost(client, KEYS, f"keys of {sorted({*public, *signed})} in place of its own")
+                self._lost(client, f"keys of {sorted({*public, *signed})} in place of its own")
             else:
                 self._of(client).public |= public
                 self._of(client).signed |= signed
@@ -186,7 +191,7 @@ class SecureAsk:
         for client, payload in self._carried(SHARES, wanted):
             own = bytes_in(payload, SEALED)
             if set(own) != set(self._of(client).public) - {client.id}:
-                self._lost(client, SHARES, "it made shares for others than it was asked to")
+                self._lost(client, "it made shares for others than it was asked to")
             else:
                 made[client.id] = own
         for client in self.cohort.clients:
@@ -206,9 +211,9 @@ class SecureAsk:
         (kind.layout, _), (kind.words, kind.sent) = max(kind.sums.items(), key=lambda own: len(own[1][1]))
         for client in [client for _, senders in kind.sums.values() for client in senders]:
             if client in kind.sent:
-                self.cohort.accept(client, self.step, self.phase)
+                self.ask.accept(client)
             else:
-                self._lost(client, self.step, "the reply is laid out unlike those of others of its type")
+                self._lost(client, "the reply is laid out unlike those of others of its type")
         kind.sums.clear()
 
     def _shares_of_survivors(self) -> dict[str, dict[str, bytes]]:
@@ -224,11 +229,11 @@ class SecureAsk:
             try:
                 shares[client.id] = bytes_in(self._decoded(OPENING, client, answer), OPENING)
             except PayloadError as error:
-                self._of(client).missing[client.id] = OPENING, str(error)
+                self._of(client).missing[client.id] = str(error)
         return shares
 
     def _unfolded(self, kind: _Type, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[Received]:
-        by, rule = self.sums.weights[self.step], self.sums.rule
+        by, rule = self.sums.weights[self.ask.step], self.sums.rule
         assert kind.words is not None
         try:
             words = self._unmasked(kind, kind.words, shares) if rule.masks else kind.words
@@ -261,7 +266,7 @@ class SecureAsk:
                 payload = self._decoded(step, client, answer)
                 bytes_in(payload, SEALED if step == SHARES else step)
             except PayloadError as error:
-                self._lost(client, step, str(error), answer.details)
+                self._lost(client, str(error), answer.details)
                 continue
             yield client, payload
 
@@ -273,7 +278,7 @@ class SecureAsk:
         return self._exchange(sent)
 
     def _exchange(self, requests: list[Request]) -> Iterator[Answer]:
-        return self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.step).deadline)
+        return self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.ask.step).deadline)
 
     def _decoded(self, step: str, client: ClientInfo, answer: Answer) -> Payload:
         if answer.payload is None:
@@ -287,18 +292,13 @@ class SecureAsk:
         return self._types[client.architecture]
 
     def _total(self, kind: _Type) -> int:
-        if self.sums.weights[self.step] is None:  # each counts alike
+        if self.sums.weights[self.ask.step] is None:  # each counts alike
             return len(kind.asked)
         return max(1, sum(client.samples for client in kind.asked))
 
-    @property
-    def missing(self) -> dict[str, tuple[str, str]]:
-        """Client -> in which step it failed, and why; whose masks could be taken off is in the sum all the same."""
-        return {name: failed for kind in self._types.values() for name, failed in kind.missing.items()}
-
-    def _lost(self, client: ClientInfo, step: str, reason: str, details: str = "") -> None:
-        self._of(client).missing[client.id] = step, reason
-        self.drop(client, reason, details)
+    def _lost(self, client: ClientInfo, reason: str, details: str = "") -> None:
+        self._of(client).missing[client.id] = reason
+        self.ask.drop(client, reason, details)
 
     def _require_enough(self, left: Callable[[_Type], Sequence[ClientInfo]]) -> None:
         for kind in self._types.values():
@@ -311,8 +311,8 @@ class SecureAsk:
 
     def _where(self, kind: _Type) -> str:
         groups = "+".join(sorted({client.group for client in kind.asked}))
-        return f"round {self.cohort.round}: '{self.step}', type '{groups}'"
+        return f"round {self.cohort.round}: '{self.ask.step}', type '{groups}'"
 
     def _who_is_missing(self, kind: _Type) -> str:
-        reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in kind.missing.items())
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in kind.missing.items())
         return f" (missing: {reasons})" if reasons else ""

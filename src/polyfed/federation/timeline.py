@@ -1,27 +1,54 @@
-"""Virtual time: who is at work on what, whose reply comes next, and how late it is."""
+"""The clients of a run in time, virtual or real: who is at work on what, whose reply comes next, and how late it is."""
 
 from __future__ import annotations
 
+import contextvars
 import math
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from queue import Queue
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
-from polyfed.federation.timeline_events import STARTED, TimelineEvent
 from polyfed.federation.times import ClientTimes
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
 
-Job = tuple["AtWork", ...]
-"""Clients whose replies come at once: one alone, or a group whose replies are summed."""
+STARTED, REPLIED, DROPPED, LOST = "started", "replied", "dropped", "lost"
+"""A client was asked; its reply counts; its reply is too old; it did not reply, or what it did was refused."""
+
 Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]
 _OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
 """On what is read of a checkpoint: what the server sent itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """What became, in a round, of what a client was asked in this or an earlier one: a line of ``pace.jsonl``.
+
+    Attributes:
+        round: number of the server step.
+        client: its id.
+        event: one of those above.
+        step: that it was asked to perform.
+        asked: round in which it was asked.
+        seconds: since the run began.
+        error: why it did not reply, where it did not.
+    """
+
+    round: int
+    client: str
+    event: str
+    step: str
+    asked: int
+    seconds: float
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -30,91 +57,61 @@ class AtWork:
 
     Attributes:
         request: what it was asked, with what it was sent before that was encoded.
-        asked, ends: when it was asked, and when its reply comes.
+        ends: when its reply comes; in real time nobody knows before it does.
     """
 
     request: Request
-    asked: float
     ends: float
-
-
-def done_at(job: Job) -> float:
-    return max(one.ends for one in job)
 
 
 @dataclass
 class Timeline:
-    """The clients of a run in time.
+    """The clients of a run in virtual time.
 
     Attributes:
         times: client -> how long it takes, in client order.
         now: seconds since the run began.
         at_work: client -> what it is doing; lasts from round to round.
         events: lines of ``pace.jsonl`` that are not written yet.
-        groups: clients whose replies come at once; none: each alone.
     """
 
     times: Mapping[str, ClientTimes]
     now: float = 0.0
     at_work: dict[str, AtWork] = field(default_factory=dict)
     events: list[TimelineEvent] = field(default_factory=list)
-    groups: Sequence[Sequence[str]] = ()
 
     @property
     def is_real(self) -> bool:
-        """Whether clients have a real clock, or had when this was recorded: what they do takes them, used or not."""
+        """Whether clients have a real clock: what they do takes them, used or not."""
         return False
 
-    def opens(self, number: int) -> float:
-        """The time at which a round begins to wait for replies."""
-        return self.now
-
-    def ends_of(self, request: Request) -> float:
-        """When a client that is asked now replies."""
-        times = self.times[request.client]
-        return times.begins(self.now) + times.seconds
-
     def wait_for(self, requests: Iterable[Request]) -> Iterator[AtWork]:
-        """All of them are at work, and time goes on until the last has replied; who did what until when."""
+        """Start clients, and go on until the last has replied; who did what until when."""
         for request in requests:
             self.start(request)
         while (coming := self.next()) is not None:
-            self.take(coming)
-            yield from coming
+            yield coming
 
     def start(self, request: Request) -> None:
         """A client begins, or will as soon as it is awake."""
-        self.at_work[request.client] = AtWork(request, self.now, self.ends_of(request))
+        times = self.times[request.client]
+        self.at_work[request.client] = AtWork(request, times.begins(self.now) + times.seconds)
         self.note(STARTED, request, request.round, self.now)
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody replies at this very time, and not before a real round was opened."""
-        coming = self.next(self.now)
-        return coming is not None and done_at(coming) == self.now
+        """Whether somebody replies at this very time."""
+        return any(one.ends == self.now for one in self.at_work.values())
 
-    def jobs(self) -> list[Job]:
-        """Who is at work, in client order; a group once its last client has replied."""
-        groups = self.groups or [(client,) for client in self.times]
-        return [tuple(self.at_work[client] for client in group) for group in groups if group[0] in self.at_work]
+    def next(self) -> AtWork | None:
+        """Go on to the next reply, of several at one time that of the first in client order; None: nobody works."""
+        in_order = [self.at_work[client] for client in self.times if client in self.at_work]
+        return self._taken(min(in_order, key=lambda one: one.ends)) if in_order else None
 
-    def next(self, limit: float = math.inf) -> Job | None:
-        """Who replies next, up to a time; of several at one time the first in client order."""
-        return min((job for job in self.jobs() if done_at(job) <= limit), key=done_at, default=None)
-
-    def take(self, job: Job) -> None:
-        """Go on to when it is done."""
-        for one in job:
-            del self.at_work[one.request.client]
-        self.now = max(self.now, done_at(job))
-
-    def pass_to(self, limit: float) -> None:
-        """Go on to a time at which nobody replies."""
-        self.now = max(self.now, limit)
-
-    def result(self, job: Job, perform: Callable[[Sequence[Request]], Any]) -> Any:
-        """What comes of a group's requests that are due, as ``perform`` makes it, or made it where time is real."""
-        return perform([one.request for one in job])
+    def _taken(self, one: AtWork) -> AtWork:
+        del self.at_work[one.request.client]
+        self.now = max(self.now, one.ends)
+        return one
 
     def carried(self, exchange: Exchange) -> Exchange:
         """How requests whose replies are due are carried; see ``Channel.exchange``."""
@@ -140,7 +137,7 @@ class Timeline:
         return {
             "now": self.now,
             "frames": [[frame.header, len(frame.buffers)] for frame in frames],
-            "at_work": [[envelope.text, envelope.places, one.asked, one.ends] for envelope, one in lines],
+            "at_work": [[envelope.text, envelope.places, one.ends] for envelope, one in lines],
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -158,9 +155,79 @@ class Timeline:
             Frame(header, [raws[f"{k}/{i}"] for i in range(count)]) for k, (header, count) in enumerate(facts["frames"])
         ]
         self.now, self.at_work, self.events = facts["now"], {}, []
-        for text, places, asked, ends in facts["at_work"]:
+        for text, places, ends in facts["at_work"]:
             request = request_of(text, [frames[place] for place in places], _OWN)
-            self.at_work[request.client] = AtWork(request, asked, ends)
+            self.at_work[request.client] = AtWork(request, ends)
 
     def _packed(self) -> tuple[list[Envelope], list[Frame]]:
         return envelope_requests([one.request for one in self.at_work.values()])
+
+
+@dataclass(kw_only=True)
+class RealTime(Timeline):
+    """Clients at work elsewhere, each asked in a thread of its own.
+
+    ``now`` is when the last client was asked or its reply taken. What was at work when a run was killed is asked again,
+    with what it was sent before.
+
+    Attributes:
+        send: carries a request, before it is encoded, and waits for the answer.
+    """
+
+    send: Callable[[Request], Answer]
+    _asked: set[str] = field(default_factory=set)
+    _arrived: Queue[tuple[AtWork, Answer | Exception]] = field(default_factory=Queue)
+    _answers: dict[str, Answer] = field(default_factory=dict)
+    _origin: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_real(self) -> bool:
+        return True
+
+    def start(self, request: Request) -> None:
+        self.now = self._clock()
+        self.at_work[request.client] = AtWork(request, math.inf)
+        self.note(STARTED, request, request.round, self.now)
+
+    @property
+    def is_due(self) -> bool:
+        return False
+
+    def next(self) -> AtWork | None:
+        """Wait for the reply that comes next.
+
+        Raises:
+            Exception: what ``send`` raised, which is no client's fault.
+        """
+        for one in self.at_work.values():
+            if one.request.client not in self._asked:
+                self._asked.add(one.request.client)
+                context = contextvars.copy_context()
+                threading.Thread(target=context.run, args=(self._wait, one), daemon=True).start()
+        if not self.at_work:
+            return None
+        coming, answer = self._arrived.get()
+        if isinstance(answer, Exception):
+            raise answer
+        self._answers[coming.request.client] = answer
+        self._asked.discard(coming.request.client)
+        return self._taken(coming)
+
+    def carried(self, exchange: Exchange) -> Exchange:
+        """Those that have arrived are held; nothing is carried a second time."""
+        return lambda requests, deadline: (self._answers.pop(request.client) for request in requests)
+
+    def _wait(self, one: AtWork) -> None:
+        try:
+            answer: Answer | Exception = self.send(one.request)
+        except Exception as error:
+            answer = error
+        self._arrived.put((AtWork(one.request, self._clock()), answer))
+
+    def _clock(self) -> float:
+        """Seconds since the run began, while it was at work."""
+        return time.monotonic() - self._origin
+
+    def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        super().restore(facts, tensors)
+        self._origin = time.monotonic() - self.now

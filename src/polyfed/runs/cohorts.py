@@ -16,19 +16,13 @@ from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
 from polyfed.federation.filters import Filter, NormClip, RecentNorms, checks
-from polyfed.federation.group_sums import GroupSum, GroupSums, mask_groups
-from polyfed.federation.grouped_cohort import GroupedCohort
-from polyfed.federation.late_replies import LateReplies
-from polyfed.federation.paced_cohort import PacedCohort
+from polyfed.federation.paced_cohort import LateReplies, PacedCohort
 from polyfed.federation.paces import LatePace
-from polyfed.federation.real_time import RealTime
-from polyfed.federation.replayed_time import ReplayedTime
 from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import AtWork, Timeline
-from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, RealTime, Timeline
 from polyfed.federation.times import Drawn
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places
@@ -84,8 +78,8 @@ class Cohorts:
         clients = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
         make: Callable[..., Cohort] = Cohort
         if isinstance(pace := run.pace, LatePace):
-            kind = GroupedCohort if self.timeline.groups else PacedCohort
-            make = partial(kind, pace=pace, timeline=self.timeline, everybody=self.server.clients, seed=run.seed)
+            everybody = self.server.clients
+            make = partial(PacedCohort, pace=pace, timeline=self.timeline, everybody=everybody, seed=run.seed)
         return self._of(number, clients, ledger, run.reply_policy, make=make)
 
     def evaluating(self, number: int, clients: tuple[ClientInfo, ...], ledger: Ledger) -> Cohort:
@@ -148,27 +142,14 @@ class Cohorts:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The clients in time: virtual, as it was in another run, or in a deployment the real one."""
-        timeline, pace = self._time(), self.experiment.run.pace
-        if isinstance(pace, LatePace) and self._secure is not None:
-            groups = mask_groups(self.server.clients, pace.most(self.server.clients))
-            timeline.groups = [tuple(client.id for client in group) for group in groups]
-        return timeline
-
-    def _time(self) -> Timeline:
+        """The clients in time: virtual, or in a deployment the real one."""
         run, clients = self.experiment.run, self.server.clients
-        if isinstance(run.pace, LatePace) and run.pace.replay is not None:
-            return ReplayedTime.read(run.pace.replay, clients)
         times = (run.pace.clients or Drawn()).of(clients, run.seed)
         return RealTime(times, send=self._sent) if run.engine.is_deployed else Timeline(times)
 
-    def _sent(self, requests: Sequence[Request]) -> Answer | GroupSum:
-        """The answer to a request that is not encoded yet, or the sum of the answers to several."""
+    def _sent(self, request: Request) -> Answer:
+        """The answer to a request that is not encoded yet."""
         run = self.experiment.run
-        if self._secure is not None:
-            channel = Channel(self.engine.exchange, run.transport, Ledger(), run.limits)
-            return GroupSums(self._secure, channel, run.reply_policy, self.server.clients)(requests)
-        (request,) = requests
         encoded = replace(request, payload=run.transport.encode(request.payload))
         return next(self.engine.exchange([encoded], run.reply_policy(request.step).deadline))
 
@@ -187,21 +168,19 @@ class Cohorts:
     def _filters(self) -> tuple[Filter, ...]:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
         pace = self.experiment.run.pace
-        is_late = isinstance(pace, LatePace)
         return (
             checks(self.server.counted),
             # bounds are on what a client has changed, not on what that counts for; rules compare what does
             *(() if clip is None else (NormClip(clip, self.recent_norms),)),
             *((LateReplies(pace),) if isinstance(pace, LatePace) else ()),
-            *(() if rule is None else (RobustReplies(rule, in_order=not is_late),)),
+            *(() if rule is None else (RobustReplies(rule),)),
         )
 
     @property
     def _secure(self) -> SecureSums | None:
         rule = self.experiment.aggregation.secure
         # a method's sums only: whoever evaluates learns of each client
-        method = self.experiment.algorithm
-        return None if rule is None else SecureSums(rule, self.fingerprint, method.summed)
+        return None if rule is None else SecureSums(rule, self.fingerprint, self.experiment.algorithm.summed)
 
     # ---- what becomes of clients
 

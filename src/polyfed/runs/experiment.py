@@ -74,7 +74,7 @@ class RunSettings(Settings):
     seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     pace: SerializeAsAny[Pace] = Field(
-        default=Sync(), description="when the server takes a step: sync, buffered, async, deadline"
+        default=Sync(), description="when the server takes a step: sync, buffered, async"
     )
     engine: SerializeAsAny[EngineSettings] = Field(default_factory=InProcess, description="where client steps execute")
     min_clients: Quorum = Field(

@@ -11,18 +11,12 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.paces import Pace
 from polyfed.federation.plan import FederationPlan, planned_clients
 from polyfed.federation.population import Population
 from polyfed.optim.settings import Schedule
-from polyfed.runs.pacing import require_pace, require_paced_clients, require_paced_types, require_replay
-from polyfed.runs.protection import (
-    require_affordable,
-    require_attackers,
-    require_cohorts,
-    require_private,
-    require_robust,
-    require_summable,
-)
+from polyfed.runs.conflicts import Choice, require_together
+from polyfed.runs.protection import require_affordable, require_attackers, require_cohorts, require_private
 from polyfed.wire.schema import steps_of
 
 if TYPE_CHECKING:
@@ -41,10 +35,13 @@ def require_settings(experiment: Experiment) -> None:
     experiment.algorithm.require(plan)
     _require_phases(experiment)
     _require_warm_ups(experiment)
-    require_pace(experiment)
-    require_robust(experiment)
+    if experiment.run.engine.is_deployed:
+        require_real_clock(experiment.run.pace)
+    run, aggregation = experiment.run, experiment.aggregation
+    require_together(Choice(experiment.algorithm, aggregation, run.pace, run.attackers))
     require_private(experiment)
-    require_summable(experiment)
+    if aggregation.secure is not None:
+        aggregation.secure.require()
     if plan.clients and not experiment.run.engine.is_deployed:
         _require_planned(experiment, plan)
 
@@ -72,8 +69,6 @@ def preflight_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -
     """
     experiment.algorithm.require(replace(_plan(experiment), clients=clients))
     _require_drawn(experiment, clients)
-    require_paced_types(experiment, clients)
-    require_replay(experiment.run.pace, clients)
     require_cohorts(experiment, clients)
 
 
@@ -90,16 +85,30 @@ def _require_planned(experiment: Experiment, plan: FederationPlan) -> None:
         attack.require_known(plan.clients)
     # clients of several sources with one model and task are of one type only if their classes have the same names
     if len({(group.source, group.split) for group in plan.groups.values()}) == 1:
-        require_paced_types(experiment, plan.clients)
         require_cohorts(experiment, plan.clients)
 
 
 def _require_drawn(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
-    asked = len(experiment.run.sampling.draw(clients, generator(0)))
-    require_paced_clients(experiment, clients)
-    for key, quorum in experiment.run.quorums.items():
-        if experiment.algorithm.asks_clients and quorum > asked:
-            raise ConfigError(f"run.{key} is {quorum}, but a round asks {asked} clients; lower it, or give a share")
+    """Check that the pace suits the clients, and that a round has as many replies as quorums need."""
+    run, pace = experiment.run, experiment.run.pace
+    pace.require(clients)
+    if pace.clients is not None:
+        pace.clients.of(clients, run.seed)
+    asked = len(run.sampling.draw(clients, generator(0)))
+    most = min(asked, pace.most(clients))
+    for key, quorum in run.quorums.items():
+        if experiment.algorithm.asks_clients and quorum > most:
+            raise ConfigError(f"run.{key} is {quorum}, but a round has {most} replies; lower it, or give a share")
+
+
+def require_real_clock(pace: Pace) -> None:
+    """Check that a pace suits a deployment.
+
+    Raises:
+        ConfigError: it sets virtual times.
+    """
+    if pace.clients is not None:
+        raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
 
 
 def _require_phases(experiment: Experiment) -> None:

@@ -1,14 +1,10 @@
-"""What can be known of protection before a run begins: noise, masks, robust rules, and attackers to measure them."""
+"""What can be known of protection before a run begins: noise, cohorts that are large enough, and attackers."""
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterator
-from types import UnionType
 from typing import TYPE_CHECKING
 
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.engines.colluding import ColludingEngine
@@ -23,10 +19,8 @@ from polyfed.federation.secure_ask import require_several
 from polyfed.privacy.accounting import accounting
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.privacy.private_training import opacus_optimizers, require_per_sample
-from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.settings import require_covered
-from polyfed.wire.payload import Prototypes, TensorBundle, Weights
-from polyfed.wire.schema import Declared, StepSchema, steps_of
+from polyfed.wire.schema import steps_of
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -128,42 +122,7 @@ def prepare_secret(hosting: Hosting) -> None:
         PrivacyGuard(hosting.spec.privacy, hosting.folder / PRIVATE, hosting.settings.secret).prepare()
 
 
-# ---- robust rules, and attackers
-
-
-def require_robust(experiment: Experiment) -> None:
-    """Check that the method has replies that ``aggregation.robust`` can combine.
-
-    Raises:
-        ConfigError: it has none, or of another kind than the rule takes.
-    """
-    if experiment.aggregation.robust is not None:
-        require_combinable(experiment.aggregation.robust, experiment.algorithm)
-
-
-def require_combinable(rule: RobustRule, method: Algorithm) -> None:
-    """Check that a method, as it is set, has replies that a rule can combine.
-
-    Raises:
-        ConfigError: it has none, or of another kind than the rule takes.
-    """
-    name, sent = method.component_name(), returned_bundles(method)
-    if not sent:
-        raise ConfigError(
-            f"aggregation.robust '{rule.component_name()}' has no effect: clients of '{name}' send nothing that is "
-            "combined; leave it out"
-        )
-    if rule.rows_only and Weights in sent:
-        raise ConfigError(
-            f"aggregation.robust '{rule.component_name()}' weighs rows, but clients of '{name}' send weights; choose "
-            "median, trimmed_mean, geometric_median, krum, multi_krum or clip"
-        )
-    teacher = getattr(method, "teacher", None)
-    if isinstance(teacher, Teacher) and teacher.alignment is not None:
-        raise ConfigError(
-            "aggregation.robust compares what clients send, and with algorithm.teacher.alignment "
-            f"'{teacher.alignment.kind}' each sends in a space of its own; set algorithm.teacher.alignment=null"
-        )
+# ---- who is asked, and who attacks
 
 
 def require_cohorts(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
@@ -181,19 +140,6 @@ def require_cohorts(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> 
             require_enough(rule, cohort, f"round {number}")
         if secure is not None:
             require_several(cohort, f"round {number}")
-
-
-def returned_bundles(method: Algorithm) -> set[type[TensorBundle]]:
-    """Kinds of tensors that a method's clients send in its rounds."""
-    kinds: set[type[TensorBundle]] = set()
-    for schema in steps_of(method).values():
-        for declared in schema.returns.values() if schema.kind != "fresh" else ():
-            kinds |= {kind for kind in _kinds(declared) if isinstance(kind, type) and issubclass(kind, TensorBundle)}
-    return kinds
-
-
-def _kinds(declared: Declared) -> tuple[object, ...]:
-    return typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
 
 
 def require_attackers(experiment: Experiment, federation: Population) -> None:
@@ -214,11 +160,6 @@ def require_attackers(experiment: Experiment, federation: Population) -> None:
         for member in () if attack.falsifies else own:
             split = federation.data.split(member.settings.source, member.settings.split)
             attack.poisoned(federation.train(member), member, split, run.seed)  # what is not there fails here
-        if attack.falsifies and not returned_bundles(experiment.algorithm):
-            raise ConfigError(
-                f"run.attackers '{attack.component_name()}' has no effect: clients of "
-                f"'{experiment.algorithm.component_name()}' send nothing to falsify; choose label_flip"
-            )
 
 
 def with_conspirators(engine: Engine, experiment: Experiment) -> Engine:
@@ -229,75 +170,3 @@ def with_conspirators(engine: Engine, experiment: Experiment) -> Engine:
     if not agreed:
         return engine
     return ColludingEngine(engine, agreed, steps_of(experiment.algorithm), run.transport, run.limits)
-
-
-# ---- sums of which the server sees no term
-
-
-def require_summable(experiment: Experiment) -> None:
-    """Check that nothing needs a client's own reply where ``aggregation.secure`` gives only sums.
-
-    Raises:
-        ConfigError: something does, or what the sums take is not installed.
-    """
-    rule = experiment.aggregation.secure
-    if rule is None:
-        return
-    rule.require()
-    for reason in (*needs_single_replies(experiment.algorithm), *_reasons_of_run(experiment)):
-        raise ConfigError(f"aggregation.secure '{rule.component_name()}' hides each client's reply, and {reason}")
-
-
-def needs_single_replies(method: Algorithm) -> Iterator[str]:
-    """Why a method, as it is set, needs the reply of each client, in words; nothing if sums are enough."""
-    name, summed = method.component_name(), method.summed
-    yield from _reasons_of_settings(method)
-    if not summed:
-        yield f"'{name}', as it is set, needs each of them; choose a method that averages, or leave it out"
-    for step, schema in steps_of(method).items():
-        individual = _individual(schema, summed[step]) if step in summed else list(schema.returns)
-        if schema.kind == "step" and (individual or schema.others is not None):
-            what = ", ".join(individual) or "scalars"
-            yield f"'{name}' needs {what} of each client in its step '{step}'; choose a method that only averages"
-
-
-def _reasons_of_settings(method: Algorithm) -> Iterator[str]:
-    """Settings that several methods have, and that look at single replies."""
-    teacher = getattr(method, "teacher", None)
-    if isinstance(teacher, Teacher):
-        yield from _reasons_of_teacher(teacher)
-    if getattr(getattr(method, "averaging", None), "mean", "exact") != "exact":
-        yield "algorithm.averaging.mean 'sequential' takes them one after the other; set it to exact"
-
-
-def _reasons_of_teacher(teacher: Teacher) -> Iterator[str]:
-    if teacher.weights.component_name() != "count":
-        name = teacher.weights.component_name()
-        yield f"algorithm.teacher.weights '{name}' weighs clients by what each sends; choose count"
-    if teacher.alignment is not None:
-        yield "algorithm.teacher.alignment maps the representations of each client; set it to null"
-    if teacher.judge_clients:
-        yield "algorithm.teacher.judge_clients looks at the representations of each client; set it to false"
-
-
-def _individual(schema: StepSchema, weight: str | None) -> list[str]:
-    """Fields of a reply that are not in its sum."""
-    return [field for field, kind in schema.returns.items() if field != weight and not _is_summed(kind)]
-
-
-def _is_summed(declared: Declared) -> bool:
-    kinds = _kinds(declared)  # prototypes count by class
-    return all(isinstance(kind, type) and issubclass(kind, TensorBundle) and kind is not Prototypes for kind in kinds)
-
-
-def _reasons_of_run(experiment: Experiment) -> Iterator[str]:
-    robust, run = experiment.aggregation.robust, experiment.run
-    if robust is not None:
-        yield f"aggregation.robust '{robust.component_name()}' compares them; choose one of the two"
-    if experiment.aggregation.clip is not None:
-        yield "aggregation.clip looks at each; set it to null"
-    if run.transport.refers:
-        yield "run.transport.topk and unchanged encode each against its request; leave them out"
-    for attack in run.attackers:
-        if isinstance(attack, Conspiracy):
-            yield f"run.attackers '{attack.component_name()}' changes what was sent; choose an attack of single clients"

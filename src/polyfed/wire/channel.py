@@ -35,20 +35,19 @@ class Channel:
         self._enter(request, "down", request.payload, plain)
         return request
 
-    def decoded(self, request: Request, wire: Payload, received: Payload | None = None) -> Payload:
+    def decoded(self, request: Request, wire: Payload) -> Payload:
         """What a client's reply says.
 
         Args:
             request: that it answers.
             wire: the reply as it crossed.
-            received: the request as the client decoded it, where replies refer to it.
 
         Raises:
             PayloadError: the reply is damaged, or too large.
         """
         plain = None
         try:
-            plain = self.transport.decode(wire, received, self.limits)
+            plain = self.transport.decode(wire, self.limits)
             return plain
         finally:  # what is refused has crossed too
             self._enter(request, "up", wire, plain)

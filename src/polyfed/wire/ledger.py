@@ -47,10 +47,6 @@ class Ledger:
         line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
         self.records.append(common | line)
 
-    def add(self, other: Ledger, round_number: int) -> None:
-        """Enter what crossed for a round in another one's name."""
-        self.records += [line | {"round": round_number} for line in other.records]
-
     def total(self, direction: Direction) -> int:
         return sum(line["bytes"] for line in self.records if line["direction"] == direction)
 

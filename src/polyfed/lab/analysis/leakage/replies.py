@@ -22,10 +22,9 @@ from polyfed.data.samples import Samples
 from polyfed.engines.attacking import AttackingSite
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
-from polyfed.federation.cohort import Cohort
+from polyfed.federation.cohort import Cohort, Sums
 from polyfed.federation.filters import Ask, Received
 from polyfed.federation.membership import Member
-from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.state import flatten, unflatten
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.privacy.guard import PRIVATE
@@ -111,12 +110,11 @@ class _WatchedCohort(Cohort):
         for reply in super().replies(ask, phase):
             with contextlib.suppress(PayloadError):  # what the server cannot read it does not see
                 if reply.error is None:
-                    received, limits = ask.received(reply.client), self.channel.limits
-                    content = self.channel.transport.decode(reply.payload, received, limits)
+                    content = self.channel.transport.decode(reply.payload, self.channel.limits)
                     self._note((reply.client.id,), ask, phase, content)
             yield reply
 
-    def summed(self, sums: SecureSums, ask: Ask, phase: int) -> Iterator[Received]:
+    def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Received]:
         seen = set[str]()
         for reply in super().summed(sums, ask, phase):
             kind = reply.client.architecture
