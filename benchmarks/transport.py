@@ -17,17 +17,10 @@ from polyfed.wire.framing import wire_size
 from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 from polyfed.wire.transport import Transport
 
-ROWS: Mapping[str, Transport] = {
+FORMS: Mapping[str, Transport] = {
     "float16": Transport(dtype="float16"),
     "bfloat16": Transport(dtype="bfloat16"),
     "int8": Transport(dtype="int8"),
-}
-UPDATES: Mapping[str, Transport] = {
-    "int8": Transport(dtype="int8"),
-    "top_10_percent": Transport(topk=0.1),
-    "top_1_percent": Transport(topk=0.01),
-    "top_1_percent_int8": Transport(topk=0.01, dtype="int8"),
-    "unchanged": Transport(unchanged="omit"),
 }
 LIMITS = {"int8": {"bytes": 1 / 3.9, "make": 8.0, "read": 4.0}}
 
@@ -38,16 +31,10 @@ def representations(rows: int, dim: int) -> Payload:
     return Payload({"content": Representations({"image": values}, order="o" * 64)})
 
 
-def update(layers: int, width: int, frozen: int) -> tuple[Payload, Payload]:
-    """Weights as received, and as trained; ``frozen`` layers have not moved."""
-    before = {f"blocks.{k}.weight": torch.randn(width, width) for k in range(layers)}
-    before |= {f"blocks.{k}.bias": torch.randn(width) for k in range(layers)}
-    still = tuple(f"blocks.{k}." for k in range(frozen))
-    after = {
-        name: value.clone() if name.startswith(still) else value + 0.01 * torch.randn_like(value)
-        for name, value in before.items()
-    }
-    return Payload({"content": Weights(before)}), Payload({"content": Weights(after)})
+def weights(layers: int, width: int) -> Payload:
+    """Of a stack of linear layers."""
+    tensors = {f"blocks.{k}.weight": torch.randn(width, width) for k in range(layers)}
+    return Payload({"content": Weights(tensors | {f"blocks.{k}.bias": torch.randn(width) for k in range(layers)})})
 
 
 def copied(item: TensorBundle) -> dict[str, Tensor]:
@@ -55,19 +42,19 @@ def copied(item: TensorBundle) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in item.items()}
 
 
-def bench(name: str, payload: Payload, received: Payload | None, forms: Mapping[str, Transport], repeats: int) -> None:
+def bench(name: str, payload: Payload, repeats: int) -> None:
     """One line a form."""
     content = payload.bundles["content"]
     works: dict[str, harness.Work] = {"copy": lambda: copied(content)}
-    wires = {form: transport.encode(payload, received) for form, transport in forms.items()}
-    for form, transport in forms.items():
-        works[f"make {form}"] = lambda transport=transport: transport.encode(payload, received)  # type: ignore[misc]
+    wires = {form: transport.encode(payload) for form, transport in FORMS.items()}
+    for form, transport in FORMS.items():
+        works[f"make {form}"] = lambda transport=transport: transport.encode(payload)  # type: ignore[misc]
         works[f"read {form}"] = lambda transport=transport, form=form: transport.decode(  # type: ignore[misc]
-            wires[form], received
+            wires[form]
         )
     times = harness.interleaved(works, repeats)
     for form, wire in wires.items():
-        limits = LIMITS.get(form, {}) if received is None else {}
+        limits = LIMITS.get(form, {}) if name == "representations" else {}
         size = wire_size(wire) / wire_size(payload)
         harness.report(f"{name} as {form}: bytes", ratio=size, against="fp32", limit=limits.get("bytes"))
         for what in ("make", "read"):
@@ -85,9 +72,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     repeats = 3 if arguments.quick else 11
-    bench("representations", representations(10_000, 256), None, ROWS, repeats)
-    before, after = update(layers=12, width=768, frozen=6)
-    bench("weights", after, before, UPDATES, repeats)
+    bench("representations", representations(10_000, 256), repeats)
+    bench("weights", weights(layers=12, width=768), repeats)
 
 
 if __name__ == "__main__":

@@ -91,11 +91,11 @@ def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: 
     ],
 )
 def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, attack: str, engine: str) -> None:
-    """What clients falsify alone, what they agree on, and what they train on; encoded narrowly and as differences."""
+    """What clients falsify alone, what they agree on, and what they train on; encoded narrowly."""
     config = topics(name="fedavg") | {"aggregation": {"robust": None if engine == "ray" else "geometric_median"}}
     config["clients"]["text"]["count"] = 5
     config["run"]["attackers"] = {"name": attack, "clients": 2}
-    assert_same_bits(config, tmp_path, [engine], transport={"dtype": "float16", "topk": 0.5})
+    assert_same_bits(config, tmp_path, [engine], transport={"dtype": "float16"})
 
 
 @pytest.mark.usefixtures("where_it_runs")
