@@ -300,7 +300,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
             (_dealt("paired", "shards", total=40), r"partition 'shards': 40 shards of only 32 items"),
             # who is asked
             ({"run.sampling": {"cohort": 9}}, r"run\.sampling\.cohort is 9, but there are 3 clients"),
-            ({"run.min_clients": 4}, r"run\.min_clients is 4, but a round asks 3 clients"),
+            ({"run.min_clients": 4}, r"run\.min_clients is 4, but a round has 3 replies"),
             ({"run.phases": {"fit": {"min_clients": 4}}}, r"run\.phases\.fit\.min_clients is 4"),
             ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client 'paired-7'"),
             ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
@@ -313,7 +313,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
             (_optimized(kind="adamw", momentum=0.5), "momentum has no effect with kind: adamw"),
             (_optimized(kind="adam", nesterov=True), "nesterov has no effect with kind: adam"),
             # what protects replies
-            ({"aggregation": MASKED | {"clip": {}}}, r"hides each client's reply, and aggregation\.clip looks at each"),
+            ({"aggregation": MASKED | {"clip": {}}}, r"does not go with aggregation\.clip: it looks at each reply"),
             ({"aggregation": MASKED | {"robust": "median"}}, "a rule compares single replies; choose one of the two"),
             ({"aggregation": {"secure": {"name": "pairwise_masks", "range": math.inf}}}, r"secure\.range: .*finite"),
             ({"aggregation": MASKED, "clients.image": GONE}, "needs 3 clients of a type, and type 'paired' has 2"),
