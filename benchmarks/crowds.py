@@ -3,7 +3,7 @@
 Two rounds of SCAFFOLD, in which every client sends its weights and a control variate and keeps the latter; in memory
 may be 16 MiB of kept states and 16 MiB of waiting replies, all others are in files. Each federation runs in a process
 of its own, over the same data, of which each client has ten samples. Limit: 100 KiB a client, for its samples, its
-lines in the ledger and the norms of its update, whatever the size of its model.
+lines in the ledger and the norm of its update, whatever the size of its model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW, MOST, SAMPLES = 10, 1000, 10
 IN_MEMORY = 16 << 20
 
 
-def federation(clients: int, size: str) -> dict[str, Any]:
+def federation(clients: int, size: str, *, clip: bool = False) -> dict[str, Any]:
     """SCAFFOLD with all clients in every round, and no evaluation."""
     hidden, dim = SIZES[size]
     client = {
@@ -43,14 +43,15 @@ def federation(clients: int, size: str) -> dict[str, Any]:
         "data": {"sources": {"noise": federations.Noise(count=MOST * SAMPLES)}},
         "clients": {"client": client},
         "algorithm": {"name": "scaffold", "local_epochs": 1},
+        "aggregation": {"clip": {} if clip else None},
         "run": run | {"state_memory": IN_MEMORY},
     }
 
 
-def one(clients: int, size: str) -> None:
+def one(clients: int, size: str, *, clip: bool) -> None:
     """Two rounds, and print the number of weights and the peak of this process in bytes."""
     torch.set_num_threads(1)
-    with federations.prepared(federation(clients, size)) as session:
+    with federations.prepared(federation(clients, size, clip=clip)) as session:
         loop = session.loop()
         loop.experiment.algorithm.setup(loop.server)
         for number in (1, 2):
@@ -64,22 +65,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--clients", nargs="+", type=int, default=[100, MOST], help=f"at most {MOST}")
+    parser.add_argument("--clip", action="store_true", help="with norm clipping")
     parser.add_argument("--one", nargs=2, metavar=("CLIENTS", "SIZE"), help="a single federation")
     options = parser.parse_args()
     if options.one:
         clients, size = options.one
-        one(int(clients), size)
+        one(int(clients), size, clip=options.clip)
         return
     for size in options.sizes:
         peaks = {}
         for clients in (FEW, *options.clients):
             command = [sys.executable, __file__, "--one", str(clients), size]
+            command += ["--clip"] if options.clip else []
             told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             weights, peaks[clients] = json.loads(told.splitlines()[-1])
         for clients in options.clients:
             more = (peaks[clients] - peaks[FEW] - 2 * IN_MEMORY) / (clients - FEW) / 1024
             harness.report(
-                f"{clients:,} clients of SCAFFOLD, {size} weights: memory a client",
+                f"{clients:,} clients of SCAFFOLD, {size} weights{', clipped' if options.clip else ''}: memory a client",
                 ratio=max(more, 0.0),
                 unit="KiB",
                 against=f"{FEW} clients",

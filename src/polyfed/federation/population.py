@@ -59,6 +59,9 @@ class Population:
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)
         self.membership = Membership(groups, self.public, self.data, seed)
         self._add_modules = add_modules
+        # of all clients once ``infos`` asks: made among the tensors of a round, each small one would keep the allocator
+        # from using a freed large one again
+        self._trains: dict[str, Samples] = {}
         self._tests: dict[tuple[str, str], Samples] = {}
 
     # ---- who
@@ -137,6 +140,13 @@ class Population:
 
     def train(self, member: Member, model: ModelSettings | None = None) -> Samples:
         """A client's private training samples; with another ``model`` in its views, of modalities that both have."""
+        if model is not None:
+            return self._held_by(member, model)
+        if member.id not in self._trains:
+            self._trains[member.id] = self._held_by(member, None)
+        return self._trains[member.id]
+
+    def _held_by(self, member: Member, model: ModelSettings | None) -> Samples:
         held = [of_items(self._held_in(one.dealt, member, model), one.items, one.lacking) for one in member.holdings]
         return joined(held, member.settings.task)
 
