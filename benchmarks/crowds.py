@@ -82,7 +82,7 @@ def main() -> None:
         for clients in options.clients:
             more = (peaks[clients] - peaks[FEW] - 2 * IN_MEMORY) / (clients - FEW) / 1024
             harness.report(
-                f"{clients:,} clients of SCAFFOLD, {size} weights{', clipped' if options.clip else ''}: memory a client",
+                f"{clients:,} clients of SCAFFOLD{' clipped' * options.clip}, {size} weights: memory a client",
                 ratio=max(more, 0.0),
                 unit="KiB",
                 against=f"{FEW} clients",

@@ -200,10 +200,7 @@ def outcome_table(records: RunRecords) -> TextTable:
         rows = [*rows[: _ROWS - 1], ("... more in the report", "", "", "")]
     seconds = sum(records.seconds.values())
     note = f"{mib(records.total_bytes())} MiB sent, {len(records.clients)} clients"
-    note += f", {duration(seconds)}" if seconds else ""
-    for what, events in (("left out", records.excluded()), ("shortened", records.shortened())):
-        if events:
-            note += f"; {what} at times: {len({event.participant for event in events})}"
+    note += (f", {duration(seconds)}" if seconds else "") + f"; {records.replies_in_words}"
     return TextTable("", ("test", "final", "chance", "best (round)"), rows, (note,))
 
 

@@ -79,6 +79,7 @@ def _facts(records: RunRecords, environment: Mapping[str, Any]) -> dict[str, str
         "seed": "" if seed is None else str(seed),
         "rounds": f"{done} of {planned}" if planned is not None else str(done),
         "duration": duration(seconds) if seconds else "",
+        "replies": records.replies_in_words.removeprefix("replies: "),
         "device": str(environment.get("device", "")),
         "run folder": records.name,
     }

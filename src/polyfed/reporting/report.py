@@ -124,6 +124,7 @@ def traffic_table(records: RunRecords) -> TextTable:
     totals["both"] = sent
     rows = [(label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total]
     notes = () if sent == full else (f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, everything whole).",)
+    notes += (f"{records.replies_in_words}.".capitalize(),)
     return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows, notes)
 
 

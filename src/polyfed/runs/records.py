@@ -221,6 +221,11 @@ class RunRecords:
     def shortened(self) -> tuple[Incident, ...]:
         return tuple(event for event in self.events if event.incident == "update_shortened")
 
+    @property
+    def replies_in_words(self) -> str:
+        """How many replies of clients did not count as they came."""
+        return f"replies: {len(self.shortened())} shortened, {len(self.excluded())} excluded"
+
     def bytes_per_round(self, direction: str) -> dict[int, int]:
         """Round -> bytes that crossed ``down`` or ``up``, rounds ascending."""
         totals: Counter[int] = Counter()

@@ -50,6 +50,7 @@ def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load
     alone = open_run(folder)
     assert first.results.at("tiny", (), "r1")[0] == alone.metrics()["r1_sum"]
     assert first.results.at("tiny", (), "rounds") == {0: 1.0, 1: 1.0}
+    assert first.results.replies == {row: [0, 0] for row in study.rows}
     assert files(folder) >= {"config.yaml", "metrics.jsonl", "figures.json"}
     assert not files(folder) & {"models", "checkpoints", "arrays"}
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*")}

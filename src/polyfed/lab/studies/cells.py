@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from math import isfinite
@@ -202,11 +202,13 @@ class CellFigures:
         values: digest of a column -> value, NaN where there is none, or why it cannot be had.
         code: version and state of the code that ran it.
         keep: what stays of the cell: the most that any study asked for.
+        replies: how many were shortened, and excluded; empty of a cell that ran before they were counted.
     """
 
     values: Mapping[str, float | str]
     code: str = ""
     keep: str = RECORDS
+    replies: Sequence[int] = ()
 
     @classmethod
     def of(cls, folder: Path) -> CellFigures | None:
@@ -227,12 +229,13 @@ class CellFigures:
         if content.get("config") != config:
             raise RunError(f"'{folder / 'config.yaml'}' was edited after the run; delete the folder to run it again")
         values = {name: float("nan") if value is None else value for name, value in content["figures"].items()}
-        return cls(values, content["code"], content["keep"])
+        return cls(values, content["code"], content["keep"], content.get("replies", ()))
 
     def save(self, folder: Path) -> None:
         """Write them, which makes the cell complete."""
         finite = {
             name: value if isinstance(value, str) or isfinite(value) else None for name, value in self.values.items()
         }
-        content = {"config": RunFolder(folder).config_digest(), "code": self.code, "keep": self.keep, "figures": finite}
+        content = {"config": RunFolder(folder).config_digest(), "code": self.code, "keep": self.keep}
+        content |= {"replies": list(self.replies), "figures": finite}
         write_atomically(folder / FIGURES, (json.dumps(content, indent=1) + "\n").encode())

@@ -43,6 +43,7 @@ class Results:
         causes: place or cell in words -> why it has no figure.
         cells: label of every final cell that is complete -> its folder's name.
         code: versions and states of the code that ran them; a table should have one.
+        replies: row -> how many were shortened, and excluded, over all its cells.
     """
 
     study: Study
@@ -51,12 +52,14 @@ class Results:
     causes: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
     code: Sequence[str] = ()
+    replies: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
         """What lies in the plan's store."""
         values: dict[Place, dict[int, float]] = {}
         chosen, causes, cells, code = dict[tuple[str, Point], Chosen](), dict(failures), dict[str, str](), set[str]()
+        replies: dict[str, list[int]] = {}
         for row, point in plan.row_points():
             with suppress(LookupError, RunError):  # its search is not complete, or chose nothing
                 if (choice := plan.chosen(row, point)) is not None:
@@ -64,13 +67,16 @@ class Results:
                 for cell, figures in _complete(plan, row, point):
                     cells[cell.label] = cell.digest
                     code.add(figures.code)
+                    if figures.replies:
+                        known = replies.get(row, [0, 0])
+                        replies[row] = [old + new for old, new in zip(known, figures.replies, strict=True)]
                     for column, settings in plan.study.columns_of(row).items():
                         value = figures.values.get(settings.digest)
                         if isinstance(value, str):
                             causes[f"{cell.label}: {column}"] = value
                         elif value is not None and math.isfinite(value):
                             values.setdefault((row, point, column), {})[cell.seed] = value
-        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)))
+        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)), replies)
 
     # ---- questions
 
@@ -180,6 +186,7 @@ class Results:
             "causes": dict(sorted(self.causes.items())),
             "cells": self.cells,
             "code": list(self.code),
+            "replies": {row: list(counts) for row, counts in self.replies.items()},
         }
 
     @classmethod
@@ -204,7 +211,8 @@ class Results:
                 for entry in content["figures"]
             }
             chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
-            return cls(study, values, chosen, content["causes"], content["cells"], content["code"])
+            causes, cells, code = content["causes"], content["cells"], content["code"]
+            return cls(study, values, chosen, causes, cells, code, content.get("replies", {}))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
 

@@ -88,6 +88,9 @@ def _figure_notes(results: Results) -> Iterator[str]:
     yield f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}. {_PLUS_MINUS}"
     if study.printed:
         yield _PRINTED
+    if results.replies:
+        by_row = "; ".join(f"{row} {short} / {out}" for row, (short, out) in results.replies.items())
+        yield f"Replies shortened / excluded, over all seeds: {by_row}."
     yield from _below_alone(results)
     if len(results.code) > 1:
         yield f"Cells of {len(results.code)} states of the code ({', '.join(results.code)}): delete cells to have one."
