@@ -76,7 +76,7 @@ bench: install
 bench-short: install
 	$(BIN)/python benchmarks/all.py --plan short
 
-# memory of a deployment, and twenty kills: about half an hour on two cores
+# a deployment on this machine, its memory, and twenty kills: about half an hour on two cores
 .PHONY: bench-deployed
 bench-deployed: install
 	$(BIN)/python benchmarks/all.py --plan deployed

@@ -2,10 +2,11 @@
 
     python benchmarks/all.py                  # the plan: half an hour on two cores
     python benchmarks/all.py --plan short     # memory by clients, averaging, one round: three minutes
-    python benchmarks/all.py --plan deployed  # memory of a deployment: apart, as it takes long
+    python benchmarks/all.py --plan deployed  # a real deployment, and its memory: apart, as it takes long
 
 Each benchmark is a process of its own; its figures and their limits are the lines that ``harness.report`` prints. One
-that fails says so in the table, and the others go on. Exit status 1 if one fails, or a figure lies outside its limit.
+that fails, or lacks data, says so in the table, and the others go on. Exit status 1 if one fails, or a figure lies
+outside its limit. Data sets and weights are looked for in POLYFED_DATA and POLYFED_WEIGHTS.
 ``--record FILE`` keeps the figures; `make pages` makes the tables of docs/reference/speed.md of them.
 
 The plan leaves out: the largest sizes and most repetitions of its benchmarks, kills (``kills.py``), the level of
@@ -30,62 +31,52 @@ from typing import Any, NamedTuple
 import torch
 
 HERE = Path(__file__).resolve().parent
-Plan = Mapping[str, Sequence[str]]
-SHORT: Plan = {
-    "crowds": ("--clients", "100", "1000", "--sizes", "10,000"),
-    "aggregation": ("--quick",),
-    "released_round": ("--encoders", "perceptron", "--public", "100"),
+PLANS: Mapping[str, Sequence[str]] = {
+    "whole": (
+        *("losses", "gca", "weights --quick", "evaluation", "transport", "aggregation", "crowds", "engine --quick"),
+        *("released_round", "real_round", "gates", "backbone", "adapters", "secure_sum --quick --samples 2000"),
+        *("engines --quick --engines local ray flower", "studies"),
+    ),
+    "short": (
+        "crowds --sizes 500k --clients 300",
+        "aggregation --quick",
+        "released_round --encoders perceptron --public 100",
+    ),
+    "deployed": ("engines --engines deployment", "engines --memory --sizes 100MB"),
 }
-PLANS: Mapping[str, Plan] = {
-    "whole": {
-        "losses": (),
-        "gca": (),
-        "weights": ("--quick",),
-        "evaluation": (),
-        "transport": (),
-        "aggregation": (),
-        "crowds": (),
-        "engine": (),
-        "released_round": (),
-        "gates": ("--quick",),
-        "backbone": (),
-        "adapters": (),
-        "secure_sum": ("--quick", "--samples", "2000"),
-        "engines": ("--quick", "--sizes", "10kB", "10MB"),
-        "studies": (),
-    },
-    "short": SHORT,
-    "deployed": {"engines": ("--memory", "--sizes", "100MB")},
-}
-"""Benchmark -> its arguments."""
+"""Benchmarks with their arguments."""
 
 
 class Outcome(NamedTuple):
-    """What a benchmark left: its figures, how long it took, and why it failed, if it did."""
+    """What a benchmark left: its figures, how long it took, what it lacks, and why it failed, if it did."""
 
-    name: str
-    arguments: str
+    benchmark: str
     figures: list[dict[str, Any]]
     seconds: float
+    lacks: str | None
     error: str | None
 
 
-def run(name: str, arguments: Sequence[str]) -> Outcome:
+def run(benchmark: str) -> Outcome:
     """Run a benchmark, and show its lines as they come."""
-    began, figures, given = time.monotonic(), [], " ".join(arguments)
+    began, found = time.monotonic(), []
+    name, *arguments = benchmark.split()
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
-    print(f"# {name} {given}", flush=True)
+    print(f"# {benchmark}", flush=True)
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 print(line, end="", flush=True)
                 if line.startswith("{"):
-                    figures.append(json.loads(line))
+                    found.append(json.loads(line))
         errors.seek(0)
         said = errors.read().strip().splitlines()
-    error = None if process.returncode == 0 else (said[-1] if said else f"exit status {process.returncode}")
-    return Outcome(name, given, figures, time.monotonic() - began, error)
+    error = None if found else "no figures"
+    if process.returncode != 0:
+        error = said[-1] if said else f"exit status {process.returncode}"
+    lacks = next((line["lacks"] for line in found if "lacks" in line), None)
+    return Outcome(benchmark, [line for line in found if "ratio" in line], time.monotonic() - began, lacks, error)
 
 
 def verdict(figure: Mapping[str, Any]) -> str:
@@ -107,15 +98,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
             (f["name"], f"{f['ratio']:g} {f['unit']}".strip(), limit(f), verdict(f), f["against"])
             for f in outcome.figures
         ]
-        if outcome.error is not None:
-            rows.append((f"{outcome.name}.py", "", "", "FAILED", outcome.error))
+        rows += [(outcome.benchmark, "", "", "LACKS", outcome.lacks)] if outcome.lacks else []
+        rows += [(outcome.benchmark, "", "", "FAILED", outcome.error)] if outcome.error else []
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
     ]
-    took = ", ".join(f"{outcome.name} {outcome.seconds:.0f}" for outcome in outcomes)
-    whole = sum(outcome.seconds for outcome in outcomes)
-    return "\n".join([*lines, "", f"seconds: {took}; together {whole / 60:.1f} minutes"])
+    took = [f"{outcome.seconds:6.0f} s  {outcome.benchmark}" for outcome in outcomes]
+    together = sum(outcome.seconds for outcome in outcomes)
+    return "\n".join([*lines, "", *took, f"{together:6.0f} s  together"])
 
 
 def machine() -> dict[str, Any]:
@@ -130,7 +121,7 @@ def commit() -> str:
     def told(*command: str) -> str:
         return subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
 
-    changed = told("status", "--porcelain", "--untracked-files=no", "--", "../src", ".")
+    changed = told("status", "--porcelain", "--untracked-files=no", "--", "../src", "*.py")
     return told("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
 
 
@@ -141,15 +132,16 @@ def record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
-        "benchmarks": {
-            outcome.name: {
-                "arguments": outcome.arguments,
+        "benchmarks": [
+            {
+                "benchmark": outcome.benchmark,
                 "seconds": round(outcome.seconds),
-                "error": outcome.error,
+                "lacks": outcome.lacks,
+                "failed": outcome.error is not None,
                 "figures": [{key: figure[key] for key in kept} for figure in outcome.figures],
             }
             for outcome in outcomes
-        },
+        ],
     }
 
 
@@ -157,16 +149,14 @@ def main() -> int:
     """Run a plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", choices=PLANS, default="whole")
-    parser.add_argument("--only", nargs="+", metavar="BENCHMARK", help="these of the plan alone")
     parser.add_argument("--record", type=Path, help="where to keep the figures")
     options = parser.parse_args()
-    plan = PLANS[options.plan]
-    outcomes = [run(name, plan[name]) for name in options.only or plan]
+    outcomes = [run(benchmark) for benchmark in PLANS[options.plan]]
     print(f"\n{table(outcomes)}")
     if options.record is not None:
         options.record.write_text(json.dumps(record(outcomes), indent=1) + "\n")
     figures = [figure for outcome in outcomes for figure in outcome.figures]
-    failed = [outcome.name for outcome in outcomes if outcome.error is not None]
+    failed = [outcome.benchmark for outcome in outcomes if outcome.error is not None]
     outside = [figure["name"] for figure in figures if figure["within"] is False]
     print(f"{len(figures)} figures, {len(outside)} outside their limits; {len(failed)} benchmarks failed")
     return 1 if failed or outside else 0

@@ -78,16 +78,16 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("CLIENTS", "KIND", "FOLDER"), help="a single federation")
     options = parser.parse_args()
     if options.one:
-        clients, kind, folder = options.one
-        one(int(clients), kind, Path(folder))
+        clients, kind, place = options.one
+        one(int(clients), kind, Path(place))
         return
-    with tempfile.TemporaryDirectory() as name:
-        deit_tiny(Path(name) / "deit")
+    with tempfile.TemporaryDirectory() as folder:
+        deit_tiny(Path(folder) / "deit")
         for kind in ("features cached", "full disk", "adapters"):
             peaks = {}
             for clients in (1, 100):
-                command = [sys.executable, __file__, "--one", str(clients), kind, name]
-                told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                command = [sys.executable, __file__, "--one", str(clients), kind, folder]
+                told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                 peaks[clients] = int(told.splitlines()[-1])
             ratio = peaks[100] / peaks[1]
             mib = {f"mib_{clients}": peak / 2**20 for clients, peak in peaks.items()}

@@ -21,7 +21,7 @@ import torch
 
 LIMIT = 100.0
 """KiB."""
-SIZES = {"10,000": (12, 16), "500,000": (620, 32)}
+SIZES = {"10k": (12, 16), "500k": (620, 32)}
 """Weights -> width of the hidden layer, and d; pictures have 768 values, and there are 10 classes."""
 FEW, MOST, SAMPLES = 10, 1000, 10
 IN_MEMORY = 16 << 20
@@ -77,7 +77,7 @@ def main() -> None:
         for clients in (FEW, *options.clients):
             command = [sys.executable, __file__, "--one", str(clients), size]
             command += ["--clip"] if options.clip else []
-            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             weights, peaks[clients] = json.loads(told.splitlines()[-1])
         for clients in options.clients:
             more = (peaks[clients] - peaks[FEW] - 2 * IN_MEMORY) / (clients - FEW) / 1024

@@ -106,7 +106,10 @@ def bench_recall(images: int, dim: int, repeats: int, *, against_released: bool)
 def creamfl(public: int, previous: str) -> dict[str, Any]:
     """Settings of one image client that goes over the public set once, after hardly any data of its own."""
     resnet = {"name": "resnet", "size": "tiny", "view": {"name": "pixels", "size": 16}}
-    model = {"dim": 128, "encoders": {"image": resnet}}
+    text = {"name": "bag", "view": {"name": "tokens", "length": 8, "tokenizer": {"name": "hashing", "size": 512}}}
+    model, both = (
+        {"dim": 128, "encoders": encoders} for encoders in ({"image": resnet}, {"image": resnet, "text": text})
+    )
     training = {"optimizer": {"kind": "sgd", "lr": 0.01}, "batch_size": 16}
     return {
         "data": {
@@ -116,7 +119,7 @@ def creamfl(public: int, previous: str) -> dict[str, Any]:
             }
         },
         "public": {"source": "public"},
-        "server": {"model": model, "task": "classification", "source": "private", "validation_split": None},
+        "server": {"model": both, "task": "retrieval", "source": "private", "validation_split": None},
         "clients": {
             "client": {"count": 1, "source": "private", "model": model, "task": "classification", "training": training}
         },

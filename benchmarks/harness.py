@@ -68,6 +68,11 @@ def report(
     print(json.dumps(rounded), flush=True)
 
 
+def lacking(what: str) -> None:
+    """Print what a benchmark needs and does not find, so that it measures nothing."""
+    print(json.dumps({"lacks": what}), flush=True)
+
+
 def conditions() -> dict[str, object]:
     """What a figure depends on that is not ours."""
     return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}

@@ -54,7 +54,7 @@ def bench(name: str, payload: Payload, repeats: int) -> None:
         )
     times = harness.interleaved(works, repeats)
     for form, wire in wires.items():
-        limits = LIMITS.get(form, {}) if name == "representations" else {}
+        limits = LIMITS.get(form, {}) if name.startswith("representations") else {}
         size = wire_size(wire) / wire_size(payload)
         harness.report(f"{name} as {form}: bytes", ratio=size, against="fp32", limit=limits.get("bytes"))
         for what in ("make", "read"):
@@ -72,8 +72,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     repeats = 3 if arguments.quick else 11
-    bench("representations", representations(10_000, 256), repeats)
-    bench("weights", weights(layers=12, width=768), repeats)
+    bench("representations 10,000 x 256", representations(10_000, 256), repeats)
+    bench("7 million weights", weights(layers=12, width=768), repeats)
 
 
 if __name__ == "__main__":
