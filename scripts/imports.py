@@ -114,9 +114,9 @@ def upward(parts: list[Module]) -> list[str]:
 
 
 def cycles(parts: list[Module]) -> list[list[str]]:
-    """Modules that need each other to be imported, and packages that import each other, a list for each cycle."""
+    """Modules, and packages, that import each other, in functions and for types alone too; a list for each cycle."""
     known = {module.name: module for module in parts}
-    needs = {module.name: imports(module, known, at_once=True) for module in parts if module.name != PUBLIC}
+    needs = {module.name: imports(module, known) for module in parts if module.name != PUBLIC}
     packages: dict[str, set[str]] = {}
     for module in parts:
         if module.package:
