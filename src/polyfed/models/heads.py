@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -15,9 +15,6 @@ from polyfed.data.source import text_column
 from polyfed.data.view import DataContext
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.encoder import Encoder
-
-if TYPE_CHECKING:
-    from polyfed.models.model import Embedder
 
 Fusion = Literal["product", "concat", "both"]
 
@@ -110,9 +107,13 @@ class NamesHead(nn.Module):
         rows = encoders[self.modality].view.open(text_column(self.texts, "names"), self.modality, context)
         self.inputs = rows(torch.arange(len(self.texts)))
 
-    def against(self, model: Embedder) -> SimilarityHead:
-        """The classifier that these texts are to a model as it is now."""
-        return SimilarityHead(model.represent(self.modality, self.inputs), self.temperature)
+    def against(self, represent: Callable[[str, Tensor], Float[Tensor, "n d"]]) -> SimilarityHead:
+        """The classifier that these texts are to a model as it is now.
+
+        Args:
+            represent: of the model: modality and inputs [n, ...] -> representations of unit norm.
+        """
+        return SimilarityHead(represent(self.modality, self.inputs), self.temperature)
 
 
 def class_count(head: nn.Module) -> int:

@@ -372,4 +372,4 @@ def _classified(model: Embedder, head: nn.Module | None, feature: Float[Tensor, 
 
 
 def _classifier(model: Embedder, head: nn.Module) -> nn.Module:
-    return head.against(model) if isinstance(head, NamesHead) else head
+    return head.against(model.represent) if isinstance(head, NamesHead) else head
