@@ -17,7 +17,8 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.core.errors import ConfigError
 from polyfed.federation.times import ClientTimes
-from polyfed.runs.experiment import Experiment, merged
+from polyfed.runs.config_files import merged
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from sessions import of_samples, prepared, taught

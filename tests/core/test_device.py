@@ -5,7 +5,7 @@ import pytest
 from polyfed.core import device
 from polyfed.core.errors import ConfigError
 from polyfed.federation.settings import HostSettings
-from polyfed.runs.experiment import RunSettings
+from polyfed.runs.settings import RunSettings
 
 
 @pytest.mark.parametrize("settings", [RunSettings, HostSettings])

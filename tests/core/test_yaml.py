@@ -8,7 +8,8 @@ import pytest
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import yaml_content
-from polyfed.runs.experiment import Experiment, read_config
+from polyfed.runs.config_files import read_config
+from polyfed.runs.experiment import Experiment
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{k + 1}: &a{k + 1} [{', '.join([f'*a{k}'] * 9)}]\n" for k in range(30))
 

@@ -20,7 +20,8 @@ from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
 from polyfed.deploy.keys import create_keys, public_half, read_certificate, read_public
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings, to_yaml
-from polyfed.runs.experiment import Experiment, merged
+from polyfed.runs.config_files import merged
+from polyfed.runs.experiment import Experiment
 
 
 def create(folder: Path, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Path]:

@@ -11,7 +11,7 @@ import torch
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy, each
-from polyfed.runs.experiment import RunSettings
+from polyfed.runs.settings import RunSettings
 from polyfed.wire.channel import Channel
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits

@@ -31,9 +31,9 @@ from polyfed.federation.settings import (
 )
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
-from polyfed.runs.experiment import PhaseSettings, RunSettings
 from polyfed.runs.presets import preset_names
 from polyfed.runs.session import Session
+from polyfed.runs.settings import PhaseSettings, RunSettings
 from polyfed.runs.twins import TwinSettings
 from polyfed.wire.limits import Limits
 from polyfed.wire.transport import Transport

@@ -93,7 +93,7 @@ def test_a_callback_of_five_lines(tiny: Config, tmp_path: Path) -> None:
 def test_an_experiment_is_built_in_python_with_the_names_of_yaml(tiny: Config) -> None:
     from polyfed.algorithms.fedavg import FedAvg
     from polyfed.federation.settings import DataSettings, PublicSettings
-    from polyfed.runs.experiment import RunSettings
+    from polyfed.runs.settings import RunSettings
 
     built = Experiment(
         name="tiny",

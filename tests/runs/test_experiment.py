@@ -15,8 +15,9 @@ from polyfed.core.errors import ConfigError
 from polyfed.engines.local import InProcess
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.runs.config_files import merged, read_config
-from polyfed.runs.experiment import Experiment, RunSettings
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import preset_text, presets
+from polyfed.runs.settings import RunSettings
 from polyfed.wire.limits import Limits
 
 Config = dict[str, Any]

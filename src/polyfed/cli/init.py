@@ -53,7 +53,8 @@ def init_command(
     from polyfed.federation.settings import DataSettings
     from polyfed.lab.analysis.partitions import held_items, planned_holdings
     from polyfed.reporting.terminal import Terminal
-    from polyfed.runs.experiment import Experiment, read_config
+    from polyfed.runs.config_files import read_config
+    from polyfed.runs.experiment import Experiment
     from polyfed.runs.starter import modalities_of, starter_sources, starter_text
     from polyfed.runs.starter_encoders import OFFLINE, StarterEncoders
 

@@ -12,7 +12,7 @@ from polyfed.deploy.demands import require_allowed
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import OF_A_RUN, RunSpec
-from polyfed.runs.experiment import read_config
+from polyfed.runs.config_files import read_config
 
 
 def read_plan(site: SiteFolder, config: SiteConfig) -> RunSpec | None:

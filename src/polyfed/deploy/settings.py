@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.settings import SiteSettings
 from polyfed.privacy.accounting import Neighbours
-from polyfed.runs.experiment import read_config
+from polyfed.runs.config_files import read_config
 from polyfed.wire.limits import Limits
 
 PUBLIC_PORT = 9443

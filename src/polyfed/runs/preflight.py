@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
@@ -17,13 +17,11 @@ from polyfed.federation.population import Population
 from polyfed.optim.settings import Schedule
 from polyfed.runs.conflicts import Choice, require_together
 from polyfed.runs.protection import require_affordable, require_attackers, require_cohorts, require_private
+from polyfed.runs.settings import ExperimentSettings
 from polyfed.wire.schema import steps_of
 
-if TYPE_CHECKING:
-    from polyfed.runs.experiment import Experiment
 
-
-def require_settings(experiment: Experiment) -> None:
+def require_settings(experiment: ExperimentSettings) -> None:
     """Check all that settings alone tell, and packages that they take: no data are opened, nothing is built.
 
     Raises:
@@ -46,7 +44,7 @@ def require_settings(experiment: Experiment) -> None:
         _require_planned(experiment, plan)
 
 
-def preflight(experiment: Experiment, federation: Population) -> None:
+def preflight(experiment: ExperimentSettings, federation: Population) -> None:
     """Check what can be checked before an engine starts, settings before data.
 
     Raises:
@@ -61,7 +59,7 @@ def preflight(experiment: Experiment, federation: Population) -> None:
     require_affordable(experiment, federation)
 
 
-def preflight_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
+def preflight_clients(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:
     """Check that the method suits the clients of an engine, and that cohorts of them are large enough in every round.
 
     Raises:
@@ -72,13 +70,13 @@ def preflight_clients(experiment: Experiment, clients: tuple[ClientInfo, ...]) -
     require_cohorts(experiment, clients)
 
 
-def _plan(experiment: Experiment) -> FederationPlan:
+def _plan(experiment: ExperimentSettings) -> FederationPlan:
     groups = experiment.clients
     sections = experiment.data, experiment.public, experiment.server, groups
     return FederationPlan(*sections, experiment.run.rounds, planned_clients(groups))
 
 
-def _require_planned(experiment: Experiment, plan: FederationPlan) -> None:
+def _require_planned(experiment: ExperimentSettings, plan: FederationPlan) -> None:
     """Check what of the checks by who there is can be known before."""
     _require_drawn(experiment, plan.clients)
     for attack in experiment.run.attackers:
@@ -88,7 +86,7 @@ def _require_planned(experiment: Experiment, plan: FederationPlan) -> None:
         require_cohorts(experiment, plan.clients)
 
 
-def _require_drawn(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
+def _require_drawn(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:
     """Check that the pace suits the clients, and that a round has as many replies as quorums need."""
     run, pace = experiment.run, experiment.run.pace
     pace.require(clients)
@@ -111,7 +109,7 @@ def require_real_clock(pace: Pace) -> None:
         raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
 
 
-def _require_phases(experiment: Experiment) -> None:
+def _require_phases(experiment: ExperimentSettings) -> None:
     steps = steps_of(experiment.algorithm)
     for step in experiment.run.phases:
         if step not in steps:
@@ -119,7 +117,7 @@ def _require_phases(experiment: Experiment) -> None:
             raise ConfigError(f"run.phases.{step}: '{method}': {nearest(step, steps)}")
 
 
-def _require_warm_ups(experiment: Experiment) -> None:
+def _require_warm_ups(experiment: ExperimentSettings) -> None:
     rounds = experiment.run.rounds
     for path, schedule in _schedules(experiment):
         if schedule.warmup > rounds:

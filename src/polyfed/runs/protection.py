@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -20,15 +18,13 @@ from polyfed.privacy.accounting import accounting
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.privacy.private_training import opacus_optimizers, require_per_sample
 from polyfed.privacy.settings import require_covered
+from polyfed.runs.settings import ExperimentSettings
 from polyfed.wire.schema import steps_of
-
-if TYPE_CHECKING:
-    from polyfed.runs.experiment import Experiment
 
 # ---- differential privacy
 
 
-def require_private(experiment: Experiment) -> None:
+def require_private(experiment: ExperimentSettings) -> None:
     """Check that all that clients send is protected.
 
     Raises:
@@ -69,7 +65,7 @@ def require_learning_by_fit(method: type[Algorithm]) -> None:
         )
 
 
-def require_affordable(experiment: Experiment, federation: Population) -> None:
+def require_affordable(experiment: ExperimentSettings, federation: Population) -> None:
     """Check that DP-SGD suits tasks and models of simulated clients, and that its planned rounds are within the budget.
 
     Raises:
@@ -84,7 +80,7 @@ def require_affordable(experiment: Experiment, federation: Population) -> None:
         _require_within_budget(experiment, planned_epsilon(experiment, info), f"'{info.id}'")
 
 
-def _require_within_budget(experiment: Experiment, planned: float | None, who: str) -> None:
+def _require_within_budget(experiment: ExperimentSettings, planned: float | None, who: str) -> None:
     settings, run = experiment.privacy, experiment.run
     # who is drawn for some rounds may stay within; who is asked in all of them does not
     if settings is None or settings.budget.epsilon is None or run.sampling.cohort is not None:
@@ -98,7 +94,7 @@ def _require_within_budget(experiment: Experiment, planned: float | None, who: s
         )
 
 
-def planned_epsilon(experiment: Experiment, client: ClientInfo) -> float | None:
+def planned_epsilon(experiment: ExperimentSettings, client: ClientInfo) -> float | None:
     """Planned epsilon of a client with one protected reply a round, at the budget's delta; None if nobody can tell."""
     policy, group = experiment.policy, experiment.clients.get(client.group)
     if policy.privacy is None:
@@ -125,7 +121,7 @@ def prepare_secret(hosting: Hosting) -> None:
 # ---- who is asked, and who attacks
 
 
-def require_cohorts(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> None:
+def require_cohorts(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:
     """Check that each round's cohort has enough clients of each type for ``aggregation.robust``, or ``secure``.
 
     Raises:
@@ -142,7 +138,7 @@ def require_cohorts(experiment: Experiment, clients: tuple[ClientInfo, ...]) -> 
             require_several(cohort, f"round {number}")
 
 
-def require_attackers(experiment: Experiment, federation: Population) -> None:
+def require_attackers(experiment: ExperimentSettings, federation: Population) -> None:
     """Check that ``run.attackers`` are clients of this simulation and can attack as they are to.
 
     Raises:
@@ -162,7 +158,7 @@ def require_attackers(experiment: Experiment, federation: Population) -> None:
             attack.poisoned(federation.train(member), member, split, run.seed)  # what is not there fails here
 
 
-def with_conspirators(engine: Engine, experiment: Experiment) -> Engine:
+def with_conspirators(engine: Engine, experiment: ExperimentSettings) -> Engine:
     """The engine, with the attackers who agree on what they send."""
     run = experiment.run
     attacks = attacks_by_client(run.attackers, engine.clients(), run.seed) if run.attackers else {}

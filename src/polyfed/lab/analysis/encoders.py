@@ -22,7 +22,7 @@ from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import ModelSettings
-from polyfed.runs.experiment import read_config
+from polyfed.runs.config_files import read_config
 from polyfed.runs.opened import ServerModel
 
 

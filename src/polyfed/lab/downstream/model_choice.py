@@ -18,7 +18,7 @@ from polyfed.data.view import DataContext
 from polyfed.federation.settings import DataSettings
 from polyfed.lab.downstream.bench import FrozenModel
 from polyfed.models.model import Model, ModelSettings
-from polyfed.runs.experiment import read_config
+from polyfed.runs.config_files import read_config
 from polyfed.runs.opened import Run, open_run
 
 

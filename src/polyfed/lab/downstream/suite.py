@@ -16,7 +16,7 @@ from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.downstream.bench import Bench, FrozenModel
 from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.results import suite_result
-from polyfed.runs.experiment import read_config
+from polyfed.runs.config_files import read_config
 
 
 class Suite(Settings):
