@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from polyfed.federation.server import Server
 from polyfed.models.frozen import frozen_tensors
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
-from polyfed.runs.saved import read_server_model
+from polyfed.runs.saved import read_model
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request
 from small_federations import Config, bag, participants, three_kinds, tiny_experiment, words
@@ -79,13 +80,14 @@ def test_a_saved_model_has_its_own_frozen_words(averaged: Path, tmp_path: Path) 
     other = torch.arange(2400.0).reshape(300, 8)  # not what the settings and this seed give
     safetensors.torch.save_file({TABLE: other}, alone / "frozen.safetensors")
     run = open_run(averaged)
-    assert torch.equal(frozen_tensors(read_server_model(run, alone).model)[TABLE], other)
+    read = partial(read_model, alone, run.conditions.data, run.place, allow_code=False)
+    assert torch.equal(frozen_tensors(read().model)[TABLE], other)
     safetensors.torch.save_file({TABLE: other[1:].clone()}, alone / "frozen.safetensors")
     with pytest.raises(RunError, match=r"do not fit each other \(frozen 'weight' is \[300, 8\].*\[299, 8\]"):
-        read_server_model(run, alone)
+        read()
     (alone / "frozen.safetensors").unlink()
     with pytest.raises(RunError, match=r"do not fit each other \(frozen 'weight'"):
-        read_server_model(run, alone)
+        read()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from polyfed.core.errors import RunError
 from polyfed.models.heads import LinearHead
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords
-from polyfed.runs.saved import read_server_model
+from polyfed.runs.saved import SavedModel, read_model
 
 
 @pytest.fixture
@@ -41,11 +41,17 @@ def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path) 
     assert all(torch.equal(found[name], value) for name, value in saved.weights.items())
 
 
+def read(run: Path, folder: Path) -> SavedModel:
+    """A model folder, with data and device of a run."""
+    opened = open_run(run)
+    return read_model(folder, opened.conditions.data, opened.place, allow_code=False)
+
+
 def test_a_model_folder_alone_is_enough_to_rebuild(tiny_run: Path, copied: Path, tmp_path: Path) -> None:
     alone = shutil.copytree(tiny_run / "models" / "last", tmp_path / "alone")
     shutil.rmtree(copied / "vocabulary")
-    saved = read_server_model(open_run(copied), alone)
-    spec = saved.views["text"].spec("text", saved.context)
+    saved = read(copied, alone)
+    spec = saved.facts.model.encoders["text"].view.spec("text", saved.context)
     learnt = json.loads(next((tiny_run / "vocabulary").glob("*.json")).read_text())["tokens"]
     assert list(spec.vocabulary) == learnt
     assert len(saved.model.encoders["text"].embedding.weight) == len(learnt)
@@ -66,10 +72,10 @@ def test_labels_size_a_head_where_no_class_names_are_known(
     label = {"dtype": "int64", "shape": [], "greatest": greatest}
     edit(folder, samples={"modalities": ["image"], "classes": {}, "targets": {"label": label}})
     if fits:
-        assert read_server_model(open_run(classifier_run), folder).head.out_features == 18
+        assert read(classifier_run, folder).head.out_features == 18
     else:
         with pytest.raises(RunError, match="do not fit each other"):
-            read_server_model(open_run(classifier_run), folder)
+            read(classifier_run, folder)
 
 
 def test_best_is_preferred_and_either_can_be_asked_for(copied: Path) -> None:

@@ -216,9 +216,24 @@ class Run:
             ConfigError: the device is not there, or a weights folder that the architecture needs; or the model names
                 code, which ``allow_code`` does not allow.
         """
-        from polyfed.runs.saved import read_server_model
+        from polyfed.runs.saved import read_model
 
-        return read_server_model(self, self.model_folder(which))
+        folder = self.model_folder(which)
+        saved = read_model(folder, self.conditions.data, self.place, allow_code=self.allow_code)
+        facts = saved.facts
+        return ServerModel(
+            self,
+            folder,
+            saved.weights,
+            saved.config,
+            saved.context,
+            saved.model,
+            round=facts.round,
+            settings=facts.model,
+            task=facts.task,
+            head=saved.head,
+            classes=facts.samples.classes if facts.samples else {},
+        )
 
     @cached_property
     def types(self) -> Mapping[str, ClientType]:

@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import safetensors.torch
 import torch
 from jaxtyping import Int64
 from pydantic import BaseModel, Field, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
@@ -29,11 +29,11 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.federation.server import Server
+from polyfed.federation.settings import DataSettings
 from polyfed.models.frozen import frozen_tensors, replace_frozen
 from polyfed.models.model import Model, ModelSettings, require_weights
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.opened import Run, ServerModel
 from polyfed.tasks.task import Task
 
 _FROZEN = "frozen.safetensors"
@@ -68,24 +68,39 @@ class SavedFacts(BaseModel):
     public: dict[str, str] = {}
 
 
-def read_server_model(run: Run, folder: Path) -> ServerModel:
-    """Read what ``save_model`` wrote; data, pretrained weights and the device are those of the run.
+class SavedModel(NamedTuple):
+    """What ``save_model`` wrote: weights, configuration and its facts, where views find what they learnt, the model."""
+
+    weights: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    facts: SavedFacts
+    context: DataContext
+    model: Model
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The head of its task."""
+        return dict(self.model.heads.items()).get(self.facts.head)
+
+
+def read_model(folder: Path, data: DataSettings, place: torch.device, *, allow_code: bool) -> SavedModel:
+    """Read what ``save_model`` wrote.
+
+    Args:
+        folder: of the model.
+        data: where caches and pretrained weights are.
+        place: where the model is put.
+        allow_code: see ``open_run``.
 
     Raises:
         RunError: there is no model, it is damaged, its weights and configuration do not fit each other, or a weight is
             not finite.
-        ConfigError: it names code, which the run's ``allow_code`` does not allow; the architecture needs a weights
-            folder that is not there, or the device is not there.
+        ConfigError: it names code that is not allowed; the architecture needs a weights folder that is not there.
     """
-    weights, config, facts = _read(folder, run.allow_code)
-    data = run.conditions.data
+    weights, config, facts = _read(folder, allow_code)
     learnt = {name: _absent(name, mark) for name, mark in facts.public.items()}
     context = DataContext(data.cache_folder, data.weights_folder, public=learnt, bundles=folder / "vocabulary")
-    place, model = run.place, _built(folder, facts, weights, context)
-    classes = facts.samples.classes if facts.samples else {}
-    head = dict(model.heads.items()).get(facts.head)
-    kept = run, folder, weights, config, context, model.to(place)
-    return ServerModel(*kept, round=facts.round, settings=facts.model, task=facts.task, head=head, classes=classes)
+    return SavedModel(weights, config, facts, context, _built(folder, facts, weights, context).to(place))
 
 
 def _read(folder: Path, allow_code: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Any], SavedFacts]:

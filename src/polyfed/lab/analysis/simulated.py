@@ -132,8 +132,8 @@ class Simulated:
         if self.experiment.server is not None:
             server = self.run.server_model(self.which)
             server.warn_if_untrained()
-            facts = server.facts
-            return TrainedModel(SERVER, facts.round, facts.model, facts.task, facts.head, server.classes, server.model)
+            architecture, head = server.settings, str(server.config.get("head", ""))
+            return TrainedModel(SERVER, server.round, architecture, server.task, head, server.classes, server.model)
         if len(self.run.global_weights) == 1:
             return self._global(next(iter(self.run.global_weights)), SERVER)
         valid = [*self.run.global_weights, *self.keepers]
