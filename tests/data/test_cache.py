@@ -19,9 +19,11 @@ from PIL import Image
 from item_tables import column_of, encoded, noise, struct_of, unread
 from polyfed.core.errors import DataError
 from polyfed.data import cache as module
-from polyfed.data.cache import decode, decoded, remembered
+from polyfed.data.cache import Decoding, Undecoded, decode, decoded, remembered
 from polyfed.data.source import Column
 from polyfed.data.stored_rows import StoredRows
+
+HOW = Decoding(8, "squash", "bicubic", 1 << 20)
 
 
 def test_equals_one_picture_at_a_time(tmp_path: Path) -> None:
@@ -254,3 +256,25 @@ def test_integers_are_remembered(tmp_path: Path) -> None:
     assert remembered(path, lambda: [5]) == [3, 4]
     path.write_text("{")
     assert remembered(path, lambda: [5]) == [5]
+
+
+def test_pictures_that_are_not_decoded_ahead_are_the_same_and_read_row_by_row() -> None:
+    images = [noise(seed) for seed in range(5)]
+    column, asked = column_of([struct_of(image) for image in images]), list[list[int]]()
+
+    def take(rows: np.ndarray) -> pa.ChunkedArray:
+        asked.append(rows.tolist())
+        return column.flat_values().take(pa.array(rows))
+
+    lazy = Undecoded(Column(lambda: pytest.fail("all were read"), "f", "here", False, take=take), HOW)
+    whole = Undecoded(column, HOW)
+    for rows in ([3, 1, 3], [1, 4]):
+        np.testing.assert_array_equal(lazy[np.array(rows)], whole[np.arange(5)][rows])
+    assert asked == [[1, 3], [4]]
+
+
+def test_a_damaged_picture_is_named_by_its_row() -> None:
+    pictures = Undecoded(column_of([struct_of(noise(0)), {"bytes": b"no picture", "path": "b.png"}]), HOW)
+    assert pictures[np.array([0])].shape == (1, 3, 8, 8)
+    with pytest.raises(DataError, match=r"row 1 \(path 'b.png'\): not a readable picture"):
+        pictures[np.array([0, 1])]

@@ -7,12 +7,13 @@ import pytest
 import torch
 from encoder_cases import CONTEXT, PICTURES
 from torch import nn
+from transformers import ResNetConfig, ResNetModel
 
 from polyfed.data.convolutions import SubsamplingConv
 from polyfed.data.view import InputSpec
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.mobilenet import MobileNet
-from polyfed.models.encoders.resnet import ResNet
+from polyfed.models.encoders.resnet import _PRESETS, ResNet
 from polyfed.models.encoders.vit import ViT
 
 
@@ -66,6 +67,22 @@ def test_resnet_tower_is_the_mean_of_the_map_projected():
     x = torch.randn(2, 3, 32, 32)
     local = model.trunk(x).local
     torch.testing.assert_close(model(x), model.project(local.mean(1)))
+
+
+@pytest.mark.parametrize("size", ["18", "50"])
+def test_resnet_begins_and_computes_as_that_of_transformers(size):
+    torch.manual_seed(0)
+    own = ResNet(size=size, stem="large").build(8, PICTURES, CONTEXT).trunk
+    torch.manual_seed(0)
+    widths, depths, block = _PRESETS[size]
+    theirs = ResNetModel(
+        ResNetConfig(embedding_size=64, hidden_sizes=list(widths), depths=list(depths), layer_type=block)
+    )
+    state = theirs.state_dict()
+    assert list(own.state_dict()) == list(state)
+    assert all(torch.equal(value, state[name]) for name, value in own.state_dict().items())
+    x = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(own.eval()(x).local, theirs.eval()(x).last_hidden_state.flatten(2).mT)
 
 
 def test_one_channel_is_enough():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -89,7 +90,9 @@ def class_declarations(module: str) -> Mapping[str, ClassDeclaration]:
         return {}
     tree = ast.parse(source)
     imported: dict[str, ClassPlace] = {}
-    for node in ast.walk(tree):
+    # what is imported within functions and classes is no base
+    statements = [item for item in tree.body if not isinstance(item, ast.ClassDef | ast.FunctionDef)]
+    for node in itertools.chain.from_iterable(map(ast.walk, statements)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             imported |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
     return {node.name: _declared(node, module, imported) for node in tree.body if isinstance(node, ast.ClassDef)}

@@ -13,9 +13,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,7 @@ def decoded(
         with usable(cache), _replacing(path) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
             np.lib.format.write_array_header_1_0(file, header)
-            for chunk in _decoded_chunks(values, column, (size, fit, resampling, pixels)):
+            for chunk in _decoded_chunks(values, column, Decoding(size, fit, resampling, pixels)):
                 file.write(chunk.tobytes())
         pictures = _opened(path)
     if pictures is None:
@@ -108,15 +109,43 @@ def _opened(path: Path) -> npt.NDArray[Any] | None:
         return None
 
 
-def _decoded_chunks(
-    values: pa.ChunkedArray, column: Column, how: tuple[int, ImageFit, Resampling | MaskResampling, int]
-) -> Iterator[npt.NDArray[np.uint8]]:
+class Decoding(NamedTuple):
+    """How pictures are decoded, see ``decoded``."""
+
+    size: int
+    fit: ImageFit
+    resampling: Resampling | MaskResampling
+    pixels: int
+
+
+@dataclass(frozen=True)
+class Undecoded:
+    """Pictures [n, 3, size, size] of a column that are decoded when they are first asked for."""
+
+    column: Column
+    how: Decoding
+    kept: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.column.flat_values())
+
+    def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        new = np.array([row for row in np.unique(rows).tolist() if row not in self.kept], dtype=np.int64)
+        for row, entry in zip(new.tolist(), self.column.take(new).to_pylist(), strict=True):
+            self.kept[row] = _picture(self.column, row, entry, self.how)
+        return np.stack([self.kept[row] for row in rows.tolist()])
+
+
+def _picture(column: Column, row: int, entry: Any, how: Decoding) -> npt.NDArray[np.uint8]:
+    try:
+        return decode(picture_bytes(entry, column.folder, how.pixels), *how)
+    except Exception as error:  # Pillow's decoders raise errors of many kinds
+        raise unreadable(column, row, entry, error, "not a readable picture") from error
+
+
+def _decoded_chunks(values: pa.ChunkedArray, column: Column, how: Decoding) -> Iterator[npt.NDArray[np.uint8]]:
     def picture(row: int) -> npt.NDArray[np.uint8]:
-        entry = values[row].as_py()
-        try:
-            return decode(picture_bytes(entry, column.folder, how[-1]), *how)
-        except Exception as error:  # Pillow's decoders raise errors of many kinds
-            raise unreadable(column, row, entry, error, "not a readable picture") from error
+        return _picture(column, row, values[row].as_py(), how)
 
     # Pillow lets go of the interpreter lock while it decodes and resizes
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

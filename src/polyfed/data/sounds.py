@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy import signal
-from scipy.io import wavfile
 
 from polyfed.data.pictures import picture_bytes
 
@@ -32,6 +30,9 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
     Raises:
         ValueError, OSError: it cannot be read, or has no samples.
     """
+    from scipy import signal  # takes a second
+    from scipy.io import wavfile
+
     if isinstance(value, dict) and value.get("array") is not None:
         own, samples = int(value["sampling_rate"]), _by_sample(np.asarray(value["array"], dtype=np.float32))
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
@@ -33,6 +34,9 @@ def called(columns: ColumnNames) -> str:
     return columns if isinstance(columns, str) else f"[{', '.join(columns)}]"
 
 
+Take = Callable[[npt.NDArray[np.int64]], pa.ChunkedArray]
+
+
 class Column:
     """One column of a split, whose values are read at first use: what is in a cache is never read again.
 
@@ -43,6 +47,7 @@ class Column:
         folder: folder of the data set, in which files lie that values may name; None: they name none.
         recipe: identifies what a generated column is made of, wherever that is; empty: only its values tell.
         gaps: whether items may lack it: entries that are null or blank, and empty lists, are no values.
+        take: gives some values, by their rows, without reading the others; None: all are read.
     """
 
     def __init__(
@@ -55,10 +60,11 @@ class Column:
         folder: Path | None = None,
         recipe: str = "",
         gaps: bool = False,
+        take: Take | None = None,
     ) -> None:
         """``values``, or a call that reads them; ``nested`` is looked up in them unless it is given."""
         # whether a column is nested shapes samples; saying so spares reading its values
-        self._values, self._nested = values, nested
+        self._values, self._nested, self._take = values, nested, take
         self.fingerprint, self.where, self.encoded = fingerprint, where, encoded
         self.folder, self.recipe, self.gaps = folder, recipe, gaps
 
@@ -94,6 +100,10 @@ class Column:
             place = self.place_of(pc.index(flat.is_null(), True).as_py())
             raise DataError(f"{place}: no value; fill it or leave it out of the list")
         return flat
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+        """Some of the flat values; errors as above."""
+        return self.flat_values().take(pa.array(rows)) if self._take is None else self._take(rows)
 
     def texts(self) -> list[str]:
         """The flat values of a column of texts.

@@ -40,18 +40,18 @@ class StoredInputs:
     """Opened rows: row numbers in, what was computed of them out, float32.
 
     Where the disk of the cache is full they are computed anew whenever they are asked for, rounded to float16 as those
-    in the cache are.
+    in the cache are. Unless they are to be there ``ahead``, rows are computed when they are first asked for.
     """
 
-    def __init__(self, stored: StoredRows, compute: Computation) -> None:
-        self._stored, self._compute, self._is_live = stored, compute, False
+    def __init__(self, stored: StoredRows, compute: Computation, ahead: bool = True) -> None:
+        self._stored, self._compute, self._ahead, self._is_live = stored, compute, ahead, False
 
     def __len__(self) -> int:
         return len(self._compute.values) if self._is_live else len(self._stored)
 
     def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
         """The rows; the same with and without a generator."""
-        self.prepare(rows)
+        self._require(rows)
         if not self._is_live:
             return torch.from_numpy(self._stored(rows.numpy())).float()
         distinct, places = torch.unique(rows, return_inverse=True)
@@ -59,6 +59,10 @@ class StoredInputs:
 
     def prepare(self, rows: Int64[Tensor, " n"]) -> None:
         """Compute and keep ``rows``, so that none of them is waited for later."""
+        if self._ahead:
+            self._require(rows)
+
+    def _require(self, rows: Int64[Tensor, " n"]) -> None:
         if self._is_live:
             return
         try:

@@ -8,11 +8,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, StrictBool, StrictInt, StrictStr
@@ -24,6 +25,7 @@ from polyfed.data.source import Column, Source, Split, called
 
 _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
+_Take = Callable[[str, npt.NDArray[np.int64]], pa.ChunkedArray]
 _USUAL = ("train", "validation", "test")  # splits that may be named whether a source has them or not
 _SHOWN = 20  # values that an error lists at most: a column of ids has thousands
 
@@ -47,6 +49,7 @@ class SplitTable:
         depends: column -> what else its content changes with, besides ``fingerprint``.
         folder: folder in which files lie that rows may name; None: they name none.
         recipe: identifies what the table is generated from, on every machine alike; empty: it is not generated.
+        take: column -> its values in some rows, where they can be had without the others.
     """
 
     read: Callable[[str], pa.ChunkedArray]
@@ -61,6 +64,7 @@ class SplitTable:
     depends: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
     recipe: str = ""
+    take: _Take | None = None
 
     @property
     def place(self) -> str:
@@ -151,6 +155,9 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         values = _entries(table, source, column)
         return values if rows is None else values.filter(pa.array(rows))
 
+    def take(of_table: _Take, column: str, chosen: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+        return of_table(column, chosen if rows is None else np.flatnonzero(rows)[chosen])
+
     @cache  # labels are small, and every participant wants them
     def labels(column: str, stamp: str, here: str) -> Column:
         return label_column(kept(column), names_of_labels[column], stamp, here)
@@ -169,7 +176,10 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
         nested = is_list(table.kind(column))
         gaps = column in with_gaps and not _is_known_full(table, column)
-        return Column(lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe, gaps=gaps)
+        taken = None if nested or table.take is None else partial(take, table.take, column)
+        return Column(
+            lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe, gaps=gaps, take=taken
+        )
 
     return Split(
         source=name,

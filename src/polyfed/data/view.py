@@ -44,6 +44,7 @@ class DataContext:
         fitted: in-memory memo of what views learnt, keyed by their settings.
         pixels: most pixels of a picture.
         seed: of the run, for random values that all models share.
+        ahead: whether what takes long is computed for all rows before the first batch; else as batches come.
     """
 
     cache: Path
@@ -53,6 +54,7 @@ class DataContext:
     fitted: dict[str, object] = field(default_factory=dict)
     pixels: int = PIXELS
     seed: int = 0
+    ahead: bool = True
 
 
 class View(Settings):

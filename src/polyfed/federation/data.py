@@ -80,6 +80,7 @@ class OpenedData:
         public_columns: Callable[[], Mapping[str, Column]],
     ) -> None:
         self.settings, self._seed, self._bundles, self._public_columns = settings, seed, bundles, public_columns
+        self.ahead = True  # see ``DataContext``; a dry run sets it before anything is opened
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
 
@@ -92,6 +93,7 @@ class OpenedData:
             pixels=self.settings.max_pixels,
             public=self._public_columns(),
             seed=self._seed,
+            ahead=self.ahead,
         )
 
     def split(self, source: str, name: str) -> Split:

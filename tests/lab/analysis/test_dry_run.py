@@ -12,6 +12,8 @@ import yaml
 from masked_runs import federation
 from polyfed import run
 from polyfed.core.errors import ExchangeError
+from polyfed.data.scenery.drawing import png
+from polyfed.data.sources import scenes
 from polyfed.lab.analysis.dry_run import DryRun
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
@@ -79,6 +81,18 @@ def test_a_batch_is_trained_however_long_a_round_is(tiny: dict[str, Any], monkey
         DryRun.of(Experiment.parse(tiny | {"algorithm": {"name": "fedavg"} | length}))
     kinds = 2
     assert len(steps) == 2 * kinds
+
+
+def test_only_what_is_trained_on_is_drawn_and_nothing_is_cached(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny["data"]["cache_dir"] = str(tmp_path / "cache")
+    tiny["data"]["sources"]["scenes"]["train"] = 3000
+    drawn: list[int] = []
+    monkeypatch.setattr(scenes, "png", lambda pixels: drawn.append(1) or png(pixels))
+    DryRun.of(Experiment.parse(tiny))
+    assert 0 < len(drawn) < 100
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_client_that_fails_is_an_error(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ class Scenes(TableSource):
             fingerprint=stamp,
             ids="id",
             recipe=stamp,
+            take=lambda column, rows: _generated(recipe, column, rows.tolist()),
         )
 
     def recipe(self, split: str, name: str = "scenes") -> SceneRecipe:
@@ -101,10 +102,11 @@ def scenes_schema() -> pa.Schema:
     return pa.schema([(name, kind) for name, (kind, _, _) in _COLUMNS.items()], metadata=metadata)
 
 
-def _generated(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
+def _generated(recipe: SceneRecipe, column: str, rows: Sequence[int] | None = None) -> pa.ChunkedArray:
     kind, _, make = _COLUMNS[column]
     what = f"generating scenes: {column} ({recipe.split})"
-    numbers = prepared(what, range(recipe.count), recipe.count)
+    chosen = range(recipe.count) if rows is None else rows
+    numbers = prepared(what, chosen, len(chosen))
     return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), kind)])
 
 
@@ -116,8 +118,8 @@ def _is_light(recipe: SceneRecipe, column: str) -> bool:
 _kept = lru_cache(maxsize=64)(_generated)
 
 
-# all columns of a split are made of the same scenes; four splits at a time bound memory
-@lru_cache(maxsize=4)
+# all columns of a split are made of the same scenes; eight splits at a time bound memory
+@lru_cache(maxsize=8)
 def drawn_scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
     return tuple(arrange(recipe, index) for index in range(recipe.count))
 

@@ -118,7 +118,7 @@ class Features(View):
             compute.block,
             what=f"{self.backbone} features of {column.where}",
         )
-        return StoredInputs(rows, compute)
+        return StoredInputs(rows, compute, context.ahead)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         folder = self._folder(context)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from pydantic import Field, model_validator
@@ -14,13 +13,12 @@ from torch import Tensor
 
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.cache import decoded
 from polyfed.data.images import Augment
 from polyfed.data.pictures import ImageFit, MaskResampling
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.pixels import Pictures, Pixels, pictures_of
 
 
 class Masks(View):
@@ -60,7 +58,7 @@ class Masks(View):
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         assert self.size is not None
         kind: MaskResampling = "nearest" if self.classes is None else "numbers"
-        pictures = decoded(column, self.size, context.cache, self.fit, kind, context.pixels)
+        pictures = pictures_of(column, self.size, self.fit, kind, context)
         return MaskRows(pictures, column.where, self)
 
     def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
@@ -100,7 +98,7 @@ class MaskRows:
         view: how they are presented.
     """
 
-    pictures: UInt8[np.ndarray, "n 3 size size"]
+    pictures: Pictures
     where: str
     view: Masks
 

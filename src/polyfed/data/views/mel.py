@@ -77,7 +77,7 @@ class Mel(View):
             _BLOCK,
             what=f"spectrograms of {column.where}",
         )
-        return MelRows(StoredInputs(rows, compute), self)
+        return MelRows(StoredInputs(rows, compute, context.ahead), self)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (1, bands, frames) or (frames, bands)."""

@@ -10,12 +10,14 @@ from jaxtyping import Float, Int64, UInt8
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.data.cache import decoded
+from polyfed.data.cache import Decoding, Undecoded, decoded
 from polyfed.data.images import Augment, MeanStd, Normalisation, normalised
-from polyfed.data.pictures import ImageFit, Resampling
+from polyfed.data.pictures import ImageFit, MaskResampling, Resampling
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
+
+Pictures = UInt8[np.ndarray, "n 3 size size"] | Undecoded
 
 
 class Pixels(View):
@@ -28,12 +30,21 @@ class Pixels(View):
     augment: Augment = Field(default=Augment(), description="random changes in the training view")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        pictures = decoded(column, self.size, context.cache, self.fit, self.resampling, context.pixels)
+        pictures = pictures_of(column, self.size, self.fit, self.resampling, context)
         return PixelRows(pictures, self.normalise, self.augment)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (3, size, size)."""
         return InputSpec((3, self.size, self.size))
+
+
+def pictures_of(
+    column: Column, size: int, fit: ImageFit, resampling: Resampling | MaskResampling, context: DataContext
+) -> Pictures:
+    """Pictures of a column, all of them decoded unless the context has it otherwise."""
+    if not context.ahead:
+        return Undecoded(column, Decoding(size, fit, resampling, context.pixels))
+    return decoded(column, size, context.cache, fit, resampling, context.pixels)
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class PixelRows:
         augment: changes of the training view.
     """
 
-    pictures: UInt8[np.ndarray, "n 3 size size"]
+    pictures: Pictures
     normalise: Normalisation | MeanStd
     augment: Augment
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 
 import numpy as np
@@ -44,6 +45,8 @@ class Tokens(View):
             DataError: a value is no text, or the cache cannot be written.
         """
         vocabulary = self.tokenizer.ready(modality, context)
+        if not context.ahead:
+            return TokenRows(_Untokenised(vocabulary, column, self.length), vocabulary, self.drop, self.delete)
         key = f"tokens:{fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)}"
         if key not in context.fitted:
             path = context.cache / f"tokens-{self._stamp(vocabulary, column)}.npy"
@@ -80,6 +83,25 @@ def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int3
 
 
 @dataclass(frozen=True)
+class _Untokenised:
+    """Texts that become tokens whenever they are asked for."""
+
+    vocabulary: Vocabulary
+    column: Column
+    length: int
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return self.column.texts()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: Int64[Tensor, " b"]) -> Int32[Tensor, "b longest"]:
+        return matrix_of(self.vocabulary, [self.texts[row] for row in rows.tolist()], self.length)
+
+
+@dataclass(frozen=True)
 class TokenRows:
     """Opened texts.
 
@@ -90,7 +112,7 @@ class TokenRows:
         delete: share of the tokens deleted in the training view.
     """
 
-    ids: Int32[Tensor, "n longest"]
+    ids: Int32[Tensor, "n longest"] | _Untokenised
     vocabulary: Vocabulary
     drop: float = 0.0
     delete: float = 0.0

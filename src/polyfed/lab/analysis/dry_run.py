@@ -77,6 +77,7 @@ class DryRun:
         """
         with tempfile.TemporaryDirectory() as folder, cpu_threads(experiment.run.threads):
             session = Session(unhurried(experiment), RunFolder(Path(folder)), "dry")
+            session.federation.data.ahead = False
             session.require_sound()
             return cls(experiment, session.federation.infos, *_tried(session))
 

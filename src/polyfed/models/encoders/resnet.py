@@ -1,8 +1,9 @@
-"""ResNet image encoder (He et al., CVPR 2016), from ``transformers``."""
+"""ResNet image encoder (He et al., CVPR 2016)."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Self
 
 from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
@@ -71,20 +72,14 @@ class ResNet(Encoder):
             ConfigError: the view gives no images.
         """
         channels, height, width = image_shape(spec, "resnet")
-        trunk = self._model(channels)
+        widths, depths, block = self._stages()
+        trunk = normed(_Trunk(channels, widths, depths, block), self.norm)
         stem = self._stem(min(height, width))
         if stem != "large":
-            old = trunk.embedder.embedder.convolution
-            stride = 1 if stem == "small" else 2
-            # drawn after the rest, so that a stem changes no other weight
-            new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=stride, padding=1, bias=False)
-            nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
-            trunk.embedder.embedder.convolution = new
-            # the published max-pool would halve a small map again
-            trunk.embedder.pooler = nn.Identity()
-        channels_out = int(trunk.config.hidden_sizes[-1])
-        pie = channels_out if self.pie else None
-        return EncoderTower(_ResNetTrunk(trunk), channels_out, dim, pie=pie, dropout=self.dropout)
+            trunk.embedder.shrink(1 if stem == "small" else 2)
+        channels_last(trunk)  # weights too, or every convolution would convert them
+        pie = widths[-1] if self.pie else None
+        return EncoderTower(trunk, widths[-1], dim, pie=pie, dropout=self.dropout)
 
     def _stem(self, side: int) -> str:
         if self.stem != "auto":
@@ -93,31 +88,97 @@ class ResNet(Encoder):
             return "large"
         return "small" if side <= 40 else "medium"
 
-    def _model(self, channels: int) -> Any:
-        from transformers import ResNetConfig, ResNetModel
-
-        widths, depths, block = self._stages()
-        config = ResNetConfig(
-            num_channels=channels,
-            embedding_size=min(64, widths[0]),
-            hidden_sizes=list(widths),
-            depths=list(depths),
-            layer_type=block,
-        )
-        return normed(ResNetModel(config), self.norm)
-
     def _stages(self) -> _Preset:
         preset = _PRESETS[self.size]
         return _Preset(self.widths or preset.widths, self.depths or preset.depths, self.block or preset.block)
 
 
-class _ResNetTrunk(nn.Module):
-    def __init__(self, model: Any) -> None:
+class _Trunk(nn.Module):
+    """Stem and stages, whose tensors are called, and begin, as those of ``transformers.ResNetModel``.
+
+    Its own code, as transformers takes seconds to import.
+    """
+
+    def __init__(self, channels: int, widths: Sequence[int], depths: Sequence[int], block: _BlockKind) -> None:
         super().__init__()
-        self.embedder = model.embedder
-        self.encoder = model.encoder
-        # weights too, or every convolution would convert them
-        channels_last(self)
+        before = min(64, widths[0])
+        self.embedder = _Stem(channels, before)
+        self.encoder = nn.Module()
+        stages = []
+        for place, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+            first = _Block(before, width, 2 if place else 1, block)
+            stage = nn.Module()
+            stage.layers = nn.Sequential(first, *(_Block(width, width, 1, block) for _ in range(depth - 1)))
+            stages.append(stage)
+            before = width
+        self.encoder.stages = nn.ModuleList(stages)
+        for convolution in [module for module in self.modules() if isinstance(module, nn.Conv2d)]:
+            nn.init.normal_(convolution.weight)  # which transformers draws first
+            _begin(convolution)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
-        return from_map(self.encoder(self.embedder(laid_out(x))).last_hidden_state)
+        x = self.embedder(laid_out(x))
+        for stage in self.encoder.stages:
+            x = stage.layers(x)
+        return from_map(x)
+
+
+class _Stem(nn.Module):
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.embedder = _Layer(channels, width, 7, 2)
+        self.pooler: nn.Module = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+
+    def shrink(self, stride: int) -> None:
+        """Become a 3x3 convolution, without the max-pool, which would halve a small map again."""
+        old = self.embedder.convolution
+        # drawn after the rest, so that a stem changes no other weight
+        new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=stride, padding=1, bias=False)
+        _begin(new)
+        self.embedder.convolution = new
+        self.pooler = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.pooler(self.embedder(x))
+        return features
+
+
+class _Layer(nn.Module):
+    """A convolution and its norm, and a ReLU unless it is ``linear``."""
+
+    def __init__(self, channels: int, width: int, size: int = 3, stride: int = 1, *, linear: bool = False) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, width, size, stride=stride, padding=size // 2, bias=False)
+        self.normalization = nn.BatchNorm2d(width)
+        self.activation = nn.Identity() if linear else nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.activation(self.normalization(self.convolution(x)))
+        return features
+
+
+class _Block(nn.Module):
+    """Two convolutions, or three of which the middle one has a quarter of the channels, and a shortcut."""
+
+    def __init__(self, channels: int, width: int, stride: int, kind: _BlockKind) -> None:
+        super().__init__()
+        changes = channels != width or stride != 1
+        self.shortcut = _Layer(channels, width, 1, stride, linear=True) if changes else nn.Identity()
+        narrow = width // 4
+        self.layer = (
+            nn.Sequential(_Layer(channels, width, 3, stride), _Layer(width, width, linear=True))
+            if kind == "basic"
+            else nn.Sequential(
+                _Layer(channels, narrow, 1), _Layer(narrow, narrow, 3, stride), _Layer(narrow, width, 1, linear=True)
+            )
+        )
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layer(x)
+        features += self.shortcut(x)  # in place: a map less to keep
+        return self.activation(features)
+
+
+def _begin(convolution: nn.Conv2d) -> None:
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
