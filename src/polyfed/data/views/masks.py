@@ -118,7 +118,7 @@ class MaskRows:
         Raises:
             DataError: a value is the number of no class.
         """
-        values, view = torch.from_numpy(self.pictures[rows.numpy(), :1]), self.view
+        values, view = torch.from_numpy(self.pictures[rows.numpy()][:, :1]), self.view
         if view.classes is None:
             moved = values if generator is None else view.augment.moved(values, generator)
             return (moved[:, 0] > view.threshold).to(torch.uint8)

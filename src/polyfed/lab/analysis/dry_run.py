@@ -197,8 +197,9 @@ class _FewPublic:
         exchange = getattr(experiment.algorithm, "public", None)
         wanted = exchange.samples if isinstance(exchange, PublicExchange) else None
         drawn = torch.randperm(len(public), generator=generator(experiment.run.seed, "dry run"))[:wanted].sort().values
-        participants = [*experiment.clients.values(), *filter(None, [experiment.server])]
-        size = max(settings.training.batch_size for settings in participants)
+        trainings = [group.training for group in experiment.clients.values()]
+        trainings += [experiment.server.training] if experiment.server else []
+        size = max(training.batch_size for training in trainings)
         items = public.items[drawn]
         few = drawn[items <= items[:size][-1]]
         return cls(few, len(few) / len(drawn))

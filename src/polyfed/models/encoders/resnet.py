@@ -118,8 +118,8 @@ class _Trunk(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         x = self.embedder(laid_out(x))
-        for stage in self.encoder.stages:
-            x = stage.layers(x)
+        for stage in self.encoder.get_submodule("stages").children():
+            x = stage.get_submodule("layers")(x)
         return from_map(x)
 
 
@@ -175,9 +175,10 @@ class _Block(nn.Module):
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.layer(x)
+        features = self.layer(x)
         features += self.shortcut(x)  # in place: a map less to keep
-        return self.activation(features)
+        rectified: Tensor = self.activation(features)
+        return rectified
 
 
 def _begin(convolution: nn.Conv2d) -> None:
