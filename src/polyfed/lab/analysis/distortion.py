@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,30 +14,14 @@ from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.federation.participant import Participant
-from polyfed.lab.analysis.drawing import DIVERGING, heat_map
-from polyfed.lab.analysis.judgements import (
-    SHOWN_FIGURES,
-    Figures,
-    cells,
-    client_table,
-    heat_maps,
-    map_of_changes,
-    mean_figures,
-    names_of,
-    with_mean,
-)
-from polyfed.lab.analysis.results import AnalysisResult, csv_text
+from polyfed.lab.analysis.drawing import Matrix
+from polyfed.lab.analysis.judgements import SHOWN_FIGURES, Figures, client_matrix, mean_figures, names_of, with_mean
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.retraining import EACH, Plan, Retrained, Retrainer
 from polyfed.lab.analysis.simulated import Simulated
-from polyfed.reporting.figures import styled
-from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _SIMILARITY = "similarity"
-_COLUMNS = ("trained", "steps", "client", "figure", "before", "after", "change")
 
 
 def run_distortion(
@@ -91,7 +74,10 @@ def similarity(participant: Participant, samples: Samples) -> float:
 def distortion_result(run: str, rows: Sequence[Retrained]) -> AnalysisResult:
     """``rows``: one for each client that trained; ``decrease`` is by who trained, then by who judged."""
     clients, first = [row.on for row in rows], rows[0]
-    decrease = {row.on: dict(zip(clients, (-z for z in row.changes(_SIMILARITY)), strict=False)) for row in rows}
+    decrease = {
+        row.on: {client: row.before[client][_SIMILARITY] - row.after[client][_SIMILARITY] for client in clients}
+        for row in rows
+    }
     mean = {judged: fmean(of_client[judged] for of_client in decrease.values()) for judged in clients}
     content = {
         "run": run,
@@ -104,17 +90,7 @@ def distortion_result(run: str, rows: Sequence[Retrained]) -> AnalysisResult:
         "before": _side(first.before),
         "after": dict(zip(clients, (_side(row.after) for row in rows), strict=True)),
     }
-    decreases = {
-        **{f"on {trained}": list(by.values()) for trained, by in decrease.items()},
-        "average": list(mean.values()),
-    }
-    picture = partial(_draw, run, rows, decreases)
-    return AnalysisResult(content, _tables(run, rows, decreases), picture, _csv(rows))
-
-
-def _csv(rows: Sequence[Retrained]) -> str:
-    lines = [(row.on, row.steps, *judgement) for row in rows for judgement in row.judgements()]
-    return csv_text(lines, _COLUMNS)
+    return AnalysisResult.of_matrices(run, content, _matrices(run, rows, decrease, mean))
 
 
 def _names(figures: Figures) -> list[str]:
@@ -130,34 +106,19 @@ def _side(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _tables(run: str, rows: Sequence[Retrained], decreases: dict[str, list[float]]) -> list[TextTable]:
-    """The decrease of similarity, then a table a figure."""
+def _matrices(
+    run: str, rows: Sequence[Retrained], decrease: Mapping[str, Mapping[str, float]], mean: Mapping[str, float]
+) -> list[Matrix]:
+    """The decrease of similarity, then a matrix a figure."""
     first, after = rows[0], mean_figures([row.after for row in rows])
     note = (
         f"Mean cosine of paired representations of {first.of} (round {first.round}) before minus after local "
         "training; positive: distorted."
     )
-    lines = [(name, *(figure(value, 4) for value in values)) for name, values in decreases.items()]
-    columns = ("re-trained", *(f"test on {client}" for client in first.before))
-    tables = [TextTable(f"{run}: distortion by local training", columns, lines, (note,))]
-    for name in _names(first.before)[:SHOWN_FIGURES]:
-        sides = [(f"{first.of}, round {first.round}", first.before), *((f"on {row.on}", row.after) for row in rows)]
-        lines = [(side, *cells(figures, name)) for side, figures in [*sides, ("average of re-trained", after)]]
-        tables.append(client_table(run, name, first.before, lines, ()))
-    return tables
-
-
-@styled
-def _draw(run: str, rows: Sequence[Retrained], decreases: dict[str, list[float]]) -> Figure:
-    """Left by how much the similarity of pairs fell, right how the first figure changed."""
-    clients, name = list(rows[0].before), _names(rows[0].before)[0]
-    title = f"{run}: local training from {rows[0].of}"
-    drawing, ((left, right),) = heat_maps([len(decreases)], 2, len(clients), title)
-    # orange is what is bad: a decrease here, and a fall of the figure on the right
-    heat_map(left, list(decreases.values()), list(decreases), clients, colours=f"{DIVERGING}_r", digits=3)
-    left.set_title("decrease of the similarity of pairs")
-    changes = [row.changes(name)[:-1] for row in rows]
-    mean = [fmean(of_client) for of_client in zip(*changes, strict=True)]
-    map_of_changes(right, [*changes, mean], list(decreases), clients)
-    right.set_title(f"change of {name}")
-    return drawing
+    names = [*(f"on {trained}" for trained in decrease), "average"]
+    values = [list(of_client.values()) for of_client in (*decrease.values(), mean)]
+    title, columns = f"{run}: distortion by local training", [f"test on {client}" for client in first.before]
+    falls = Matrix(title, "re-trained", names, columns, values, digits=4, is_change=True, notes=(note,))
+    sides = [(f"{first.of}, round {first.round}", first.before), *((f"on {row.on}", row.after) for row in rows)]
+    sides.append(("average of re-trained", after))
+    return [falls, *(client_matrix(run, name, sides) for name in _names(first.before)[:SHOWN_FIGURES])]

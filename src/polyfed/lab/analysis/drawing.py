@@ -1,81 +1,123 @@
-"""What the figures of several analyses share: heat maps with figures in their cells, maps of points, and legends."""
+"""What analyses draw: matrices as heat maps and points on planes, in panels of one figure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polyfed.reporting.figures import COLOURS, SEQUENTIAL
-from polyfed.reporting.tables import figure
+from jaxtyping import Float
+from torch import Tensor
+
+from polyfed.reporting.figures import COLOURS, SEQUENTIAL, figure_grid, legend_below, styled
+from polyfed.reporting.tables import TextTable, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-MARKERS = "os^Dv<>P"
-DIVERGING = "PuOr"  # orange and violet, which colour-blind readers tell apart too
-MOST_WRITTEN = 12  # columns of a heat map up to which the cells have their figures in them
+_MARKERS = "os^Dv<>P"
+_DIVERGING = "PuOr"  # orange and violet, which colour-blind readers tell apart too
+_MOST_WRITTEN = 12  # columns of a heat map up to which the cells have their figures in them
+_MOST_NAMED = 24  # groups of points up to which a map has a legend
 
 
-def heat_map(
-    axes: Axes,
-    values: Any,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    colours: str = SEQUENTIAL,
-    limits: tuple[float, float] | None = None,
-    digits: int = 2,
-    label: str = "",
-) -> None:
-    """Draw ``values`` [rows, columns] with a colour bar; figures are written in the cells of narrow maps.
+@dataclass(frozen=True)
+class Matrix:
+    """Figures by row and column, as a table and as a heat map.
 
-    Args:
-        axes: where.
-        values: finite numbers or NaN.
-        rows, columns: names at the ticks; none leaves the ticks out.
-        colours: name of the colour map. All but ``SEQUENTIAL`` diverge: the middle is 0.
-        limits: of the colours; by default those of the values.
-        digits: decimals in the cells.
-        label: of the colour bar.
+    Attributes:
+        title: one line.
+        corner: heading of the rows' names.
+        rows, columns: names; none leaves the ticks out.
+        values: finite numbers or NaN [rows, columns].
+        digits: decimals.
+        limits: of the colours; None: those of the values.
+        is_change: whether colours diverge from 0.
+        notes: below the table.
     """
-    import numpy as np
 
-    values = np.asarray(values, dtype=float)
-    finite = values[np.isfinite(values)]
-    if limits is None and colours != SEQUENTIAL:
-        most = abs(finite).max(initial=0.0) or 1.0
-        limits = (-most, most)
-    low, high = limits or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
-    image = axes.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-    axes.figure.colorbar(image, ax=axes, shrink=0.9, label=label)
-    axes.set_xticks(range(len(columns)), columns, rotation=90)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.grid(visible=False)
-    if values.shape[1] > MOST_WRITTEN:
-        return
-    middle = (low + high) / 2
-    for (row, column), value in np.ndenumerate(values):
-        # dark cells are the low end of a sequential map, and both ends of a diverging one
-        dark = value < middle if colours == SEQUENTIAL else abs(value) > 0.6 * high
-        look: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "black"}
-        axes.text(column, row, figure(float(value), digits), **look)
+    title: str
+    corner: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Any
+    digits: int = 2
+    limits: tuple[float, float] | None = None
+    is_change: bool = False
+    notes: Sequence[str] = ()
+
+    def table(self) -> TextTable:
+        lines = [
+            (name, *(figure(float(value), self.digits) for value in values))
+            for name, values in zip(self.rows, self.values, strict=True)
+        ]
+        return TextTable(self.title, (self.corner, *self.columns), lines, self.notes)
+
+    def draw(self, axes: Axes) -> None:
+        """Draw a heat map with a colour bar; figures are written in the cells of narrow ones."""
+        import numpy as np
+
+        values = np.asarray(self.values, dtype=float)
+        finite = values[np.isfinite(values)]
+        low, high = self.limits or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
+        if self.is_change:
+            high = abs(finite).max(initial=0.0) or 1.0
+            low = -high
+        colours = _DIVERGING if self.is_change else SEQUENTIAL
+        image = axes.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+        axes.figure.colorbar(image, ax=axes, shrink=0.9)
+        axes.set_xticks(range(len(self.columns)), self.columns, rotation=90)
+        axes.set_yticks(range(len(self.rows)), self.rows)
+        axes.grid(visible=False)
+        if values.shape[1] > _MOST_WRITTEN:
+            return
+        for (row, column), value in np.ndenumerate(values):
+            # dark cells are the low end of a sequential map, and both ends of a diverging one
+            dark = abs(value) > 0.6 * high if self.is_change else value < (low + high) / 2
+            look: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "black"}
+            axes.text(column, row, figure(float(value), self.digits), **look)
 
 
-def bare_map(axes: Axes) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(visible=False)
+@dataclass(frozen=True)
+class PointMap:
+    """Groups of points on a plane.
+
+    Attributes:
+        title: one line.
+        groups: name -> points [k, 2].
+        has_centres: whether the mean of each group has a large mark.
+    """
+
+    title: str
+    groups: Mapping[str, Float[Tensor, "_ 2"]]
+    has_centres: bool = False
+
+    def draw(self, axes: Axes) -> None:
+        """Draw a colour and marker for each group; the markers change when all colours are used."""
+        for place, (name, points) in enumerate(self.groups.items()):
+            marker = _MARKERS[place // len(COLOURS) % len(_MARKERS)]
+            look: Any = {"color": COLOURS[place % len(COLOURS)], "marker": marker, "linewidths": 0}
+            axes.scatter(points[:, 0], points[:, 1], s=9, alpha=0.6, label=name, **look)
+            if self.has_centres:
+                x, y = points.mean(0).tolist()
+                axes.scatter([x], [y], s=110, **look | {"edgecolors": "black", "linewidths": 1})
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.grid(visible=False)
+        if len(self.groups) <= _MOST_NAMED:
+            legend_below(axes, columns=3, markerscale=2)
 
 
-def cycled(place: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:
-    """Colour and marker of the group with this number; the markers change when all colours are used."""
-    return {
-        "color": colours[place % len(colours)],
-        "marker": MARKERS[place // len(colours) % len(MARKERS)],
-    }
-
-
-def patches(names: Sequence[str]) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    return [Patch(color=COLOURS[place % len(COLOURS)], label=name) for place, name in enumerate(names)]
+@styled
+def draw_panels(title: str, panels: Sequence[Matrix | PointMap], columns: int) -> Figure:
+    """One figure with a panel for each, so many side by side."""
+    longest = max((len(panel.rows) for panel in panels if isinstance(panel, Matrix)), default=0)
+    lines = -(-len(panels) // columns)
+    drawing, axes = figure_grid(lines, columns, height=max(3.6, 1.6 + 0.3 * min(longest, 60)), title=title)
+    for place, panel in zip(axes, panels, strict=False):
+        panel.draw(place)
+        place.set_title(panel.title)
+    for place in axes[len(panels) :]:
+        place.set_axis_off()
+    return drawing

@@ -18,9 +18,8 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Samples
 from polyfed.lab.analysis.drawing import heat_map
 from polyfed.lab.analysis.drift_maps import DriftMap
-from polyfed.lab.analysis.encoders import drawn
 from polyfed.lab.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
-from polyfed.lab.analysis.projections import project, require_method
+from polyfed.lab.analysis.projections import drawn, project, require_method
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.figures import empty_figure, legend_beside, styled

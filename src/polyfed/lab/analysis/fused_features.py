@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,59 +18,17 @@ from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
-from polyfed.lab.analysis.drawing import MARKERS, bare_map, cycled
-from polyfed.lab.analysis.encoders import drawn
-from polyfed.lab.analysis.projections import project, require_method
+from polyfed.lab.analysis.drawing import PointMap, draw_panels
+from polyfed.lab.analysis.projections import drawn, project, require_method
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.separation import Separation
 from polyfed.models.fused import FusionGuidance, of_rows
-from polyfed.reporting.figures import COLOURS, empty_figure, legend_below, styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.opened import Run
 from polyfed.tasks.classification import Classification
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 FEATURE_KINDS = ("local", "global", "fused")
-TOGETHER = "together"
 MOST_POINTS = 330  # samples on the maps
-_NAMED_CLASSES = 14
-
-
-@dataclass(frozen=True)
-class ClassMaps:
-    """Places of a client's test samples on maps.
-
-    Attributes:
-        labels: class of each sample [m].
-        classes: names of the classes, by number.
-        places: kind of features -> [m, 2]; ``together``: those of all kinds, one after the other [3m, 2].
-    """
-
-    labels: Int64[Tensor, " m"]
-    classes: Mapping[int, str]
-    places: Mapping[str, Float[Tensor, "_ 2"]]
-
-
-@styled
-def draw_features(title: str, titles: Mapping[str, str], maps: ClassMaps) -> Figure:
-    """Local, global and fused features, coloured by class, and all three on one map, coloured by kind."""
-    drawing = empty_figure(16.5, 4.6, title)
-    axes = drawing.subplots(1, 4)
-    for place, (kind, of_kind) in zip(axes, titles.items(), strict=False):
-        _draw_classes(place, maps, maps.places[kind])
-        place.set_title(of_kind)
-    parts = maps.places[TOGETHER].chunk(len(FEATURE_KINDS))
-    for number, (kind, points) in enumerate(zip(FEATURE_KINDS, parts, strict=True)):
-        look: Any = {"color": COLOURS[number], "marker": MARKERS[number], "label": kind}
-        axes[-1].scatter(points[:, 0], points[:, 1], s=7, alpha=0.6, linewidths=0, **look)
-    axes[-1].set_title("all three")
-    legend_below(axes[-1], columns=3, markerscale=2)
-    bare_map(axes[-1])
-    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=7, markerscale=2)
-    return drawing
 
 
 @dataclass(frozen=True)
@@ -111,7 +69,7 @@ def run_features(
         }
         shown = drawn(len(labels), MOST_POINTS, "features on maps", client)
         places = {kind: project(unit[shown], method) for kind, unit in units.items()}
-        places[TOGETHER] = project(torch.cat([unit[shown] for unit in units.values()]), method)
+        together = project(torch.cat([unit[shown] for unit in units.values()]), method)
     content = {
         "run": run.name,
         "client": client,
@@ -120,10 +78,19 @@ def run_features(
         "classes": len(torch.unique(labels)),
         "features": kinds,
     }
-    titles = {kind: f"{kind}: silhouette {figure(of_kind['silhouette'])}" for kind, of_kind in kinds.items()}
-    maps = ClassMaps(labels[shown], seen.classes, places)
-    picture = partial(draw_features, f"{run.name}, client {client}: features of its test samples", titles, maps)
+    maps = []
+    for kind, points in places.items():
+        title = f"{kind}: silhouette {figure(kinds[kind]['silhouette'])}"
+        maps.append(PointMap(title, _by_class(points, labels[shown], seen.classes)))
+    maps.append(PointMap("all three", dict(zip(kinds, together.chunk(len(kinds)), strict=True))))
+    picture = partial(draw_panels, f"{run.name}, client {client}: features of its test samples", maps, len(maps))
     return AnalysisResult(content, [_table(content, seen.primary)], picture)
+
+
+def _by_class(
+    points: Float[Tensor, "m 2"], labels: Int64[Tensor, " m"], classes: Mapping[int, str]
+) -> dict[str, Float[Tensor, "_ 2"]]:
+    return {classes.get(label, str(label)): points[labels == label] for label in sorted(set(labels.tolist()))}
 
 
 def _table(content: Mapping[str, Any], primary: str) -> TextTable:
@@ -254,19 +221,3 @@ def _guidance(
     sent = [name for name in test.modalities if any(key.startswith(f"encoders.{name}.") for key in weights)]
     batch = run.experiment.run.evaluation_batch
     return FusionGuidance(model.to(run.place), test.only(sent), fusion.level == "maps", batch, {})
-
-
-def _draw_classes(axes: Axes, maps: ClassMaps, points: Float[Tensor, "m 2"]) -> None:
-    """The classes with most samples have colours, the others are grey."""
-    labels = maps.labels
-    counts = torch.bincount(labels)
-    order = counts.argsort(descending=True, stable=True)
-    named = order[counts[order] > 0][:_NAMED_CLASSES].sort().values
-    others = ~torch.isin(labels, named)
-    if bool(others.any()):
-        axes.scatter(points[others, 0], points[others, 1], s=6, color="#cccccc", label="other classes", zorder=1)
-    for place, number in enumerate(named.tolist()):
-        x, y = points[labels == number].unbind(1)
-        look: Any = cycled(place) | {"label": maps.classes.get(number, str(number))}
-        axes.scatter(x, y, s=9, linewidths=0, zorder=2, **look)
-    bare_map(axes)

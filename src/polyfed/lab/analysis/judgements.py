@@ -1,20 +1,14 @@
-"""Figures of models at clients: how the analyses of simulated runs read, show and draw them."""
+"""Figures of models at clients: how the analyses of simulated runs read and show them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from polyfed.lab.analysis.drawing import DIVERGING, heat_map
-from polyfed.reporting.figures import empty_figure
+from polyfed.lab.analysis.drawing import Matrix
 from polyfed.reporting.recalls import find_recalls
-from polyfed.reporting.tables import TextTable, count, figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from polyfed.reporting.tables import count
 
 Figures = Mapping[str, Mapping[str, float]]
 """Client -> figure (``R@1``) -> value."""
@@ -57,27 +51,12 @@ def mean_figures(several: Sequence[Figures]) -> dict[str, dict[str, float]]:
     }
 
 
-def cells(figures: Figures, name: str) -> list[str]:
-    return [figure(value) for value in with_mean(figures, name)]
-
-
-def client_table(
-    run: str, name: str, figures: Figures, rows: Sequence[Sequence[str]], notes: Sequence[str], *more: str
-) -> TextTable:
-    """A row a model, a column a client; under it how large the galleries are that a recall is of."""
+def client_matrix(run: str, name: str, models: Sequence[tuple[str, Figures]], notes: Sequence[str] = ()) -> Matrix:
+    """One figure of each model (a row) at each client; under it how large the galleries are that a recall is of."""
+    first = models[0][1]
     key = f"gallery{''.join(name.partition('_')[1:])}"
-    sizes = ", ".join(f"{client} {count(at[key])}" for client, at in figures.items() if key in at)
+    sizes = ", ".join(f"{client} {count(at[key])}" for client, at in first.items() if key in at)
     galleries = [f"Gallery, mean over directions: {sizes}."] if sizes and name.startswith("R@") else []
-    columns = ("model", *figures, "average", *more)
-    return TextTable(f"{run}: {name} at each client", columns, rows, (*notes, *galleries))
-
-
-def heat_maps(rows: Sequence[int], panels: int, columns: int, title: str) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with panels for heat maps side by side, lines of which have so many rows each."""
-    width, height = 2.8 + max(2.4, 0.55 * min(columns, 30)), 1.6 + max(1.6, 0.35 * min(max(rows), 60))
-    drawing = empty_figure(width * panels, height * len(rows), title)
-    return drawing, [list(line) for line in drawing.subplots(len(rows), panels, squeeze=False)]
-
-
-def map_of_changes(axes: Axes, changes: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str]) -> None:
-    heat_map(axes, changes, rows, columns, colours=DIVERGING, digits=1)
+    values = [with_mean(figures, name) for _, figures in models]
+    names, columns = [model for model, _ in models], [*first, "average"]
+    return Matrix(f"{run}: {name} at each client", "model", names, columns, values, notes=(*notes, *galleries))

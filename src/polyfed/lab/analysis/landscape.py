@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,14 +15,11 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.data import sample_views
+from polyfed.lab.analysis.drawing import Matrix, draw_panels
 from polyfed.lab.analysis.hessian import Loss, flat, like, top_eigenvectors
 from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.reporting.figures import SEQUENTIAL, empty_figure, styled
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.opened import ServerModel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def loss_surface(
@@ -81,30 +78,6 @@ def grid_axis(grid: int, extent: float) -> Float[Tensor, " grid"]:
     return torch.arange(-half, half + 1, dtype=torch.float64) * (extent / half)
 
 
-@styled
-def _draw(title: str, eigenvalues: Tensor, axis: Tensor, surface: Tensor) -> Figure:
-    """Contours and surface of the loss; the cross is the model itself."""
-    import numpy as np
-
-    drawing = empty_figure(11, 4.4, title=title)
-    left, right = drawing.add_subplot(1, 2, 1), drawing.add_subplot(1, 2, 2, projection="3d")
-    at, values = axis.numpy(), surface.numpy()
-    names = [f"along eigenvector {k + 1} ({float(value):.3g})" for k, value in enumerate(eigenvalues)]
-    # rows of values belong to the first direction, columns to the second; matplotlib has rows upwards
-    filled = left.contourf(at, at, values.T, levels=20, cmap=SEQUENTIAL)
-    left.contour(at, at, values.T, levels=10, colors="white", linewidths=0.4)
-    left.plot([0], [0], "x", color="white")
-    left.set(title="contours", xlabel=names[0], ylabel=names[1])
-    left.grid(visible=False)
-    drawing.colorbar(filled, ax=left, label="loss")
-    meshes: Any = np.meshgrid(at, at, indexing="ij")
-    plotted: Any = right
-    drawn = plotted.plot_surface(*meshes, values, cmap=SEQUENTIAL, linewidth=0, antialiased=True)
-    drawn.set_rasterized(True)
-    plotted.set(title="surface", xlabel="first", ylabel="second", zlabel="loss")
-    return drawing
-
-
 def run_landscape(
     server: ServerModel, *, samples: int = 256, grid: int = 21, extent: float = 0.5, steps: int = 40
 ) -> AnalysisResult:
@@ -144,13 +117,16 @@ def run_landscape(
         "hessian_products": pairs.steps,
         "parameters": pairs.vectors.shape[1],
         "grid": grid,
+        "losses": values.tolist(),
         "loss": centre,
         "greatest_loss": float(values.max()),
         "mean_rise": float(values.mean()) - centre,
     }
     title = f"{server.run.name}, round {server.round}: loss on {number} of {data}"
-    tensors = {"values": values, "axis": axis, "eigenvalues": pairs.values}
-    return AnalysisResult(facts, [_table(facts)], partial(_draw, title, pairs.values, axis, values), tensors=tensors)
+    first, second = (f"eigenvector {k} ({value:.3g})" for k, value in enumerate(facts["eigenvalues"], start=1))
+    moves = [f"{at:.3g}" for at in axis.tolist()]
+    surface = Matrix(f"loss; down: along {first}; across: along {second}", "", moves, moves, values, digits=3)
+    return AnalysisResult(facts, [_table(facts)], partial(draw_panels, title, [surface], 1))
 
 
 def _table(facts: dict[str, Any]) -> TextTable:

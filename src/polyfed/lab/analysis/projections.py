@@ -1,4 +1,4 @@
-"""Points of many dimensions on a plane: principal components, t-SNE, and linear discriminant analysis."""
+"""Points of many dimensions on a plane: which, and by principal components, t-SNE or linear discriminant analysis."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.extras import brought_by
+from polyfed.core.randomness import generator
 
 METHODS = ("tsne", "pca")
 PERPLEXITY = 30.0
 SHRINKAGE = 0.1
+
+
+def drawn(count: int, most: int | None, *purpose: int | str) -> Int64[Tensor, " k"]:
+    """At most ``most`` of ``count`` positions, ascending, drawn at random by ``purpose`` alone."""
+    if most is None or most >= count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator(*purpose))[:most].sort().values
 
 
 def require_method(method: str) -> None:

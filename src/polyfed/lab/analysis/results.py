@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+    from polyfed.lab.analysis.drawing import Matrix
     from polyfed.reporting.tables import TextTable
 
 
@@ -26,18 +28,24 @@ class AnalysisResult:
         figures: all of them by name, as JSON has them and columns of studies find them.
         tables: for the terminal.
         picture: draws it, once the tables are seen; None: there is none.
-        csv: content of a CSV file; empty: there is none.
         tensors: what a picture of a study is drawn from without the models.
     """
 
     figures: dict[str, Any]
     tables: Sequence[TextTable]
     picture: Callable[[], Figure] | None = None
-    csv: str = ""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def of_matrices(cls, title: str, figures: dict[str, Any], matrices: Sequence[Matrix]) -> AnalysisResult:
+        """Each matrix as a table, and all side by side in one picture."""
+        from polyfed.lab.analysis.drawing import draw_panels
+
+        tables = [matrix.table() for matrix in matrices]
+        return cls(figures, tables, partial(draw_panels, title, matrices, len(matrices)))
+
     def save(self, folder: Path, name: str, **more: object) -> list[Path]:
-        """Write ``<name>.json`` (with ``more``), and ``.csv``, ``.safetensors`` and ``.png`` where there is such.
+        """Write ``<name>.json`` (with ``more``), and ``.safetensors`` and ``.png`` where there is such.
 
         Raises:
             RunError: the folder cannot be written to.
@@ -46,26 +54,19 @@ class AnalysisResult:
 
         from polyfed.reporting.figures import save
 
-        contents = {".json": _json_bytes({**self.figures, **more}), ".csv": self.csv.encode()}
+        contents = {".json": _json_bytes({**self.figures, **more})}
         if self.tensors:
             contents[".safetensors"] = safetensors.torch.save(dict(self.tensors))
         paths = []
         try:
             for suffix, content in contents.items():
-                if content:
-                    paths.append(folder / f"{name}{suffix}")
-                    write_atomically(paths[-1], content)
+                paths.append(folder / f"{name}{suffix}")
+                write_atomically(paths[-1], content)
             if self.picture is not None:
                 paths.append(save(self.picture(), folder / f"{name}.png"))
         except OSError as error:
             raise RunError(f"cannot write to '{folder}' ({error.strerror or error}); choose another --out") from error
         return paths
-
-
-def csv_text(rows: Sequence[Sequence[object]], columns: Sequence[str]) -> str:
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=list(columns), dtype=object).to_csv(index=False, na_rep="nan")
 
 
 def ready_folder(path: Path) -> Path:

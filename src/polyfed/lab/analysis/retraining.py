@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, DataError, nearest
@@ -17,27 +17,14 @@ from polyfed.data.union import union
 from polyfed.federation.membership import Member
 from polyfed.federation.settings import TrainingSettings
 from polyfed.lab.analysis.depth import chosen_tensors
-from polyfed.lab.analysis.judgements import (
-    SHOWN_FIGURES,
-    Figures,
-    cells,
-    client_table,
-    heat_maps,
-    map_of_changes,
-    names_of,
-    with_mean,
-)
-from polyfed.lab.analysis.results import AnalysisResult, csv_text
+from polyfed.lab.analysis.drawing import Matrix
+from polyfed.lab.analysis.judgements import SHOWN_FIGURES, Figures, client_matrix, names_of, with_mean
+from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.simulated import Simulated, TrainedModel, training_alone
 from polyfed.optim.settings import Schedule
-from polyfed.reporting.figures import styled
-from polyfed.reporting.tables import TextTable, count
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from polyfed.reporting.tables import count
 
 EACH, UNION = "each", "union"
-_COLUMNS = ("of", "round", "layers", "on", "steps", "client", "figure", "before", "after", "change")
 
 
 @dataclass(frozen=True)
@@ -76,16 +63,6 @@ class Retrained:
     steps: int
     before: Figures
     after: Figures
-
-    def changes(self, name: str) -> list[float]:
-        """At every client, and of the mean."""
-        return [b - a for a, b in zip(with_mean(self.before, name), with_mean(self.after, name), strict=True)]
-
-    def judgements(self) -> Iterator[tuple[str, str, float, float, float]]:
-        for client, figures in self.before.items():
-            for name, value in figures.items():
-                after = self.after[client][name]
-                yield client, name, value, after, after - value
 
 
 class Retrainer:
@@ -164,9 +141,7 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan) -> AnalysisR
             rows += retrainer.rows(members, on)
     name, asked = opened.run.name, {key: getattr(plan, key) for key in ("layers", "depth", "steps", "lr", "seed")}
     content = {"run": name, **asked, "parameters": retrainer.parameters, "rows": list(map(_content, rows))}
-    lines = [(row.of, row.round, plan.layers, row.on, row.steps, *each) for row in rows for each in row.judgements()]
-    tables = _tables(name, plan.layers, retrainer.parameters, rows)
-    return AnalysisResult(content, tables, partial(_draw, name, plan.layers, rows), csv_text(lines, _COLUMNS))
+    return AnalysisResult.of_matrices(name, content, _matrices(name, plan.layers, retrainer.parameters, rows))
 
 
 def _models(opened: Simulated, of: str) -> Iterator[TrainedModel]:
@@ -211,30 +186,11 @@ def _content(row: Retrained) -> dict[str, Any]:
     return vars(row) | {"mean": {"before": means(row.before), "after": means(row.after)}}
 
 
-def _tables(run: str, layers: str, parameters: int, rows: Sequence[Retrained]) -> list[TextTable]:
-    """One table a figure: each model before, then after it was re-trained on each set."""
-    note = f"In brackets: change by re-training {count(parameters)} parameters ({layers} layers)."
-    tables = []
-    for name in names_of(rows[0].before)[:SHOWN_FIGURES]:
-        lines: list[Sequence[str]] = []
-        # each model has a line of its own, then one for each set that it was re-trained on
-        for (of, number, before), again in groupby(rows, key=lambda row: (row.of, row.round, row.before)):
-            lines.append((f"{of}, round {number}", *cells(before, name)))
-            for row in again:
-                changed = zip(cells(row.after, name), row.changes(name), strict=True)
-                title = f"{of}, on {row.on}, {row.steps} steps"
-                lines.append((title, *(f"{after} ({change:+z.2f})" for after, change in changed)))
-        tables.append(client_table(run, name, rows[0].before, lines, (note,)))
-    return tables
-
-
-@styled
-def _draw(run: str, layers: str, rows: Sequence[Retrained]) -> Figure:
-    """Change of each figure by model and samples, at each client and on average."""
-    names, lines = names_of(rows[0].before)[:SHOWN_FIGURES], [f"{row.of}, on {row.on}" for row in rows]
-    columns = [*rows[0].before, "average"]
-    drawing, (panels,) = heat_maps([len(rows)], len(names), len(columns), f"{run}: {layers} layers re-trained")
-    for axes, name in zip(panels, names, strict=True):
-        map_of_changes(axes, [row.changes(name) for row in rows], lines, columns)
-        axes.set_title(f"change of {name}")
-    return drawing
+def _matrices(run: str, layers: str, parameters: int, rows: Sequence[Retrained]) -> list[Matrix]:
+    """One a figure: each model before, then after it was re-trained on each set."""
+    models: list[tuple[str, Figures]] = []
+    for (of, number, before), again in groupby(rows, key=lambda row: (row.of, row.round, row.before)):
+        models.append((f"{of}, round {number}", before))
+        models += [(f"{of}, on {row.on}, {row.steps} steps", row.after) for row in again]
+    note = f"Re-trained: {count(parameters)} parameters ({layers} layers)."
+    return [client_matrix(run, name, models, (note,)) for name in names_of(rows[0].before)[:SHOWN_FIGURES]]

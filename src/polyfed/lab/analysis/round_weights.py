@@ -6,21 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.core.errors import ConfigError, RunError, nearest
-from polyfed.lab.analysis.drawing import MOST_WRITTEN, heat_map, patches
-from polyfed.lab.analysis.encoders import drawn
+from polyfed.lab.analysis.drawing import Matrix, draw_panels
+from polyfed.lab.analysis.projections import drawn
 from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.reporting.figures import COLOURS, GREY, empty_figure, legend_beside, styled
 from polyfed.reporting.tables import TextTable, count, figure
 from polyfed.runs.opened import Run
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PREFIX = "weights."
 
@@ -109,32 +105,15 @@ def weights_result(run: str, channels: Sequence[ChannelWeights]) -> AnalysisResu
         columns = ("clients", "mean weight", "times equal", "together", "heaviest on %")
         tables.append(TextTable(f"{run}, round {each.round}: weights of {each.channel}", columns, rows, (note,)))
     content = {"run": run, "channels": {each.channel: each.to_json() for each in channels}}
-    return AnalysisResult(content, tables, partial(_draw, run, channels))
+    picture = partial(draw_panels, f"{run}: aggregation weights", list(map(_matrix, channels)), 1)
+    return AnalysisResult(content, tables, picture)
 
 
-@styled
-def _draw(run: str, channels: Sequence[ChannelWeights]) -> Figure:
-    """A row a channel: weights of the clients for a few samples, and the mean weight of each client."""
-    height = 1.6 + max(2.2, 0.3 * max(len(each.clients) for each in channels))
-    drawing = empty_figure(12, height * len(channels), f"{run}: aggregation weights")
-    axes = drawing.subplots(len(channels), 2, squeeze=False, width_ratios=(3, 2))
-    kinds = list(dict.fromkeys(kind for each in channels for kind in each.kinds))
-    for (left, right), each in zip(axes, channels, strict=True):
-        # many samples have no names at the axis, nor figures in their cells
-        chosen = [str(place) for place in each.chosen] if len(each.chosen) <= MOST_WRITTEN else []
-        values = each.values[:, each.chosen]
-        heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")
-        left.set(title=f"{each.channel}, round {each.round}", xlabel="recorded public sample")
-        means = {client: share["mean"] for client, share in each.by_client().items()}
-        colours = [COLOURS[kinds.index(kind) % len(COLOURS)] for kind in each.kinds]
-        right.barh(range(len(means)), list(means.values()), color=colours, height=0.7)
-        right.axvline(1 / len(means), color=GREY, linestyle=":")
-        right.set_yticks(range(len(means)), list(means))
-        right.invert_yaxis()
-        right.grid(visible=True, axis="x")
-        right.set(title="mean over all recorded samples (dotted: equal weights)", xlabel="weight")
-        legend_beside(right, handles=patches(kinds))
-    return drawing
+def _matrix(each: ChannelWeights) -> Matrix:
+    """Weights of the clients for a few samples."""
+    values, columns = each.values[:, each.chosen], [f"sample {place}" for place in each.chosen]
+    title = f"{each.channel}, round {each.round}: weight by recorded public sample"
+    return Matrix(title, "client", each.clients, columns, values, limits=(0, float(values.max())))
 
 
 def run_weights(
