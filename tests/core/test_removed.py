@@ -12,6 +12,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.removed import REMOVED, removed
 from polyfed.core.settings import Settings
 from polyfed.data.source import Source
+from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.study_files import study_content
 from polyfed.models.adapter import Adapter
 from polyfed.runs.config_files import read_layers
@@ -52,3 +53,9 @@ def test_a_command_that_is_gone_says_so(name: str, capsys: pytest.CaptureFixture
 def test_a_study_that_is_gone_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match=LINE):
         study_content(name)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED["analysis"]))
+def test_an_analysis_that_is_gone_says_so(name: str) -> None:
+    with pytest.raises(ValueError, match=LINE):
+        Analysis(analysis=name, figure="total.up")

@@ -9,18 +9,9 @@ import pytest
 from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.suite import Suite
 
-LINEAR = "MGCA, ssl_finetuner.py and mgca_finetuner.py, whose protocol FedAID's appendix B.2 follows"
 MASKS = "MGCA, ssl_segmenter.py and mgca_segmenter.py, whose masks FedAID's appendix B.2 takes over"
 
 SOURCED: dict[str, dict[str, tuple[Any, str]]] = {
-    "few_shot": {
-        "standardise": (False, f"{LINEAR}: a linear layer on features as they are"),
-        "fit.lr": (5e-4, LINEAR),
-        "fit.weight_decay": (1e-6, LINEAR),
-        "fit.epochs": (50, LINEAR),
-        "fit.patience": (10, LINEAR),
-        "fit.batch_size": (48, LINEAR),
-    },
     "segmentation": {
         "focal_weight": (10.0, MASKS),
         "dice_weight": (1.0, MASKS),
@@ -33,7 +24,11 @@ SOURCED: dict[str, dict[str, tuple[Any, str]]] = {
     },
 }
 CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
-    "few_shot": {"shares": ([0.01, 0.1, 1.0], "all of the labels beside 1 % and 10 %"), "draws": (5, "five draws")},
+    "few_shot": {
+        "shares": ([0.01, 0.1, 1.0], "all of the labels beside 1 % and 10 %"),
+        "draws": (5, "five draws"),
+        "features": ("auto", "logistic regression in place of a linear layer trained by AdamW"),
+    },
     "segmentation": {
         "shares": ([0.1, 1.0], "masks of 10 % and 100 % instead of 1 % and 10 %"),
         "draws": (5, "five draws"),
@@ -43,7 +38,6 @@ CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
         "test": (["validation", "test"], "validation and test tested on together"),
     },
     "retrieval": {"batch": (64, "galleries of 64"), "draws": (5, "five draws")},
-    "out_of_domain": {"batch": (64, "galleries of 64"), "draws": (5, "five draws")},
     "zero_shot": {"source": ("nih", "zero-shot classification, which the paper does not have")},
 }
 
@@ -78,7 +72,7 @@ def test_at_the_papers_size_shares_decoder_and_the_rest_are_the_papers() -> None
         due = SOURCED.get(task["name"], {})
         assert {key: task[key] for key in due} == {key: value for key, (value, _) in due.items()}
         assert task["draws"] == 1
-    assert {task["name"] for task in settings.values()} == {"few_shot", "segmentation", "retrieval", "out_of_domain"}
+    assert {task["name"] for task in settings.values()} == {"few_shot", "segmentation", "retrieval"}
     assert [settings[name]["shares"] for name in ("pneumonia", "covidx", "opacity")] == [[0.01, 0.1]] * 3
     assert settings["opacity"]["decoder"] == [512, 256, 128, 64]
     assert {settings[name]["batch"] for name in ("clients", "other")} == {388}

@@ -16,13 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from polyfed.lab.analysis.centres import Centres, GroupMap, centres_of_runs
+from polyfed.lab.analysis.centres import Centres, centres_of_runs
+from polyfed.lab.analysis.drawing import PointMap, draw_panels
 from polyfed.lab.analysis.drift import ModalityDrift, drift_result
-from polyfed.lab.analysis.fused_features import FEATURE_KINDS, TOGETHER, ClassMaps, draw_features
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.round_weights import ChannelWeights, weights_result
-from polyfed.lab.analysis.traffic import Traffic, traffic_of_runs
-from polyfed.lab.downstream.results import Outcome, ProbeRow, suite_result
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting.compare import compare, draw_comparison
 from polyfed.reporting.figures import settle
@@ -31,7 +29,6 @@ from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
 SLACK = 1.0  # pixels by which rounding may let boxes touch
-LONG = "an exceedingly long name of a condition"
 
 
 def covered(figure: Figure) -> Iterator[str]:
@@ -90,44 +87,22 @@ def channel_weights() -> Figure:
 
 
 def features() -> Figure:
-    labels = torch.arange(60) % 20
-    maps = {kind: torch.rand(60, 2) for kind in FEATURE_KINDS} | {TOGETHER: torch.rand(180, 2)}
-    classes = {k: f"class number {k}" for k in range(20)}
-    return draw_features("run", {kind: kind for kind in FEATURE_KINDS}, ClassMaps(labels, classes, maps))
-
-
-def runs_traffic() -> Figure:
-    kinds = ("representations", "weights", "logits", "prototypes", "scalars")
-    sides = {"down": 10**8, "up": 10**7}
-    by_round = {side: {number: size for number in range(1, 9)} for side, size in sides.items()}
-    by_kind = {kind: sides for kind in kinds}
-    runs = [
-        Traffic(f"run-{k}-of-a-long-name", "creamfl", by_round, by_kind, {"a": sides}, {"a": 8}, 0) for k in range(9)
-    ]
-    return drawn(traffic_of_runs(runs))
+    groups = {f"class number {k}": torch.rand(3, 2) for k in range(20)}
+    return draw_panels("run", [PointMap(kind, groups) for kind in ("local", "global", "fused")], 3)
 
 
 def centres() -> Figure:
     names = tuple(f"image: a data set number {k}" for k in range(7))
-    picture = GroupMap(tuple(range(7)), torch.rand(70, 2), torch.arange(70) % 7, torch.rand(7, 2), torch.rand(2))
-    found = Centres("run", 1, "test", names, ("image",) * 7, torch.ones(7).long(), torch.rand(7, 3), {"image": picture})
+    maps = [PointMap("image", {name: torch.rand(10, 2) for name in names}, has_centres=True)]
+    found = Centres("run", 1, "test", names, ("image",) * 7, torch.ones(7).long(), torch.rand(7, 3), maps)
     return drawn(centres_of_runs("data", [found, found]))
-
-
-def findings() -> Figure:
-    metrics = {f"metric_number_{k}": (10.0, 12.0) for k in range(6)}
-    outcome = Outcome("data", [ProbeRow(f"{LONG} {k}", metrics) for k in range(5)])
-    tasks = {f"task {k}": outcome for k in range(4)}
-    return drawn(suite_result({"subject": "subject"}, dict.fromkeys(tasks, "linear"), tasks, {}))
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "drift": drift,
     "channel weights": channel_weights,
     "features": features,
-    "traffic of runs": runs_traffic,
     "centres": centres,
-    "findings": findings,
 }
 
 

@@ -123,9 +123,7 @@ COMMANDS = {
     "drift": "analyse drift RUN --out OUT",
     "features": "analyse features RUN --out OUT",
     "weights": "analyse weights RUN --out OUT",
-    "gap": "analyse gap RUN --between scenes,scenes --out OUT",
     "retrain": "analyse retrain RUN --out OUT",
-    "across": "analyse across RUN --out OUT",
     "leakage": "analyse leakage RUN --out OUT",
 }
 
@@ -173,7 +171,7 @@ def test_commands_import_nothing_either(run: Path, ran: Path, tmp_path: Path, cl
 def test_what_only_shows_records_shows_them(run: Path, ran: Path, tmp_path: Path, cli: Any) -> None:
     with_model(run, *MODELS["encoder"])
     with_config(run, *CONFIGS["method"])
-    for command in (["report", run], ["compare", run, run], ["analyse", "traffic", run], ["watch", run]):
+    for command in (["report", run], ["compare", run, run], ["analyse", "partition", run], ["watch", run]):
         assert cli(*command)[0] == 0, command
     assert not ran.exists()
 

@@ -59,7 +59,6 @@ FILES = (
 COMMANDS = (
     "report RUN --out OUT/report.html",
     "compare RUN OTHER",
-    "analyse traffic RUN --out OUT",
     "analyse weights RUN --out OUT",
     "analyse partition RUN --out OUT",
     "watch RUN",

@@ -103,44 +103,7 @@ def _report(run: Any) -> None:
     typer.echo(f"written: {write_html_report(run.records)}")
 
 
-# ---- questions to data, and to experiments that nobody has run
-
-
-def analyse_gap(
-    subject: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="folder of a run, or a YAML file with encoders")],
-    *,
-    between: Annotated[str, typer.Option(metavar="A,B", help="two sources")],
-    against: Annotated[str | None, typer.Option(metavar="C,D,...", help="more sources to compare A with")] = None,
-    split: Annotated[str, typer.Option(help="split of all of them")] = "train",
-    normalise: Annotated[bool, typer.Option("--normalise", help="scale embeddings to unit norm first")] = False,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="at most so many of each, at random", show_default="all")
-    ] = None,
-    which: Annotated[
-        str, typer.Option("--model", help="the server's final model (last), its best, or of a round")
-    ] = "last",
-    out: OutOfRun = None,
-    places: PlaceOptions,
-) -> None:
-    """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
-    from polyfed.lab.analysis.domain_gap import domain_gaps
-    from polyfed.lab.analysis.encoders import encoders_of, load_encoders
-    from polyfed.lab.analysis.results import ready_folder
-
-    pair = names_in("--between", between)
-    if len(pair) != 2:
-        raise ConfigError(f"--between {between}: needs two sources, as in --between A,B; name more with --against")
-    others = [pair[1], *(names_in("--against", against) if against else [])]
-    is_run = subject.is_dir()
-    if is_run:
-        encoders = encoders_of(places.server_model(subject, which), normalise=False)
-    else:
-        encoders = load_encoders(
-            subject, data_dir=places.data_dir, weights_dir=places.weights_dir, device=places.device
-        )
-    folder = ready_folder(out or (subject / "analysis" if is_run else subject.parent))
-    gaps = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
-    show_result(gaps, folder, "gap")
+# ---- questions to experiments that nobody has run
 
 
 def analyse_cost(
@@ -181,6 +144,6 @@ def analyse_partition(
 
 analyse_app = command_group(
     "analyse_",
-    (analyse_gap, *map(_command, QUESTIONS.values()), analyse_cost, analyse_partition),
+    (*map(_command, QUESTIONS.values()), analyse_cost, analyse_partition),
     "Say what a model is like inside, what crossed, what it costs and what a run gave away.",
 )

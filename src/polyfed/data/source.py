@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -170,11 +170,6 @@ class Source(Settings):
     """A data set with splits. Subclasses live in ``polyfed.data.sources``, one a module."""
 
     home: ClassVar[str] = "polyfed.data.sources"
-    identified_by: ClassVar[frozenset[str] | None] = None
-    """Settings that say which data these are; None: all but ``id`` and those that choose columns or rows."""
-    chosen_by: ClassVar[frozenset[str]] = frozenset(
-        {"columns", "targets", "where", "incomplete", "keep_first", "matches", "id", "splits"}
-    )
 
     columns: dict[str, ColumnNames] = Field(
         default_factory=dict,
@@ -215,18 +210,6 @@ class Source(Settings):
     def column_names(self) -> dict[str, str]:
         """Modality -> what its column, or columns, are called in a split."""
         return {modality: called(columns) for modality, columns in self.columns.items()}
-
-    def identity(self, data_dir: Path | None) -> dict[str, Any]:
-        """Which data these are, whatever is picked from them: equal for two sources that read the same.
-
-        A ``path`` counts as the folder that it means, however it is written, whether or not it is there.
-        """
-        settings = self.model_dump(mode="json")
-        identifying = settings.keys() - self.chosen_by if self.identified_by is None else {"name", *self.identified_by}
-        identity = {key: value for key, value in settings.items() if key in identifying}
-        if isinstance(path := identity.get("path"), str):
-            identity["path"] = str(((data_dir or Path()) / Path(path).expanduser()).resolve())
-        return identity
 
 
 def folder_of(path: str, name: str, data_dir: Path | None) -> Path:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import yaml
 from matplotlib.figure import Figure
 from PIL import Image
@@ -54,26 +52,7 @@ def written(name: str) -> dict[str, Any]:
     return read(f"there/{name}.json")
 
 
-def written_rows(name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(Path(f"there/{name}.csv").read_text().splitlines()))
-
-
 # ---- of a run
-
-
-def test_gap(analyse: Cli, tiny_run: Path, three_groups: dict[str, Any]) -> None:
-    between = ("--between", "scenes,private", "--normalise", "--samples", 9)
-    code, out, err = analyse("gap", tiny_run, *between, "--out", "there")
-    assert (code, err) == (0, "")
-    assert "scenes - private, image" in out
-    content = read("there/gap.json")
-    assert (content["anchor"], content["normalise"], content["split"]) == ("scenes", True, "train")
-    assert content["total"] == pytest.approx(sum(content["gaps"]["private"].values()))
-    image = {"image": three_groups["server"]["model"]["encoders"]["image"]}
-    settings = {"data": three_groups["data"], "model": {"dim": 4, "encoders": image}}
-    Path("clip.yaml").write_text(yaml.safe_dump(settings))
-    assert analyse("gap", "clip.yaml", *between, "--device", "cpu")[0] == 0
-    assert list(read("gap.json")["gaps"]["private"]) == ["image"]
 
 
 def test_landscape(analyse: Cli, tiny_run: Path) -> None:
@@ -82,10 +61,8 @@ def test_landscape(analyse: Cli, tiny_run: Path) -> None:
     assert (code, err) == (0, "")
     assert "eigenvalue 1" in out
     content = written("landscape-samples16-grid3-steps8")
-    grid = safetensors.torch.load_file("there/landscape-samples16-grid3-steps8.safetensors")
     assert content["data"] == "public set (scenes, train)"
-    assert float(grid["values"][1, 1]) == content["loss"]
-    assert grid["axis"].tolist() == [-0.5, 0.0, 0.5]
+    assert content["losses"][1][1] == content["loss"]
 
 
 @pytest.mark.slow
@@ -134,14 +111,6 @@ def test_weights(analyse: Cli, fedafd_run: Path) -> None:
     assert written("weights-number1-at3,1")["channels"]["image"]["chosen"] == [3, 1]
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_traffic_of_two_runs(analyse: Cli, fedafd_run: Path, tiny_run: Path) -> None:
-    code, out, err = analyse("traffic", fedafd_run, tiny_run, "--out", "there")
-    assert (code, err) == (0, "")
-    assert "run (fedavg): weights" in out
-    assert [run["method"] for run in written("traffic")["runs"]] == ["fedafd", "fedavg"]
-
-
 @pytest.mark.slow
 def test_cost(analyse: Cli, config: Path) -> None:
     short = ("--set", "algorithm.name=local", "--set", "run.rounds=1")
@@ -161,33 +130,16 @@ def test_retrain(analyse: Cli, fedavg_run: Path) -> None:
     assert (code, err) == (0, "")
     assert "run: R@1 at each client" in out
     name = "retrain-layersshallow-depthimage=2,text=1-onunion-steps2"
-    content, rows = written(name), written_rows(name)
+    content = written(name)
     assert (content["layers"], content["depth"], content["steps"]) == ("shallow", {"image": 2, "text": 1}, 2)
-    assert [(row["of"], row["on"], row["client"]) for row in rows][::4] == [
-        ("server", "union", "paired-0"),
-        ("server", "union", "paired-1"),
-    ]
-    assert float(rows[0]["change"]) == float(rows[0]["after"]) - float(rows[0]["before"])
-    assert content["rows"][0]["after"]["paired-0"]["R@1"] == float(rows[0]["after"])
+    assert [(row["of"], row["on"]) for row in content["rows"]] == [("server", "union")]
 
 
 def test_distortion(analyse: Cli, fedavg_run: Path) -> None:
     code, out, err = analyse("distortion", fedavg_run, "--steps", 1, "--lr", 0.001, "--seed", 3, "--out", "there")
     assert (code, err) == (0, "")
     assert "distortion by local training" in out
-    content, rows = written("distortion-steps1-lr0.001-seed3"), written_rows("distortion-steps1-lr0.001-seed3")
-    assert content["steps"] == {"paired-0": 1, "paired-1": 1}
-    assert {row["figure"] for row in rows} == {"similarity", "R@1", "R@5", "R@10", "gallery"}
-    fall = {(row["trained"], row["client"]): -float(row["change"]) for row in rows if row["figure"] == "similarity"}
-    assert fall["paired-1", "paired-0"] == pytest.approx(content["decrease"]["paired-1"]["paired-0"])
-
-
-def test_across(analyse: Cli, local_run: Path) -> None:
-    code, out, err = analyse("across", local_run, "--out", "there")
-    assert (code, err) == (0, "")
-    assert "disparity" in out
-    assert written("across")["server_untrained"] is True
-    assert len(written_rows("across")) == 4 * 2 * 4 + 1
+    assert written("distortion-steps1-lr0.001-seed3")["steps"] == {"paired-0": 1, "paired-1": 1}
 
 
 # ---- who holds what
@@ -228,10 +180,6 @@ def test_partition_of_a_run(analyse: Cli, tiny_run: Path) -> None:
 
 RUN, EXCHANGE, LAYERS = "tiny_run", "fedafd_run", "fedavg_run"
 REFUSALS = [
-    (f"gap {RUN} --between scenes", "--between scenes: needs two sources"),
-    (f"gap {RUN} --between scenes,nothing", "no source 'nothing' in data.sources"),
-    ("gap nothing --between a,b", "no preset or file 'nothing'"),
-    (f"gap {RUN} --between scenes,private --model worst", "has no model 'worst'; it has: best (round"),
     (f"landscape {RUN} --grid 10", "grid 10 has no middle"),
     (f"landscape {RUN} --extent 0", "extent 0.0 must be positive"),
     (f"landscape {RUN} --device warp", "'warp' is not usable here"),
@@ -246,7 +194,6 @@ REFUSALS = [
     (f"features {EXCHANGE} --client paired-1", "not client 'paired-1' of"),
     (f"weights {RUN}", "has no aggregation weights"),
     (f"weights {EXCHANGE} --at 1,x", "--at 1,x: 'x' is no whole number"),
-    (f"traffic {EXCHANGE} nothing", "'nothing' is no run folder"),
     ("cost nothing", "no preset or file 'nothing'"),
     (f"retrain {LAYERS} --depth two", "--depth two: 'two' says not how many layers"),
     (f"retrain {LAYERS} --depth image=x", "--depth image=x: 'image=x' says not how many layers"),
@@ -255,7 +202,6 @@ REFUSALS = [
     (f"retrain {LAYERS} --of paired-0", "has no model of that name"),
     (f"distortion {LAYERS} --of image", "encodes 'image' only"),
     ("distortion nothing", "is no run folder"),
-    (f"across {LAYERS} --model worst", "has no model 'worst'"),
     (f"partition {RUN} --set run.seed=1", "is a run that is over; give its config.yaml instead"),
     ("partition .", "'.' is no run folder"),
     ("partition BEGUN", "has no partition.json"),

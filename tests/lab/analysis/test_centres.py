@@ -8,9 +8,17 @@ import torch
 
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.lab.analysis.centres import centre_distances, run_centres
-from polyfed.lab.analysis.encoders import encoders_of
+from polyfed.data.assembly import assemble
+from polyfed.data.samples import Samples
+from polyfed.lab.analysis.centres import centre_distances, representations, run_centres
 from polyfed.runs.opened import open_run
+from polyfed.runs.saved import ServerModel
+
+
+def samples_of(server: ServerModel, source: str, modality: str) -> Samples:
+    data = server.run.conditions.data
+    split = data.sources[source].open("test", name=source, data_dir=data.data_folder)
+    return assemble(split, {modality: server.views[modality]}, server.context)
 
 
 def test_distances_by_hand() -> None:
@@ -35,20 +43,19 @@ def test_centres_of_data_sets_are_means_of_representations(tiny_run: Path) -> No
     found = run_centres(opened)
     assert found.names == ("image: scenes", "image: private", "text: scenes", "text: private")
     assert found.counts.tolist() == [12, 8, 60, 40]
-    encoders = encoders_of(opened, normalise=True)
-    samples = encoders.samples(encoders.split("private", "test"), "text")
-    values = torch.cat(list(encoders.embeddings(samples, "text")))
+    values = representations(opened, samples_of(opened, "private", "text"), "text", torch.arange(40))
     torch.testing.assert_close(values.norm(dim=1), torch.ones(40))
     torch.testing.assert_close(found.values[3], values.double().mean(0))
-    assert {title: picture.groups for title, picture in found.pictures.items()} == {
-        "image": (0, 1),
-        "text": (2, 3),
-        "all modalities": (0, 1, 2, 3),
-    }
-    for picture in found.pictures.values():
-        for k, place in zip(picture.groups, picture.places, strict=True):
-            assert int((picture.labels == k).sum()) == found.counts[k]
-            torch.testing.assert_close(place, picture.points[picture.labels == k].mean(0))
+    assert [each.title for each in found.maps] == [
+        f"run, round {opened.round}: {title}" for title in ("image", "text", "all modalities")
+    ]
+    for each in found.maps:
+        sizes = {name: len(points) for name, points in each.groups.items()}
+        assert sizes == {
+            name: number
+            for name, number in zip(found.names, found.counts.tolist(), strict=True)
+            if each is found.maps[2] or each.title.endswith(name.partition(":")[0])
+        }
 
 
 def test_few_samples_are_drawn_at_random_and_the_same_each_time(tiny_run: Path) -> None:
@@ -61,9 +68,8 @@ def test_few_samples_are_drawn_at_random_and_the_same_each_time(tiny_run: Path) 
 def test_centres_of_classes(tiny_run: Path) -> None:
     opened = open_run(tiny_run).server_model("last")
     found = run_centres(opened, ["private"], by="class")
-    split = encoders_of(opened, normalise=True).split("private", "test")
-    names = encoders_of(opened, normalise=True).samples(split, "image").classes["label"]
-    labels = split.read("label").values.to_pylist()
+    samples = samples_of(opened, "private", "image")
+    names, labels = samples.classes["label"], samples.targets["label"].tolist()
     pictures = {f"image: private / {names[k]}": labels.count(k) for k in sorted(set(labels))}
     captions = {f"text: private / {names[k]}": 5 * labels.count(k) for k in sorted(set(labels))}
     assert dict(zip(found.names, found.counts.tolist(), strict=True)) == pictures | captions
@@ -102,6 +108,7 @@ def test_data_that_the_model_cannot_encode_or_that_has_no_classes(tiny: dict[str
     with pytest.raises(ConfigError, match="has one centre and no distance"):
         run_centres(opened, ["private"])
     two = run_centres(opened, ["private", "bare"])  # one axis tells two centres apart, the other does not
-    assert list(two.pictures) == ["image"]
-    assert float(two.pictures["image"].ratios[0]) > 0
-    assert float(two.pictures["image"].ratios[1]) == pytest.approx(0, abs=1e-9)
+    (found,) = two.maps
+    first, second = (points.mean(0) for points in found.groups.values())
+    assert float((first - second)[0].abs()) > 0
+    assert float((first - second)[1]) == pytest.approx(0, abs=1e-9)

@@ -68,7 +68,7 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
     assert found.picture is not None
-    assert len(found.picture().axes) == 4
+    assert len(found.picture().axes) == 6  # two figures beside the decrease, each with its colours
 
 
 def test_means_over_who_trained() -> None:

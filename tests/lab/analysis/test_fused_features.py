@@ -12,7 +12,7 @@ from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis import fused_features
-from polyfed.lab.analysis.fused_features import ClassMaps, draw_features, features_by_kind, run_features
+from polyfed.lab.analysis.fused_features import features_by_kind, run_features
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords
 
@@ -66,15 +66,6 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
     axes = found.picture().axes
     assert [sum(len(dots.get_offsets()) for dots in each.collections) for each in axes] == [4, 4, 4, 12]
     assert [row[0] for row in found.tables[0].rows] == ["local", "global", "fused"]
-
-
-def test_many_classes_have_no_colours_of_their_own() -> None:
-    kinds = ("local", "global", "fused")
-    places = {name: torch.zeros(20, 2) for name in kinds} | {"together": torch.zeros(60, 2)}
-    drawing = draw_features("many", dict(zip(kinds, kinds, strict=True)), ClassMaps(torch.arange(20), {}, places))
-    names = [text.get_text() for text in drawing.legends[0].get_texts()]
-    assert len(names) == 15
-    assert "other classes" in names
 
 
 def test_what_cannot_be(fedafd_run: Path) -> None:

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.lab.downstream.fitting import Fit, Labelled, fit_linear, fit_module, standardised, stratified
-
-FIT = Fit(lr=0.05, weight_decay=0.01, epochs=30, patience=4, batch_size=8)
+from polyfed.lab.downstream.fitting import DecoderFit, fit_decoder
+from polyfed.lab.downstream.probe import macro_auroc
+from polyfed.lab.downstream.probes.few_shot import Labelled, class_scores, stratified
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -37,59 +38,46 @@ def test_shares_differ_by_draw_and_all_is_all() -> None:
     assert stratified(labels, 1.0, stream(3)).tolist() == list(range(60))
 
 
-def test_statistics_are_those_of_training() -> None:
-    train, test = torch.randn(9, 3, generator=stream()) * 3 + 1, torch.randn(4, 3, generator=stream(1))
-    train[:, 2] = 5.0  # constant: only centred
-    a, b = standardised(train, test)
-    mean, std = train.mean(0), train.std(0, correction=0)
-    torch.testing.assert_close(a.mean(0), torch.zeros(3), atol=1e-6, rtol=0)
-    torch.testing.assert_close(b[:, :2], ((test - mean) / std)[:, :2])
-    torch.testing.assert_close(b[:, 2], test[:, 2] - 5)
+def test_it_learns_and_is_as_sure_as_the_validation_data_allow() -> None:
+    train, validation, test = blobs(30), blobs(90, 2), blobs(300, 1)
+    fixed, chosen = (class_scores(train, data, test.x, 3) for data in (None, validation))
+    for scores in (fixed, chosen):
+        assert (scores.argmax(1) == test.y).float().mean() > 0.75
+        torch.testing.assert_close(scores.exp().sum(1), torch.ones(300, dtype=torch.float64))
+    assert F.nll_loss(chosen, test.y) <= F.nll_loss(fixed, test.y)
 
 
-def plain_fit(train: Labelled, validation: Labelled, classes: int, fit: Fit, generator: torch.Generator) -> nn.Linear:
-    """The protocol as one would write it down."""
-    layer = nn.Linear(train.x.shape[1], classes)
-    layer.load_state_dict({"weight": torch.zeros(classes, train.x.shape[1]), "bias": torch.zeros(classes)})
-    optimizer = torch.optim.AdamW(layer.parameters(), fit.lr, weight_decay=fit.weight_decay)
-    best, lowest, bad = {k: v.clone() for k, v in layer.state_dict().items()}, math.inf, 0
-    for _ in range(fit.epochs):
-        order = torch.randperm(len(train.y), generator=generator)
-        for start in range(0, len(order), fit.batch_size):
-            rows = order[start : start + fit.batch_size]
-            optimizer.zero_grad()
-            F.cross_entropy(layer(train.x[rows]), train.y[rows]).backward()
-            optimizer.step()
-        loss = F.cross_entropy(layer(validation.x), validation.y).item()
-        if loss < lowest:
-            best, lowest, bad = {k: v.clone() for k, v in layer.state_dict().items()}, loss, 0
-        else:
-            bad += 1
-        if bad == fit.patience:
-            break
-    layer.load_state_dict(best)
-    return layer
+def test_scores_do_not_depend_on_the_scale_of_features() -> None:
+    train, test = blobs(30), blobs(50, 1)
+    large = Labelled(1000 * train.x + 5, train.y)
+    found, scaled = class_scores(train, None, test.x, 3), class_scores(large, None, 1000 * test.x + 5, 3)
+    torch.testing.assert_close(found, scaled, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("epochs", [2, 30])
-def test_training_is_the_protocol(epochs: int) -> None:
-    train, validation, fit = blobs(40), blobs(20, 1), FIT.model_copy(update={"epochs": epochs})
-    found = fit_linear(train, validation, 3, fit, stream(2))
-    expected = plain_fit(train, validation, 3, fit, stream(2))
-    torch.testing.assert_close(found.weight, expected.weight)
-    torch.testing.assert_close(found.bias, expected.bias)
+def test_a_class_that_nobody_had_is_never_predicted() -> None:
+    few = blobs(20, classes=2)
+    scores = class_scores(few, blobs(9), blobs(10, 1).x, 3)
+    assert scores.shape == (10, 3)
+    assert (scores.argmax(1) < 2).all()
 
 
-def test_it_draws_nothing_from_the_global_generator() -> None:
-    before = torch.get_rng_state()
-    fit_linear(blobs(20), None, 3, FIT, stream())
-    assert torch.equal(before, torch.get_rng_state())
+def test_auroc_of_two_classes_and_of_more() -> None:
+    scores = torch.tensor([0.1, 0.4, 0.35, 0.8])
+    labels = torch.tensor([0, 0, 1, 1])
+    assert macro_auroc(torch.stack([torch.zeros(4), scores], 1), labels) == pytest.approx(75.0)
+    three = torch.stack([-scores, scores, torch.zeros(4)], 1)  # the third does not occur
+    assert macro_auroc(three, labels) == pytest.approx(75.0)
+    assert math.isnan(macro_auroc(three, torch.zeros(4, dtype=torch.int64)))
 
 
-def test_it_learns() -> None:
-    train, test = blobs(300), blobs(90, 1)
-    layer = fit_linear(train, None, 3, FIT, stream())
-    assert (layer(test.x).argmax(1) == test.y).float().mean() > 0.75
+class Pictures:
+    """Pictures whose maps and masks are one number."""
+
+    def maps(self, index: Tensor) -> Tensor:
+        return torch.zeros(len(index), 1)
+
+    def truth(self, index: Tensor) -> Tensor:
+        return torch.zeros(len(index))
 
 
 @pytest.mark.parametrize(
@@ -97,19 +85,18 @@ def test_it_learns() -> None:
 )
 def test_stopping_keeps_the_lowest_and_waits_its_patience(values: list[float], epochs: int, kept: int) -> None:
     layer, seen = nn.Linear(1, 1), [0]
+    told: Iterator[float] = iter(values + [9.0] * 9)
 
-    def losses():
+    def validation() -> float:
         seen[0] += 1
         nn.init.constant_(layer.weight, seen[0])
-        return iter(())
+        return next(told)
 
-    told = iter(values + [9.0] * 9)
-    fit_module(
-        layer,
-        losses,
-        lambda: next(told),
-        Fit(lr=0.1, weight_decay=0.0, epochs=max(epochs, len(values)), patience=2, batch_size=1),
-    )
-    assert (seen[0], layer.weight.item()) == (epochs, kept)
-    fit_module(layer, losses, None, Fit(lr=0.1, weight_decay=0.0, epochs=3, patience=1, batch_size=1))
-    assert layer.weight.item() == epochs + 3  # without validation the last state stays
+    def fitted(watch: object, most: int) -> None:
+        fit = DecoderFit(lr=1e-9, weight_decay=0.0, epochs=most, patience=2, batch_size=2)
+        fit_decoder(layer, Pictures(), torch.arange(2), watch, lambda x, _: x.sum(), fit, stream())  # type: ignore[arg-type]
+
+    fitted(validation, max(epochs, len(values)))
+    assert (seen[0], round(layer.weight.item())) == (epochs, kept)
+    fitted(None, 3)
+    assert round(layer.weight.item()) == kept  # without validation the last state stays

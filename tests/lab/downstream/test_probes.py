@@ -17,7 +17,6 @@ from polyfed.core.randomness import generator
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.lab.downstream.bench import Bench
-from polyfed.lab.downstream.probes import few_shot
 from polyfed.lab.downstream.probes.few_shot import FewShot
 from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
 from polyfed.lab.downstream.probes.segmentation import SegmentationProbe
@@ -25,7 +24,7 @@ from polyfed.lab.downstream.probes.zero_shot import ZeroShot
 from polyfed.tasks.accuracy import label_ranks, top
 
 VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
-FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3, "fit": {"epochs": 3}}
+FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3}
 CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "fit": {"epochs": 2}, "draws": 2, "shares": [0.2, 1.0]}
 
 
@@ -67,21 +66,6 @@ def test_few_shot_computes_features_once_in_evaluation_mode(make_bench: Any) -> 
     assert calls[0] == 40 + 12 + 20
 
 
-@pytest.mark.parametrize("settings", [{}, {"standardise": True}])
-def test_few_shot_trains_on_features_as_they_are_unless_told(
-    make_bench: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
-) -> None:
-    """The paper's linear layer stands on the backbone's features."""
-    trained: list[torch.Tensor] = []
-    fit = few_shot.fit_linear
-    monkeypatch.setattr(few_shot, "fit_linear", lambda few, *rest: trained.append(few.x) or fit(few, *rest))
-    bench = make_bench()
-    outcome(FewShot(**FEW | {"shares": [1.0], "draws": 1} | settings), bench)
-    features, deviations = bench.features("scenes", "train", "image", "trunk"), trained[0].std(0, correction=0)
-    assert torch.equal(trained[0], features) is not bool(settings)
-    assert bool(torch.isclose(deviations, torch.ones(12), atol=1e-4).all()) is bool(settings)
-
-
 @pytest.mark.parametrize(("features", "width"), [("trunk", 12), ("auto", 12), ("embedding", 8)])
 def test_few_shot_takes_the_trunk_or_the_embedding(make_bench: Any, features: str, width: int) -> None:
     probe = FewShot(**FEW | {"features": features, "shares": [1.0], "draws": 1})
@@ -98,7 +82,6 @@ def test_few_shot_beats_chance_on_easy_texts(make_bench: Any) -> None:
         "source": "texts",
         "target": "topic",
         "modality": "text",
-        "fit": {"lr": 0.02},
         "draws": 1,
         "shares": [0.05, 1.0],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 from pydantic import Field
@@ -15,8 +15,6 @@ from polyfed.data.tables import SplitTable, TableSource
 
 class Hub(TableSource):
     """A data set of the Hugging Face hub, downloaded once, then read column by column from its cache."""
-
-    identified_by: ClassVar[frozenset[str] | None] = frozenset({"repository", "config"})
 
     repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")
     config: str | None = Field(default=None, description="configuration of the data set, where it has several")

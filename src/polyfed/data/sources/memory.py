@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -20,8 +20,6 @@ class Memory(TableSource):
     ``polyfed.register_data(NAME, DATA)`` puts them there. A run with them can be resumed, evaluated and exported with
     its data only where the same data are registered; engines of other processes (ray, flower) do not have them.
     """
-
-    identified_by: ClassVar[frozenset[str] | None] = frozenset({"data", "digest"})
 
     data: str = Field(description="name that the data were registered under in this process")
     digest: str | None = Field(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,8 +51,6 @@ class MimicCxr(TableSource):
     Reports are read when texts are asked for, and are taken to stay as they are: cached features of texts do not see
     that a report was changed on disk.
     """
-
-    identified_by: ClassVar[frozenset[str] | None] = frozenset({"path"})
 
     columns: dict[str, ColumnNames] = Field(
         default={"image": "image", "text": "text"}, description="modality -> column that holds it"

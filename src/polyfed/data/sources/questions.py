@@ -129,9 +129,6 @@ class Questions(Source):
             read=lambda column: columns[column] if column in columns else inner.read(column),
         )
 
-    def identity(self, data_dir: Path | None) -> dict[str, Any]:
-        return self.of.identity(data_dir)
-
     def _inner(self, split: str, name: str, data_dir: Path | None) -> Split:
         source = self.of.model_copy(update={"columns": self.columns, "targets": self.targets})
         return source.open(split, name=name, data_dir=data_dir)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 from pydantic import Field
@@ -36,8 +36,6 @@ class Scenes(TableSource):
 
     Scene i does not depend on the size of the split, and has the same contents, texts and id in every domain.
     """
-
-    identified_by: ClassVar[frozenset[str] | None] = frozenset({"seed", "difficulty", "domain", "shift"})
 
     columns: dict[str, ColumnNames] = Field(
         default={"image": "image", "text": "captions"}, description="modality -> column that holds it"

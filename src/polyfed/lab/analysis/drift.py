@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,19 +16,14 @@ from torch import Tensor
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Samples
-from polyfed.lab.analysis.drawing import heat_map
-from polyfed.lab.analysis.drift_maps import DriftMap
+from polyfed.lab.analysis.drawing import Matrix, PointMap, draw_panels
 from polyfed.lab.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
 from polyfed.lab.analysis.projections import drawn, project, require_method
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.models.model import Model, ModelSettings
-from polyfed.reporting.figures import empty_figure, legend_beside, styled
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAIRS = {"all": "all pairs", "same": "same group", "different": "different groups", "server": "client and server"}
 _POINTS = 1000  # on a map, of all participants together
@@ -94,11 +89,6 @@ class ModalityDrift:
     def server(self) -> int | None:
         return self.groups.index(None) if None in self.groups else None
 
-    @property
-    def map(self) -> DriftMap:
-        names, groups = [self.names[place] for place in self.mapped], [self.groups[place] for place in self.mapped]
-        return DriftMap(self.modality, names, groups, self.points)
-
     def between(self, kind: str) -> PairMeans:
         """Means over pairs of clients: ``all``, of the ``same`` group or of ``different`` ones; or with the
         ``server``."""
@@ -129,13 +119,18 @@ class ModalityDrift:
 
 
 def drift_result(run: str, samples: int, method: str, modalities: Sequence[ModalityDrift]) -> AnalysisResult:
-    """``modalities``: those that two participants or more encode; tensors are the maps."""
+    """``modalities``: those that two participants or more encode."""
+    panels: list[Matrix | PointMap] = []
+    for each in modalities:
+        points = {each.names[place]: own for place, own in zip(each.mapped, each.points, strict=True)}
+        panels.append(PointMap(f"{each.modality}: {_METHODS[method]}", points))
+        title = f"{each.modality}: debiased linear CKA"
+        panels.append(Matrix(title, "", each.names, each.names, each.alignment, limits=(0, 1)))
     by_modality = {each.modality: each.to_json() for each in modalities}
     return AnalysisResult(
         {"run": run, "samples": samples, "method": method, "modalities": by_modality},
         [_table(run, samples, each) for each in modalities],
-        partial(_draw, run, samples, method, modalities),
-        tensors={each.modality: each.points.float().contiguous() for each in modalities},
+        partial(draw_panels, f"{run}: {samples} public samples as everybody represents them", panels, 2),
     )
 
 
@@ -159,21 +154,6 @@ def _table(run: str, samples: int, each: ModalityDrift) -> TextTable:
         rows.append((f"mean, {title} ({means.pairs})", "", *of_kind))
     columns = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")
     return TextTable(f"{run}: drift of {each.modality}", columns, rows, (note,))
-
-
-@styled
-def _draw(run: str, samples: int, method: str, modalities: Sequence[ModalityDrift]) -> Figure:
-    """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
-    size = max(4.2, 0.3 * max(len(each.names) for each in modalities))
-    title = f"{run}: {samples} public samples as everybody represents them"
-    drawing = empty_figure(2.4 * size + 2, size * len(modalities), title)
-    for (left, right), each in zip(drawing.subplots(len(modalities), 2, squeeze=False), modalities, strict=True):
-        each.map.draw(left)
-        left.set_title(f"{each.modality}: {_METHODS[method]}")
-        legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
-        heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")
-        right.set_title(f"{each.modality}: alignment")
-    return drawing
 
 
 def run_drift(run: Run, *, which: str = "last", samples: int = 250, method: str = "tsne") -> AnalysisResult:

@@ -102,13 +102,6 @@ def weights(
     return run_weights(run, number=number, samples=samples, at=at)
 
 
-def traffic(runs: Sequence[Run]) -> AnalysisResult:
-    """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
-    from polyfed.lab.analysis.traffic import Traffic, traffic_of_runs
-
-    return traffic_of_runs([Traffic.of(run.records) for run in runs])
-
-
 def retrain(
     run: Run,
     *,
@@ -147,14 +140,6 @@ def distortion(
     from polyfed.lab.analysis.simulated import Simulated
 
     return run_distortion(Simulated(run, model), of, steps=steps, lr=lr, seed=seed)
-
-
-def across(run: Run, *, model: Which = "last") -> AnalysisResult:
-    """Judge global and kept models on every client's test samples: average, worst client, disparity. Simulations."""
-    from polyfed.lab.analysis.across import run_across
-    from polyfed.lab.analysis.simulated import Simulated
-
-    return run_across(Simulated(run, model))
 
 
 def leakage(
@@ -247,5 +232,5 @@ class Question:
         return f"{self.name}-{given}" if given else self.name
 
 
-_ASKED = (landscape, centres, drift, features, weights, traffic, retrain, distortion, across, leakage)
+_ASKED = (landscape, centres, drift, features, weights, retrain, distortion, leakage)
 QUESTIONS = {ask.__name__: Question(ask, is_reported=ask is leakage) for ask in _ASKED}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from polyfed.core.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from polyfed.lab.analysis.drawing import Matrix
     from polyfed.reporting.tables import TextTable
@@ -28,13 +27,11 @@ class AnalysisResult:
         figures: all of them by name, as JSON has them and columns of studies find them.
         tables: for the terminal.
         picture: draws it, once the tables are seen; None: there is none.
-        tensors: what a picture of a study is drawn from without the models.
     """
 
     figures: dict[str, Any]
     tables: Sequence[TextTable]
     picture: Callable[[], Figure] | None = None
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of_matrices(cls, title: str, figures: dict[str, Any], matrices: Sequence[Matrix]) -> AnalysisResult:
@@ -45,23 +42,16 @@ class AnalysisResult:
         return cls(figures, tables, partial(draw_panels, title, matrices, len(matrices)))
 
     def save(self, folder: Path, name: str, **more: object) -> list[Path]:
-        """Write ``<name>.json`` (with ``more``), and ``.safetensors`` and ``.png`` where there is such.
+        """Write ``<name>.json`` (with ``more``), and ``<name>.png`` where there is a picture.
 
         Raises:
             RunError: the folder cannot be written to.
         """
-        import safetensors.torch
-
         from polyfed.reporting.figures import save
 
-        contents = {".json": _json_bytes({**self.figures, **more})}
-        if self.tensors:
-            contents[".safetensors"] = safetensors.torch.save(dict(self.tensors))
-        paths = []
+        paths = [folder / f"{name}.json"]
         try:
-            for suffix, content in contents.items():
-                paths.append(folder / f"{name}{suffix}")
-                write_atomically(paths[-1], content)
+            write_atomically(paths[0], _json_bytes({**self.figures, **more}))
             if self.picture is not None:
                 paths.append(save(self.picture(), folder / f"{name}.png"))
         except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -17,7 +16,7 @@ from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.randomness import generator
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
-from polyfed.data.source import Source, Split
+from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import Model
@@ -38,7 +37,6 @@ class FrozenModel:
         context: where the views find what they learnt.
         batch: samples at a time where there is no gradient.
         clients: gives the test samples of every client in these views, by id; None if there are no clients.
-        trained_on: sources of data that it was trained on, as far as is known.
     """
 
     name: str
@@ -47,7 +45,6 @@ class FrozenModel:
     context: DataContext
     batch: int = 256
     clients: ClientTests | None = None
-    trained_on: tuple[Source, ...] = ()
     _trunks: dict[str, nn.Module | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,15 +59,6 @@ class FrozenModel:
         """Why it cannot be shown these modalities; None if it can."""
         missing = [name for name in modalities if name not in self.views]
         return f"{self.name} encodes {', '.join(self.views)}, not '{missing[0]}'" if missing else None
-
-    def knows(self, source: Source, data_dir: Path | None) -> bool:
-        """Whether it was trained on the same data, in whichever columns or selection.
-
-        Args:
-            source: what is asked about.
-            data_dir: folder that relative paths start from.
-        """
-        return source.identity(data_dir) in (known.identity(data_dir) for known in self.trained_on)
 
     def trunk(self, modality: str) -> nn.Module | None:
         """The encoder before its projection or align module, input -> ``LocalFeatures``; None if it cannot be split."""

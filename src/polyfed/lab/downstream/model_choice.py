@@ -13,7 +13,6 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import parse_settings
 from polyfed.data.samples import Samples
-from polyfed.data.source import Source
 from polyfed.data.view import DataContext
 from polyfed.federation.settings import DataSettings
 from polyfed.lab.downstream.bench import FrozenModel
@@ -94,7 +93,7 @@ class ModelChoice:
         with isolated(self.seed, "downstream", "encoders"):
             model = settings.build({}, context)
         if run is not None:  # whose clients' test samples can then be searched
-            return _of_run(run, file.stem, model, settings, context, ())
+            return _of_run(run, file.stem, model, settings, context)
         views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
         model = model.to(resolve_device(self.device or "auto"))
         return Opened(FrozenModel(file.stem, model, views, context), data, 2)
@@ -106,7 +105,7 @@ def _server(run: Run, which: str | None) -> Opened:
         raise ConfigError(f"run '{run.folder}' has no server model; test a client's with {hint}")
     server = run.server_model(which)
     title = f"{run.name}, {server.which} server model (round {server.round})"
-    opened = _of_run(run, title, server.model, server.settings, server.context, _trained_on(run))
+    opened = _of_run(run, title, server.model, server.settings, server.context)
     server.warn_if_untrained()  # when nothing can be refused any more
     return opened
 
@@ -128,12 +127,10 @@ def _client(run: Run, client: str) -> Opened:
             )
         model, settings = run.global_model(kind), members[client].model
         title = f"{run.name}, global model of {kind} (round {run.checkpoint.round})"
-    return _of_run(run, title, model, settings, run.federation.data.context, _trained_on(run))
+    return _of_run(run, title, model, settings, run.federation.data.context)
 
 
-def _of_run(
-    run: Run, title: str, model: Model, settings: ModelSettings, context: DataContext, trained_on: tuple[Source, ...]
-) -> Opened:
+def _of_run(run: Run, title: str, model: Model, settings: ModelSettings, context: DataContext) -> Opened:
     """A model with the data of a run, and the test samples of its clients in the model's views."""
 
     @cache  # the samples are opened when a task asks for them
@@ -145,12 +142,5 @@ def _of_run(
     clients = client_tests if experiment.clients else None
     views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
     batch = experiment.run.evaluation_batch
-    subject = FrozenModel(title, model.to(run.place), views, context, batch, clients, trained_on)
+    subject = FrozenModel(title, model.to(run.place), views, context, batch, clients)
     return Opened(subject, experiment.data, experiment.run.threads)
-
-
-def _trained_on(run: Run) -> tuple[Source, ...]:
-    groups, public = run.experiment.clients.values(), run.experiment.public
-    also = [group.also.source for group in groups if group.also is not None and group.also.source]
-    names = dict.fromkeys([*(group.source for group in groups), *also, *([public.source] if public else [])])
-    return tuple(run.experiment.data.sources[name] for name in names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Annotated, ClassVar
 
 import torch
@@ -11,11 +13,11 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.core.extras import brought_by
 from polyfed.core.settings import Settings
 from polyfed.lab.downstream.bench import Bench
 from polyfed.lab.downstream.results import Outcome
 from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, predictions, top
-from polyfed.tasks.auroc import macro_auroc
 
 Share = Annotated[float, Field(gt=0, le=1)]
 """Of the samples of a split."""
@@ -48,7 +50,7 @@ def require_apart(train: str, validation: str | float | None, test: Sequence[str
 
     Args:
         train: split that is trained on.
-        validation: split for early stopping; a share of ``train``, or None, is no split.
+        validation: split that settings go by; a share of ``train``, or None, is no split.
         test: splits that metrics are of.
         hint: what to do instead.
 
@@ -68,6 +70,22 @@ def class_metrics(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> 
         "balanced_accuracy": float(balanced_accuracy(predictions(scores, labels, ranks), labels, scores.shape[1])),
         "auroc": macro_auroc(scores, labels),
     }
+
+
+def macro_auroc(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> float:
+    """For two classes the AUROC by the difference of the scores; for more, the mean over classes against the rest.
+
+    Classes that do not occur are left out of the mean; NaN if there is one alone.
+    """
+    with brought_by("lab"):
+        from sklearn.metrics import roc_auc_score
+
+    classes = labels.unique().tolist()  # type: ignore[no-untyped-call]
+    if len(classes) < 2:
+        return math.nan
+    if scores.shape[1] == 2:
+        return 100 * float(roc_auc_score(labels, scores[:, 1] - scores[:, 0]))
+    return 100 * fmean(float(roc_auc_score(labels == label, scores[:, label])) for label in classes)
 
 
 def absent_note(labels: Int64[Tensor, " n"], names: Sequence[str]) -> list[str]:

@@ -1,26 +1,17 @@
-"""What probes found: values by draw, the facts that they depend on, and their JSON, CSV, tables and picture."""
+"""What probes found: values by draw, the facts that they depend on, and their JSON and tables."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, cycle
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, styled
 from polyfed.reporting.tables import TextTable, count
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_COLUMNS = ("task", "probe", "on", "metric", "mean", "std", "draws", "facts")
 _WIDEST = 8  # columns of a table on a terminal
-_BARS = 6  # metrics in a panel of the picture; the others are in the tables
 
 
 @dataclass(frozen=True)
@@ -74,9 +65,8 @@ class Outcome:
         names = list(metrics | dict.fromkeys(chain.from_iterable(row.facts for row in self.rows)))
         heads = ["", *(name.replace("_", " ") for name in names)]
         lines = [[row.on, *(by.get(name, "-") for name in names)] for row, by in zip(self.rows, cells, strict=True)]
-        if len(names) > _WIDEST:  # a terminal is taller than it is wide
-            heads, *lines = map(list, zip(heads, *lines, strict=True))
-        return TextTable(title, heads, lines, tuple(self.notes))
+        table = TextTable(title, heads, lines, tuple(self.notes))
+        return table.turned() if len(names) > _WIDEST else table  # a terminal is taller than it is wide
 
 
 def suite_result(
@@ -102,46 +92,4 @@ def suite_result(
     tables = [each.table(f"{task} ({probes[task]}, {each.data})") for task, each in outcomes.items()]
     if left_out:
         tables.append(TextTable("Left out", ("task", "why"), list(left_out.items())))
-    picture = partial(_draw, head["subject"], probes, outcomes)
-    return AnalysisResult({**head, "tasks": tasks, "left_out": left_out}, tables, picture, _csv(probes, outcomes))
-
-
-def _csv(probes: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> str:
-    """One line a metric; a figure that does not exist (the deviation of one draw) is an empty cell."""
-    import pandas as pd
-
-    lines = []
-    for task, outcome in outcomes.items():
-        for row in outcome.rows:
-            facts = " ".join(f"{name}={count(value)}" for name, value in row.facts.items())
-            for metric, spread in row.spreads.items():
-                figures = (spread.mean, spread.std, len(row.values[metric]))
-                lines.append((task, probes[task], row.on, metric, *figures, facts))
-    return pd.DataFrame(lines, columns=list(_COLUMNS)).to_csv(index=False, float_format="%.6g")
-
-
-@styled
-def _draw(subject: str, probes: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> Figure:
-    """A panel a task: bars by condition, a colour a metric; whiskers are standard deviations over draws."""
-    columns = min(3, len(outcomes))
-    drawing, panels = figure_grid(math.ceil(len(outcomes) / columns), columns, title=subject)
-    for axes, (task, outcome) in zip(panels, outcomes.items(), strict=False):
-        _draw_bars(axes, outcome)
-        axes.set(title=f"{task} ({probes[task]})", ylabel="percent")
-    for axes in panels[len(outcomes) :]:
-        axes.set_axis_off()
-    return drawing
-
-
-def _draw_bars(axes: Axes, outcome: Outcome) -> None:
-    metrics = list(outcome.rows[0].values)[:_BARS]
-    width = 0.8 / len(metrics)
-    for number, (metric, colour) in enumerate(zip(metrics, cycle(COLOURS), strict=False)):
-        spreads = [row.spreads[metric] for row in outcome.rows]
-        places = [k + (number - (len(metrics) - 1) / 2) * width for k in range(len(spreads))]
-        whiskers = [0.0 if math.isnan(spread.std) else spread.std for spread in spreads]
-        label = metric.replace("_", " ")
-        axes.bar(places, [s.mean for s in spreads], width, yerr=whiskers, color=colour, label=label, capsize=2)
-    axes.set_xticks(range(len(outcome.rows)), [row.on for row in outcome.rows])
-    axes.tick_params(axis="x", rotation=30 if len(outcome.rows) > 3 else 0)
-    legend_below(axes, 2)
+    return AnalysisResult({**head, "tasks": tasks, "left_out": left_out}, tables)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from pydantic import Field, JsonValue, model_validator
 
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.removed import removed
 from polyfed.core.untrusted import file_json
 from polyfed.lab.analysis.questions import QUESTIONS
 from polyfed.lab.analysis.results import ready_folder
@@ -23,14 +24,15 @@ FOLDER = "analysis"
 class Analysis(ColumnSettings):
     """A figure in the JSON of an analysis (``polyfed analyse``), whose picture is kept in the cell."""
 
-    analysis: str = Field(description="drift, features, weights, traffic, landscape, centres, across, ...")
-    figure: str = Field(description="where it stands in the analysis' JSON, such as total.up or runs.0.mean")
+    analysis: str = Field(description="drift, features, weights, landscape, centres, ...")
+    figure: str = Field(description="where it stands in the analysis' JSON, such as overall_decrease or eigenvalues.0")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="options of the analysis, by name")
 
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.analysis not in QUESTIONS:
-            raise ValueError(f"no analysis '{self.analysis}'; {nearest(self.analysis, QUESTIONS)}")
+            gone, valid = removed("analysis", self.analysis), nearest(self.analysis, QUESTIONS)
+            raise ValueError(f"analysis {gone}" if gone else f"no analysis '{self.analysis}'; {valid}")
         try:
             QUESTIONS[self.analysis].require(self.options)
         except ConfigError as error:
@@ -48,7 +50,7 @@ class Analysis(ColumnSettings):
 
     @property
     def needs_models(self) -> bool:
-        return self.analysis != "traffic"
+        return True
 
     def is_at_hand(self, folder: Path) -> bool:
         """Columns share what an analysis has saved."""

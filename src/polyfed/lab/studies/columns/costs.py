@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 from typing import Any, ClassVar, Literal
@@ -9,14 +10,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.lab.analysis.traffic import WAYS, Traffic
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.tables import MIB
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.records import SERVER
+from polyfed.runs.records import SERVER, Transfer
 
 _Direction = Literal["up", "down", "both"]
+_BESIDE = ("evaluate:", "setup:")  # steps outside the method's rounds, as the ledger names them
 _UNITS = {"flops": 1e6, "memory": 1e9}
 
 
@@ -31,11 +32,9 @@ class TrafficColumn(ColumnSettings):
     lower: bool = True
 
     def measure(self, run: Run) -> float:
-        if not run.records.transfers:
-            return 0.0
-        traffic = Traffic.of(run.records)
-        moved = sum(map(traffic.total, _ways(self.direction)))
-        return moved / MIB / (traffic.rounds if self.per == "round" else 1)
+        moved = _moved(run)
+        total = sum(_bytes(moved, way) for way in _ways(self.direction))
+        return total / MIB / (max(1, len({one.round for one in moved})) if self.per == "round" else 1)
 
 
 class ClientTraffic(ColumnSettings):
@@ -53,17 +52,29 @@ class ClientTraffic(ColumnSettings):
             raise ConfigError(f"groups: no group '{unknown[0]}'; {nearest(unknown[0], experiment.clients)}")
 
     def measure(self, run: Run) -> float:
-        groups, traffic = run.records.groups, Traffic.of(run.records)
-        return sum(self._of(traffic, groups[group]) for group in self.groups) / MIB
+        groups, moved = run.records.groups, _moved(run)
+        return sum(self._of([one for one in moved if one.client in groups[group]]) for group in self.groups) / MIB
 
-    def _of(self, traffic: Traffic, members: tuple[str, ...]) -> float:
-        asked = [client for client in members if client in traffic.turns]
-        moved = sum(traffic.by_client[client][way] for client in asked for way in _ways(self.direction))
-        return moved / max(1, sum(traffic.turns[client] for client in asked))
+    def _of(self, moved: Sequence[Transfer]) -> float:
+        return sum(_bytes(moved, way) for way in _ways(self.direction)) / max(1, _turns(moved))
+
+
+def _moved(run: Run) -> list[Transfer]:
+    """What the method moved: without evaluation of the clients and preparation."""
+    return [one for one in run.records.transfers if not one.step.startswith(_BESIDE)]
+
+
+def _bytes(moved: Sequence[Transfer], way: str) -> int:
+    return sum(one.bytes for one in moved if one.direction == way)
+
+
+def _turns(moved: Sequence[Transfer]) -> int:
+    """Rounds in which clients took part, added up over clients."""
+    return len({(one.client, one.round) for one in moved})
 
 
 def _ways(direction: _Direction) -> tuple[str, ...]:
-    return WAYS if direction == "both" else (direction,)
+    return ("down", "up") if direction == "both" else (direction,)
 
 
 class RoundCost(ColumnSettings):

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -11,14 +8,10 @@ import torch
 from probe_outcomes import outcome
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
-from polyfed.lab.downstream.probes.retrieval import OutOfDomain, RetrievalProbe
-from polyfed.lab.downstream.search import Gallery, chance_recalls, random_blocks, recalls_between
+from polyfed.lab.downstream.probes.retrieval import Gallery, RetrievalProbe, random_blocks, recalls_between
 from polyfed.tasks.retrieval import PairRetrieval
 
 Pair = tuple[Gallery, Gallery]
@@ -95,41 +88,6 @@ def test_order_does_not_matter() -> None:
     assert recalls_between([(first.at(order), second)], (1, 5, 10)) == recalls_between([(first, second)], (1, 5, 10))
 
 
-def test_chance_is_the_mean_over_all_orders() -> None:
-    queries = [torch.tensor([0, 0, 1, 2]), torch.tensor([1, 2])]
-    galleries = [torch.tensor([0, 0, 1, 2]), torch.tensor([2, 1, 2])]
-    for cutoff in (1, 2, 3):
-        hits = []
-        for searching, there in zip(queries, galleries, strict=True):
-            orders = list(permutations(there.tolist()))
-            hits += [fmean(query in order[:cutoff] for order in orders) for query in searching.tolist()]
-        assert chance_recalls(queries, galleries, (cutoff,))[cutoff] == pytest.approx(100 * fmean(hits))
-
-
-def test_a_query_without_an_answer_is_never_right() -> None:
-    queries, galleries = [torch.tensor([9, -1, 3])], [torch.tensor([3, 5])]
-    assert chance_recalls(queries, galleries, (1, 2)) == {1: pytest.approx(100 / 6), 2: pytest.approx(100 / 3)}
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tensors = [value for value in tree_leaves(out) if isinstance(value, Tensor)]
-        self.elements = max([self.elements, *(value.numel() for value in tensors)])
-        return out
-
-
-def test_chance_never_holds_queries_times_gallery() -> None:
-    queries, galleries = [torch.arange(700) % 350], [torch.arange(500)]
-    with Largest() as seen:
-        chance_recalls(queries, galleries, (1, 5))
-    assert seen.elements <= 700 + 500
-
-
 # ---- probes
 
 
@@ -145,10 +103,6 @@ def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
     }
     assert len(row.values["text_to_image_r@1"]) == 2
     assert len(row.values["text_to_image_r@1_full"]) == 1
-    for way in ("image_to_text", "text_to_image"):  # five texts of each of 20 pictures
-        assert row.values[f"chance_{way}_r@1_full"] == [pytest.approx(5)]
-    assert row.values["chance_text_to_image_r@10_full"] == [pytest.approx(50)]
-    assert all(1 / 32 < value / 100 < 1 / 4 for value in row.values["chance_r@1"])
 
 
 def test_full_recalls_are_those_of_the_retrieval_task(make_bench: Any) -> None:
@@ -190,9 +144,7 @@ def test_matches_of_the_samples_are_right_answers(make_bench: Any) -> None:
     object.__setattr__(bench.subject, "clients", lambda: {"a": halves})
     row = outcome(RetrievalProbe(draws=1, batch=100), bench).rows[0]
     for way in ("image_to_text", "text_to_image"):
-        assert row.values[f"chance_{way}_r@1_full"] == [pytest.approx(50)]
         assert row.values[f"{way}_r@10_full"][0] >= row.values[f"{way}_r@1_full"][0] > 5
-    assert row.values["chance_r@1"] == [pytest.approx(50)]
 
 
 def test_clients_whose_every_search_would_succeed_are_left_out_and_named(make_bench: Any) -> None:
@@ -219,10 +171,9 @@ def test_no_client_can_be_searched(make_bench: Any, clients: list[int]) -> None:
         RetrievalProbe().check(bench, "task")
 
 
-@pytest.mark.parametrize("kind", [RetrievalProbe, OutOfDomain])
-def test_a_source_of_a_single_sample_is_refused(make_bench: Any, kind: Any) -> None:
+def test_a_source_of_a_single_sample_is_refused(make_bench: Any) -> None:
     bench = make_bench(one=Scenes(test=1, size=16, columns={"image": "image", "text": "text"}))
-    probe = RetrievalProbe(source="one") if kind is RetrievalProbe else OutOfDomain(sources=("scenes", "one"))
+    probe = RetrievalProbe(source="one")
     with pytest.raises(DataError, match=r"'one' test has 1 sample\(s\) and no two that do not answer each other"):
         probe.check(bench, "task")
 
@@ -234,22 +185,3 @@ def test_a_source_of_a_single_sample_is_refused(make_bench: Any, kind: Any) -> N
 def test_retrieval_settings(settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RetrievalProbe(**settings)
-
-
-def test_data_that_it_was_trained_on_are_no_other_domain(make_bench: Any) -> None:
-    night = Scenes(test=10, size=16, domain="night")
-    bench = make_bench(night=night)
-    probe = OutOfDomain(sources=("scenes", "night"))
-    assert [row.on for row in outcome(probe, bench).rows] == ["scenes", "night"]
-    object.__setattr__(bench.subject, "trained_on", (bench.data.sources["scenes"].model_copy(update={"targets": {}}),))
-    found = outcome(probe, bench)
-    assert [row.on for row in found.rows] == ["night"]
-    assert found.notes[-1] == "Left out, as the model was trained on it: scenes."
-    assert OutOfDomain(sources=("scenes",)).unsuitable(bench) == "random was trained on scenes"
-
-
-def test_the_run_may_write_a_folder_otherwise_than_the_suite(make_bench: Any, tmp_path: Path) -> None:
-    bench = make_bench(other=Parquet(path="medpix2"))
-    object.__setattr__(bench.data, "dir", tmp_path)
-    object.__setattr__(bench.subject, "trained_on", (Parquet(path=str(tmp_path / "medpix2")),))
-    assert OutOfDomain(sources=("other",)).unsuitable(bench) == "random was trained on other"
