@@ -1,7 +1,5 @@
 import errno
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,18 +30,6 @@ class Counting:
         if self.fail_at is not None and max(rows) >= self.fail_at:
             raise KeyboardInterrupt
         return torch.tensor(rows).unsqueeze(1) * torch.tensor([[1.0, 2.0]])
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, int, int]] = []
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        self.told.append((what, done, total))
-
-    def client_started(self, client: str, step: str) -> None: ...
-
-    def working(self, participant: str, what: str, done: int, total: int) -> None: ...
 
 
 def rows_at(path: Path, compute: object, count: int = 10, block: int = 3) -> StoredRows:
@@ -134,31 +120,6 @@ def test_a_full_disk_is_told_before_anything_is_computed(tmp_path: Path, monkeyp
     with pytest.raises(CacheFullError, match="No space left"):
         rows_at(tmp_path / "a.npy", compute).require(np.array([0]))
     assert not compute.calls
-
-
-# a lock excludes other processes only
-_HOLDER = """
-import fcntl, sys, time
-there = open(sys.argv[1], "r+b")
-fcntl.lockf(there, fcntl.LOCK_EX, 3, 0)
-print("locked", flush=True)
-time.sleep(0.6)
-"""
-
-
-def test_what_another_process_computes_is_waited_for_which_is_told(tmp_path: Path) -> None:
-    path, heard, compute = tmp_path / "a.npy", Heard(), Counting()
-    rows = rows_at(path, compute)
-    rows.require(np.array([9]))
-    holding = [sys.executable, "-c", _HOLDER, str(path.with_suffix(".there"))]
-    with subprocess.Popen(holding, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with heard_by(heard):
-            assert rows(np.array([0, 4])).tolist() == doubled([0, 4])
-    waiting = f"waiting for another process that is encoding numbers ('{tmp_path / 'a.npy'}')"
-    assert heard.told == [("encoding numbers", 0, 6), (waiting, 0, 0)]
-    assert compute.calls[-1] == [0, 1, 2, 3, 4, 5]
 
 
 def test_who_waits_for_another_processs_lock_says_for_which(tmp_path: Path) -> None:

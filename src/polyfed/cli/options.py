@@ -19,7 +19,6 @@ from polyfed.runs.presets import preset_names
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.opened import ServerModel
 
 EXPERIMENT = "name of a preset (polyfed list presets), or a YAML file"
 
@@ -76,12 +75,6 @@ class PlaceOptions:
     def open(self, run: Path) -> Run:
         """The run in a folder."""
         return open_run(run, **vars(self))
-
-    def server_model(self, run: Path, which: str) -> ServerModel:
-        """The server's model of a run."""
-        server = self.open(run).server_model(which)
-        server.warn_if_untrained()
-        return server
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:

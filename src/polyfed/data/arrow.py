@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +123,9 @@ def fingerprint_of_files(files: Sequence[Path]) -> str:
 def dataset_column(data: Any, name: str) -> pa.ChunkedArray:
     """All values of a column of a ``datasets.Dataset``, in the order of its rows, nothing decoded."""
     return data.select_columns([name]).with_format("arrow")[:].column(name)
+
+
+def joined(parts: Iterable[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """A column of all splits: numbers of classes of texts must not depend on which split is opened."""
+    columns = list(parts)
+    return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import time
@@ -24,7 +23,6 @@ from polyfed.data.cache import FeatureRows, usable
 _log = logging.getLogger(__name__)
 
 _GROUP = 256  # rows that a process takes at a time, so many are lost at most when it is interrupted
-_WAIT = 0.2  # seconds between two looks at what another process computes
 _Rows = npt.NDArray[np.int64]
 
 
@@ -34,7 +32,7 @@ class StoredRows:
 
     While rows are missing they stand in ``path.rows``, and ``path.there`` has one byte for each that is there; with the
     last of them the file takes its final name. Rows are computed in blocks that begin at multiples of ``block``,
-    whichever of them are asked for, as other batches may have other last bits. Several processes compute side by side.
+    whichever of them are asked for, as other batches may have other last bits. Processes compute in turns.
 
     Attributes:
         path: file to keep the rows in; what they depend on must be part of its name.
@@ -161,28 +159,11 @@ class StoredRows:
 
     def _fill(self, groups: Sequence[_Rows]) -> None:
         begun, total = time.monotonic(), sum(len(group) for group in groups) * self.block
-        counted = prepared(f"encoding {self.what}", groups, total, size=len(groups[0]) * self.block)
-        others = [group for group in counted if not self._is_computed(group)]
-        if others:
-            preparing(f"waiting for another process that is encoding {self.what} ('{self.path}')")
-        while others:
-            time.sleep(_WAIT)
-            others = [group for group in others if not self._is_computed(group)]
+        for group in prepared(f"encoding {self.what}", groups, total, size=len(groups[0]) * self.block):
+            # another process may have completed the file, or computed the group
+            with self._lock(), contextlib.suppress(FileNotFoundError), self._beside(".there").open("r+b", 0) as there:
+                self._compute(group, there.fileno())
         _log.info("%s: %d rows encoded in %.0f s", self.what, total, time.monotonic() - begun)
-
-    def _is_computed(self, blocks: _Rows) -> bool:
-        """Compute what is missing of the blocks, unless another process is at it."""
-        try:
-            with self._beside(".there").open("r+b", buffering=0) as there:
-                first, last = blocks[0] * self.block, (blocks[-1] + 1) * self.block
-                # a process that is killed leaves no lock behind
-                fcntl.lockf(there, fcntl.LOCK_EX | fcntl.LOCK_NB, int(last - first), int(first))
-                self._compute(blocks, there.fileno())
-        except BlockingIOError:
-            return False
-        except FileNotFoundError:  # another process has completed the file
-            pass
-        return True
 
     def _compute(self, blocks: _Rows, there: int) -> None:
         rows = (blocks[:, None] * self.block + np.arange(self.block)).ravel()

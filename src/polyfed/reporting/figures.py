@@ -164,11 +164,6 @@ def legend_below(axes: Axes, columns: int, **how: Any) -> None:
     legend.set_gid(_BELOW)
 
 
-def legend_beside(axes: Axes, columns: int = 1, **how: Any) -> None:
-    """A legend to the right of the axes; ``how`` as for ``Axes.legend``."""
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=columns, **how)
-
-
 def settle(figure: Figure) -> None:
     """Put legends, axes and all else in their places, once and for all."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine

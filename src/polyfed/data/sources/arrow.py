@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import dataset_column, fingerprint_of, fingerprint_of_files
+from polyfed.data.arrow import dataset_column, fingerprint_of, fingerprint_of_files, joined
 from polyfed.data.source import folder_of
 from polyfed.data.tables import SplitTable, TableSource
 
@@ -40,11 +40,6 @@ class Arrow(TableSource):
         if wanted not in parts:
             raise DataError(f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}")
 
-        def everywhere(column: str) -> pa.ChunkedArray:
-            # numbers of classes of texts must not depend on which split is opened
-            columns = [dataset_column(part, column) for part in parts.values()]
-            return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
-
         data = parts[wanted]
         return SplitTable(
             read=lambda column: dataset_column(data, column),
@@ -54,7 +49,7 @@ class Arrow(TableSource):
             split=split,
             fingerprint=fingerprint_of(wanted, fingerprint_of_files(_files(place))),
             ids=self.id,
-            everywhere=everywhere,
+            everywhere=lambda column: joined(dataset_column(part, column) for part in parts.values()),
             folder=place if place.is_dir() else place.parent,
         )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import dataset_column, fingerprint_of
+from polyfed.data.arrow import dataset_column, fingerprint_of, joined
 from polyfed.data.tables import SplitTable, TableSource
 
 
@@ -32,12 +31,6 @@ class Hub(TableSource):
         import datasets  # takes a second, and most runs do not need it
 
         data = self._loaded(self.splits.get(split, split), name)
-
-        def everywhere(column: str) -> pa.ChunkedArray:
-            # numbers of classes of texts must not depend on which split is opened
-            columns = [dataset_column(part, column) for part in self._loaded(None, name).values()]
-            return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
-
         return SplitTable(
             read=lambda column: dataset_column(data, column),
             count=lambda: len(data),
@@ -46,7 +39,9 @@ class Hub(TableSource):
             split=split,
             fingerprint=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
             ids=self.id,
-            everywhere=everywhere,
+            everywhere=lambda column: joined(
+                dataset_column(part, column) for part in self._loaded(None, name).values()
+            ),
             folder=Path(datasets.config.HF_CACHE_HOME),  # pictures among what it downloads
         )
 

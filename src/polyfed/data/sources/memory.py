@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of
+from polyfed.data.arrow import fingerprint_of, joined
 from polyfed.data.registered import digest_of_registered, registered_data
 from polyfed.data.tables import SplitTable, TableSource
 
@@ -48,11 +47,6 @@ class Memory(TableSource):
                 f"register them as {{'{split}': ..., ...}} or with a column 'split'"
             )
 
-        def everywhere(column: str) -> pa.ChunkedArray:
-            # numbers of classes of texts must not depend on which split is opened
-            columns = [held.column(part, column) for part in held.splits]
-            return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
-
         return SplitTable(
             read=lambda column: held.column(split, column),
             count=lambda: len(held.splits[split]),
@@ -61,6 +55,6 @@ class Memory(TableSource):
             split=split,
             fingerprint=fingerprint_of("memory", held.digest),
             ids=self.id,
-            everywhere=everywhere,
+            everywhere=lambda column: joined(held.column(part, column) for part in held.splits),
             folder=Path("/"),  # whoever registers data here may name any file of this machine
         )
