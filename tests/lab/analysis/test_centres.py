@@ -11,8 +11,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.lab.analysis.centres import centre_distances, representations, run_centres
-from polyfed.runs.opened import open_run
-from polyfed.runs.saved import ServerModel
+from polyfed.runs.opened import ServerModel, open_run
 
 
 def samples_of(server: ServerModel, source: str, modality: str) -> Samples:
