@@ -57,5 +57,5 @@ def test_a_study_that_is_gone_says_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(REMOVED["analysis"]))
 def test_an_analysis_that_is_gone_says_so(name: str) -> None:
-    with pytest.raises(ValueError, match=LINE):
+    with pytest.raises(ConfigError, match=LINE):
         Analysis(analysis=name, figure="total.up")

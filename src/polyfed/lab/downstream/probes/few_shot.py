@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Self
 
@@ -154,7 +155,9 @@ def class_scores(
 
     def fitted(strength: float) -> Callable[[Tensor], Tensor]:
         model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
-        model.fit(few.x.double().numpy(), few.y.numpy())
+        with warnings.catch_warnings():  # few samples are meant
+            warnings.filterwarnings("ignore", "The number of unique classes")
+            model.fit(few.x.double().numpy(), few.y.numpy())
 
         def scores(x: Tensor) -> Tensor:
             every = torch.full((len(x), classes), _NEVER, dtype=torch.float64)  # of classes that nobody had
