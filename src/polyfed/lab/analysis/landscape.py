@@ -123,7 +123,7 @@ def run_landscape(
         "mean_rise": float(values.mean()) - centre,
     }
     title = f"{server.run.name}, round {server.round}: loss on {number} of {data}"
-    first, second = (f"eigenvector {k} ({value:.3g})" for k, value in enumerate(facts["eigenvalues"], start=1))
+    first, second = (f"eigenvector {k} ({value:.3g})" for k, value in enumerate(pairs.values.tolist(), start=1))
     moves = [f"{at:.3g}" for at in axis.tolist()]
     surface = Matrix(f"loss; down: along {first}; across: along {second}", "", moves, moves, values, digits=3)
     return AnalysisResult(facts, [_table(facts)], partial(draw_panels, title, [surface], 1))
