@@ -113,7 +113,6 @@ OF_THE_MODEL: dict[str, Callable[[Path, Path], Any]] = {
 COMMANDS = {
     "resume": "resume RUN",
     "gallery": "gallery RUN --out OUT/page.html",
-    "serve": "serve RUN --port 0",
     "evaluate": "evaluate RUN --data scenes",
     "downstream": "downstream RUN --suite scenes --out OUT",
     "export": "export RUN --out OUT/export",
