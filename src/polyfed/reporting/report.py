@@ -123,8 +123,8 @@ def traffic_table(records: RunRecords) -> TextTable:
     sent, full = sum(totals.values()), records.full_bytes()
     totals["both"] = sent
     rows = [(label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total]
-    notes = () if sent == full else (f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, everything whole).",)
-    notes += (f"{records.replies_in_words}.".capitalize(),)
+    notes = [] if sent == full else [f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, everything whole)."]
+    notes.append(f"{records.replies_in_words}.".capitalize())
     return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows, notes)
 
 

@@ -236,6 +236,11 @@ class CellFigures:
         finite = {
             name: value if isinstance(value, str) or isfinite(value) else None for name, value in self.values.items()
         }
-        content = {"config": RunFolder(folder).config_digest(), "code": self.code, "keep": self.keep}
-        content |= {"replies": list(self.replies), "figures": finite}
+        content = {
+            "config": RunFolder(folder).config_digest(),
+            "code": self.code,
+            "keep": self.keep,
+            "replies": list(self.replies),
+            "figures": finite,
+        }
         write_atomically(folder / FIGURES, (json.dumps(content, indent=1) + "\n").encode())
