@@ -123,7 +123,7 @@ NAMES = {  # adapters of pictures and of names of classes
     "fedclip": ("attention", "null"),
     "promptfl": ("null", "{name: prompts, length: 2}"),
 }
-_INCOMPLETE = "missing: {rates: {image: 0.3, text: 0.2}, concentration: 2.0, test: true}"
+_INCOMPLETE = "missing: {rates: {image: 0.3, text: 0.2}, test: true}"
 _CLASSES = "task: {name: classification, target: label}, training: {batch_size: 8, optimizer: {kind: adam, lr: 0.01}}"
 GAPS = (
     "server=null",

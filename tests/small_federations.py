@@ -303,7 +303,7 @@ def incompletes(name: str = "fedmac", **algorithm: Any) -> Config:
     """One client of pictures, two of pairs many of which lack something, that tell the same classes."""
     common = {"source": "scenes", "task": "classification", "training": plain(0.05, 12), "items": 32}
     image, text = {"image": resnet()}, {"text": bag(words(16, 200))}
-    missing = {"rates": {"image": 0.3, "text": 0.2}, "concentration": 2.0, "test": True}
+    missing = {"rates": {"image": 0.3, "text": 0.2}, "test": True}
     return experiment(
         "incompletes",
         {"scenes": scenes(48, 8, 20, columns={"image": "image", "text": "text"})},

@@ -16,7 +16,6 @@ from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.core.errors import ConfigError
-from polyfed.federation.times import ClientTimes
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -102,9 +101,7 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config = paced("creamfl", {"name": "buffered", "replies": 3, "clients": SLOW})
     config["algorithm"]["teacher"] = {"weights": "mean"}
     session = prepared(config, tmp_path)
-    session.cohorts.timeline.times = dict(
-        zip(session.cohorts.timeline.times, [ClientTimes(seconds=t) for t in (1, 2, 5, 9)], strict=True)
-    )
+    session.cohorts.timeline.times = dict(zip(session.cohorts.timeline.times, (1, 2, 5, 9), strict=True))
     seen, method = watched(session, monkeypatch), session.experiment.algorithm
     assert isinstance(method, CreamFL)
     taught(session, 1)
@@ -121,7 +118,7 @@ def test_prototypes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Of a late client's class means the server goes s of the way from its own; new classes it takes as they are."""
     config = paced("mfcpl", {"name": "buffered", "replies": 2, "clients": SLOW}, 5)
     session, tau = prepared(config, tmp_path), list[int]()
-    times = [ClientTimes(seconds=t) for t in (7, 2, 3)]
+    times = (7, 2, 3)
     session.cohorts.timeline.times = dict(zip(session.cohorts.timeline.times, times, strict=True))
     seen = watched(session, monkeypatch)
     for number in range(1, 6):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from federations import experiment_settings
 from folders import Folders, Live, make
 from typer.testing import CliRunner
 
@@ -106,20 +107,21 @@ def test_what_leaves_is_what_the_allowed_method_declares(made: Folders) -> None:
 
 
 def test_representations_are_given_with_rows_width_and_bytes(tmp_path: Path) -> None:
-    folders = make(tmp_path / "f")
-    edit(folders.site("hospital").config, algorithms=["creamfl"])
+    folders = make(tmp_path / "f", settings=experiment_settings() | {"algorithm": "creamfl"})
     rows = len(torch.arange(6)) * 5  # five captions a picture
     mib = rows * 8 * 4 * 2 / 2**20
     assert leaving(folders.site("hospital"), "creamfl")["fit"] == (
-        f"representations (image+text: {rows} x 8 float32 each, {mib:,.2f} MiB in all), num_examples (one int)"
+        f"representations (image+text: {rows} x 8 float32 each, {mib:,.2f} MiB in all; in the clear), "
+        "num_examples (one int; in the clear)"
     )
 
 
-def test_without_a_list_all_that_polyfed_ships_is_listed(tmp_path: Path) -> None:
-    folders = make(tmp_path / "f")
-    edit(folders.site("archive").config, algorithms=[])
-    named = {finding.what for finding in offline(folders.site("archive"))}
-    assert {"leaves with fedavg", "leaves with creamfl", "leaves with local"} <= named
+def test_without_a_plan_nobody_knows_what_leaves(fresh: Folders) -> None:
+    site = fresh.site("archive")
+    site.plan.unlink()
+    found = the(offline(site), "leaves with a run")
+    assert (found.level, found.remedy) == ("warning", "ask the server's operator for plan.yaml")
+    assert "methods that may run here: fedavg" in found.detail
 
 
 def test_what_the_server_learns_of_clients_and_of_failures(fresh: Folders) -> None:
@@ -140,7 +142,7 @@ def test_what_the_server_learns_of_clients_and_of_failures(fresh: Folders) -> No
     [
         ({"nonsense": 1}, "site.yaml: config: unknown key 'nonsense'"),
         ({"run__attackers": "sign_flip"}, "unknown key 'attackers'"),
-        ({"algorithms": ["fedavgg"]}, "did you mean 'fedavg'"),
+        ({"algorithms": ["fedavgg"]}, "method 'fedavg' is not allowed at site 'archive' (algorithms: fedavgg)"),
         ({"public_digest": "0000"}, "but agreed is 0000"),
         ({"clients__archive__source": "absent"}, "'absent' is not in data.sources"),
         ({"run__device": "cuda:77"}, "run.device 'cuda:77' is not usable here"),

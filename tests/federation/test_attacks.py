@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack, attacks_by_client
-from polyfed.federation.attacks import largest_z
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.false_replies import Conspiracy, FalseUpdate
 from polyfed.runs.experiment import Experiment
@@ -168,17 +166,9 @@ def test_copies_are_of_the_first_attacker() -> None:
 
 
 def test_a_little_is_enough_lies_z_deviations_beside_the_mean() -> None:
-    # mean 3, variance (4 + 1 + 0 + 1 + 4) / 5 = 2; of the attackers 4.5 and 0.25
+    # mean 3, variance (4 + 1 + 0 + 1 + 4) / 5 = 2
     expected = 3 - 1.5 * 2**0.5
     assert agreed("little_is_enough", 1.0, 2.0, 3.0, 4.0, 5.0) == pytest.approx({"c3": expected, "c4": expected})
-    own = agreed("little_is_enough", 1.0, 2.0, 3.0, 4.0, 5.0, knows="attackers", z=2.0)
-    assert own == pytest.approx({"c3": 3.5, "c4": 3.5})
-
-
-def test_the_papers_z() -> None:
-    # section 4.1 of the paper: of 50 workers 24 are corrupted; s = 2, and 24 of the 26 others lie within
-    assert largest_z(50, 24) == pytest.approx(NormalDist().inv_cdf(24 / 26))
-    assert largest_z(10, 2) == pytest.approx(0.0)
 
 
 # ---- what they train on
@@ -237,13 +227,8 @@ def test_targeted_pairs_get_the_texts_of_another_thing(tiny: Config, tmp_path: P
             {"name": "targeted_pairs", "clients": ["paired-0"], "source": "circle", "target": "walrus"},
             "run.attackers.target: no text of paired-0 has the word 'walrus'",
         ),
-        ({"name": "copied", "clients": ["paired-0"]}, "needs two attackers of a type to copy one, and paired-0"),
+        ({"name": "copied", "clients": ["paired-0"]}, "needs two attackers of a type, and paired-0"),
         ({"name": "little_is_enough", "clients": ["image-0"]}, "image-0 is alone in its type"),
-        (
-            {"name": "little_is_enough", "clients": ["paired-0"], "knows": "attackers"},
-            "needs two attackers of a type to know how replies vary",
-        ),
-        ({"name": "little_is_enough", "clients": ["paired-0"], "z": None}, r"1 attackers of 2 .* is -?\d.*nothing"),
         ({"name": "sign_flp"}, "did you mean 'sign_flip'"),
         ({"name": "sign_flip", "clients": ["nobody"]}, "there is no client 'nobody'"),
     ],

@@ -26,12 +26,12 @@ from small_federations import Config, tiny_experiment
     st.lists(st.floats(0.01, 1), min_size=1, max_size=4),
     st.integers(0, 9),
 )
-def test_shares_are_met_and_no_unit_loses_all(units: int, shares: list[float], seed: int) -> None:
+def test_shares_are_met_and_no_item_loses_all(items: int, shares: list[float], seed: int) -> None:
     rates = {f"m{k}": share for k, share in enumerate(shares)}
-    masks = MissingSettings(rates=rates).units(units, generator(seed, "x"))
+    lacking = MissingSettings(rates=rates).lacking(torch.arange(items), generator(seed, "x"))
     for name, rate in rates.items():
-        assert abs(int(masks[name].sum()) - rate * units) <= 1
-    lost = torch.stack(list(masks.values())).sum(0)
+        assert abs(len(lacking[name]) - rate * items) <= 1
+    lost = torch.cat(list(lacking.values())).bincount(minlength=items)
     # as few lack two as can be: all lack as many as any other, or one more
     assert int(lost.max()) - int(lost.min()) <= 1
     if sum(shares) <= len(shares) - 1:
@@ -39,20 +39,12 @@ def test_shares_are_met_and_no_unit_loses_all(units: int, shares: list[float], s
 
 
 def test_of_ten_items_three_lack_the_picture_and_five_others_the_text() -> None:
-    masks = MissingSettings(rates={"image": 0.3, "text": 0.5}).units(10, generator(0))
-    assert [int(mask.sum()) for mask in masks.values()] == [3, 5]
-    assert not (masks["image"] & masks["text"]).any()
-    assert not torch.equal(masks["image"], MissingSettings(rates={"image": 0.3}).units(10, generator(1))["image"])
-
-
-def test_rates_of_clients_are_around_those_that_are_given() -> None:
-    settings = MissingSettings(rates={"image": 0.2, "text": 0.3}, concentration=4.0)
-    drawn = [settings.units(1000, generator(k), settings.own_rates(generator(k))) for k in range(200)]
-    for name, rate in settings.rates.items():
-        shares = torch.stack([masks[name] for masks in drawn]).double().mean(1)
-        # variance of a Dirichlet share: m (1 - m) / (concentration + 1)
-        assert float(shares.mean()) == pytest.approx(rate, abs=0.04)
-        assert float(shares.var()) == pytest.approx(rate * (1 - rate) / 5, rel=0.35)
+    items = torch.arange(100, 110)
+    lost = MissingSettings(rates={"image": 0.3, "text": 0.5}).lacking(items, generator(0))
+    assert [len(own) for own in lost.values()] == [3, 5]
+    assert not set(lost["image"].tolist()) & set(lost["text"].tolist())
+    assert set(torch.cat(list(lost.values())).tolist()) <= set(items.tolist())
+    assert not torch.equal(lost["image"], MissingSettings(rates={"image": 0.3}).lacking(items, generator(1))["image"])
 
 
 @pytest.mark.parametrize(
@@ -61,11 +53,6 @@ def test_rates_of_clients_are_around_those_that_are_given() -> None:
         ({"rates": {}}, "at least 1"),
         ({"rates": {"image": 0}}, "greater than 0"),
         ({"rates": {"image": 1.1}}, "less than or equal to 1"),
-        (
-            {"rates": {"image": 0.5}, "by": "client", "concentration": 2.0},
-            "concentration has no effect with by: client",
-        ),
-        ({"rates": {"image": 0.5, "text": 0.5}, "concentration": 2.0}, "some items must be complete"),
     ],
 )
 def test_impossible_rates_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -121,34 +108,9 @@ def test_the_same_seed_takes_the_same_whatever_else_there_is() -> None:
     assert a != b
 
 
-def test_some_clients_lack_a_modality_altogether() -> None:
-    federation = population(lacking(by="client", test=True))
-    sides = []
-    for member in (one for one in federation.members.values() if one.group == "paired"):
-        train, test = masks(federation.train(member)), masks(federation.test(member))
-        assert all(len(set(mask)) == 1 for mask in (*train.values(), *test.values()))
-        assert {name: mask[0] for name, mask in train.items()} == {name: mask[0] for name, mask in test.items()}
-        sides.append(tuple(name for name, mask in train.items() if mask[0]))
-    assert sorted(sides) == [(), ("image",), ("text",), ("text",)]
-
-
-def test_all_items_of_some_classes_lack_a_modality_in_tests_too() -> None:
-    config = lacking(by="class", test=True)
-    config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
-    federation = population(config)
-    seen: dict[int, set[tuple[bool, bool]]] = {}
-    for member in (one for one in federation.members.values() if one.group == "paired"):
-        for samples in (federation.train(member), federation.test(member)):
-            for label, *lost in zip(samples.targets["label"].tolist(), *masks(samples).values(), strict=True):
-                seen.setdefault(label, set()).add(tuple(lost))
-    assert all(len(states) == 1 for states in seen.values())
-    assert len(set.union(*seen.values())) == 3
-
-
-@pytest.mark.parametrize("concentration", [None, 0.5])
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_shared_test_lacks_the_same_for_all_clients(concentration: float | None, order: int) -> None:
-    federation = population(lacking(test=True, concentration=concentration))
+def test_a_shared_test_lacks_the_same_for_all_clients(order: int) -> None:
+    federation = population(lacking(test=True))
     members = list(federation.members.values())[::order]  # whoever asks first
     first, *others = [federation.test(one) for one in members if one.group == "paired"]
     assert all(other is first for other in others)
@@ -169,14 +131,11 @@ def test_rates_of_what_is_not_encoded_or_of_all_are_refused(missing: dict[str, A
 
 
 def test_what_leaves_a_client_nothing_to_learn_or_be_tested_on_is_refused_before_a_run() -> None:
-    config = lacking(by="client", test=True)
+    config = lacking(rates={"image": 0.5, "text": 0.5})
     with pytest.raises(
         ConfigError, match=r"clients.paired: no training sample of 'paired-\d' has what task 'retrieval'"
     ):
         population(config).require_sound()
-    config = lacking(rates={"image": 0.1}, by="client")
-    with pytest.raises(ConfigError, match="take nothing from 4 clients"):
-        Experiment.parse(config)
     config = lacking()
     config["clients"]["paired"]["task"] = {"name": "classification", "target": "label", "imputation": "nearest"}
     config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
@@ -187,36 +146,7 @@ def test_what_leaves_a_client_nothing_to_learn_or_be_tested_on_is_refused_before
         population(config).require_sound()
 
 
-def test_rates_of_a_client_are_those_of_its_test_and_what_it_holds_besides_lacks_the_same() -> None:
-    config = lacking(rates={"image": 0.3, "text": 0.3}, concentration=0.5, test=True)
-    config["clients"]["paired"]["test"] = "dealt"
-    config["data"]["sources"]["scenes"] |= {"train": 400, "test": 200}
-    federation = population(config)
-    for member in (one for one in federation.members.values() if one.group == "paired"):
-        for name in ("image", "text"):
-            train, test = (
-                sum(masks(samples)[name]) / len(samples)
-                for samples in (federation.train(member), federation.test(member))
-                if samples is not None
-            )
-            assert train == pytest.approx(test, abs=0.05)
-    config = lacking(by="client")
-    config["data"]["sources"]["more"] = config["data"]["sources"]["scenes"] | {"seed": 5}
-    config["clients"]["paired"]["also"] = {"source": "more"}
-    for member in (one for one in population(config).members.values() if one.group == "paired"):
-        own, also = member.holdings
-        assert {name: bool(len(items)) for name, items in own.lacking.items()} == {
-            name: bool(len(items)) for name, items in also.lacking.items()
-        }
-
-
-def test_classes_that_there_are_none_of_and_tests_that_there_are_none_of_are_refused() -> None:
-    config = lacking(by="class")
-    config["data"]["sources"]["scenes"] |= {"targets": {}}
-    with pytest.raises(
-        ConfigError, match=r"clients.paired.missing.by is class, but the items of its source have no labels"
-    ):
-        _ = population(config).members
+def test_tests_that_there_are_none_of_are_refused() -> None:
     config = lacking(test=True)
     config["clients"]["paired"]["test_split"] = None
     with pytest.raises(ConfigError, match="there is no test_split"):

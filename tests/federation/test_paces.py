@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paced_cohort import moved
 from polyfed.federation.paces import ConstantStaleness, Hinge, Pace, Polynomial, Staleness
-from polyfed.federation.times import ClientTimes, Drawn, Times, Trace
+from polyfed.federation.times import Drawn, Times
 
 
 def info(name: str, *modalities: str) -> ClientInfo:
@@ -71,43 +69,16 @@ def test_what_was_learnt_is_put_upon_the_model_of_now() -> None:
 # ---- how long clients take
 
 
-@pytest.mark.parametrize(
-    ("times", "asked", "begins"),
-    [
-        ({"seconds": 2}, 7.5, 7.5),
-        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 0, 2),
-        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 3, 3),
-        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 4, 6),
-        ({"seconds": 2, "period": 10, "awake": [(2, 4), (6, 7)]}, 17, 22),
-    ],
-)
-def test_when_a_client_begins(times: dict[str, Any], asked: float, begins: float) -> None:
-    assert ClientTimes(**times).begins(asked) == begins
-
-
 def test_drawn_times_are_a_clients_own() -> None:
     many = [info(f"a{k}") for k in range(300)]
     drawn = Drawn(seconds=2, skew=20).of(many, seed=1)
-    logs = torch.tensor([times.seconds / 2 for times in drawn.values()]).log() / torch.tensor(20.0).log()
+    logs = torch.tensor([seconds / 2 for seconds in drawn.values()]).log() / torch.tensor(20.0).log()
     assert 0 <= float(logs.min()) < 0.05
     assert 0.95 < float(logs.max()) <= 1
     assert abs(float(logs.mean()) - 0.5) < 0.05
     assert Drawn(seconds=2, skew=20).of(many[5:7], seed=1) == {one.id: drawn[one.id] for one in many[5:7]}
     slower = Drawn(seconds=2, skew=20, groups={"a": 3}).of(many[:1], seed=1)
-    assert slower["a0"].seconds == pytest.approx(3 * drawn["a0"].seconds)
-
-
-def test_drawn_hours_are_a_share_of_the_period() -> None:
-    for times in Drawn(awake=0.4, period=10).of([info(f"a{k}") for k in range(30)], seed=1).values():
-        assert times.awake is not None
-        assert sum(last - first for first, last in times.awake) == pytest.approx(4)
-
-
-def test_times_of_a_trace(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"a0": {"seconds": 3}, "b0": {"seconds": 1, "period": 5, "awake": [[0, 1]]}, "z": 0}))
-    times = Trace(path=path).of([CLIENTS[0], CLIENTS[2]], seed=0)
-    assert times == {"a0": ClientTimes(seconds=3), "b0": ClientTimes(seconds=1, period=5, awake=((0, 1),))}
+    assert slower["a0"] == pytest.approx(3 * drawn["a0"])
 
 
 # ---- what is refused
@@ -123,20 +94,9 @@ def test_times_of_a_trace(tmp_path: Path) -> None:
         (Pace, {"name": "async", "alpha": 1.2}, "alpha"),
         (Pace, {"name": "late"}, "unknown pace 'late'"),
         (Times, {"name": "drawn", "groups": {"x": 2}}, "no clients are called 'x'"),
-        (Times, {"name": "drawn", "period": 3}, "period has no effect with awake: 1"),
-        (Times, {"name": "trace", "path": "nowhere.json"}, "cannot be read"),
-        (Times, {"name": "trace", "path": "TRACE"}, "has no times of client 'c0'"),
-        (Times, {"name": "trace", "path": "WRONG"}, "seconds"),
-        (Times, {"name": "trace", "path": "LIST"}, "must be a mapping, client -> times"),
     ],
 )
-def test_refused(family: type[Settings], settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    lines: dict[str, Any] = {name: {"seconds": 1} for name in ("a0", "a1", "b0")}
-    (tmp_path / "TRACE").write_text(json.dumps(lines))
-    (tmp_path / "WRONG").write_text(json.dumps(lines | {"c0": {"seconds": 0}}))
-    (tmp_path / "LIST").write_text(json.dumps([lines]))
-    if settings.get("path") in ("TRACE", "WRONG", "LIST"):
-        settings = settings | {"path": str(tmp_path / settings["path"])}
+def test_refused(family: type[Settings], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         used(family, settings)
 

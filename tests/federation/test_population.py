@@ -161,28 +161,6 @@ def test_what_does_not_fit_is_refused(tiny: Config, change: Any, error: type[Exc
         federation_of(tiny).require_sound()
 
 
-def test_a_matched_test_has_the_classes_of_the_training_data(tiny: Config) -> None:
-    tiny["data"]["sources"]["private"] |= {"train": 60, "test": 400}
-    tiny["clients"]["image"] |= {
-        "count": 2, "test": "matched", "partition": {"name": "shards", "order": "label", "per_client": 1},
-    }  # fmt: skip
-    federation = federation_of(tiny)
-    for member in (member for member in federation.members.values() if member.group == "image"):
-        own = set(federation.train(member).targets["label"].tolist())
-        found = federation.test(member)
-        assert found is not None
-        assert len(found) > 20
-        assert set(found.targets["label"].tolist()) <= own
-
-
-def test_a_matched_test_that_leaves_nothing_is_an_error(tiny: Config) -> None:
-    tiny["data"]["sources"]["private"] |= {"train": 60, "test": 10}
-    tiny["clients"]["image"] |= {"count": 1, "test": "matched"}
-    federation = federation_of(tiny)
-    with pytest.raises(ConfigError, match=r"clients\.image\.test is matched.*use test: dealt"):
-        federation.test(federation.members["image"])
-
-
 def test_test_items_bounds_the_test(tiny: Config) -> None:
     tiny["clients"]["image"]["test_items"] = 5
     federation = federation_of(tiny)
@@ -287,13 +265,6 @@ def test_without_labels_a_test_is_dealt_by_size(tiny: Config, tmp_path: Path) ->
     federation = federation_of(diseased(tiny, tmp_path, count=3, partition="iid"))
     assert [len(federation.test(member)) for member in federation.members.values()] == [15, 15, 15]
     assert federation.holding(federation.members["reports-0"])["test"]["labels"] is None
-
-
-def test_a_matched_test_goes_by_the_partitions_classes(tiny: Config, tmp_path: Path) -> None:
-    config = diseased(tiny, tmp_path, count=3, test="matched", partition={"name": "natural", "of": ["country"]})
-    federation = federation_of(config)
-    for member, places in zip(federation.members.values(), (range(4), range(4, 8), (8, 9)), strict=True):
-        assert {k % 10 for k in federation.test(member).items.tolist()} == set(places)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 REMOVED: Mapping[str, frozenset[str]] = {
     "Asynchronous": frozenset({"replay"}),
     "Buffered": frozenset({"replay"}),
+    "Connection": frozenset({"node_port"}),
     "Drawing": frozenset({"points"}),
+    "Drawn": frozenset({"awake", "period"}),
     "FewShot": frozenset({"fit", "standardise"}),
+    "LittleIsEnough": frozenset({"knows"}),
+    "MissingSettings": frozenset({"by", "concentration"}),
+    "Ray": frozenset({"object_store"}),
     "Study": frozenset({"more_seeds"}),
     "Transport": frozenset({"topk", "unchanged"}),
     "TwinSettings": frozenset({"passes", "rate"}),
@@ -21,6 +26,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "probe": frozenset({"out_of_domain"}),
     "source": frozenset({"blank"}),
     "study": frozenset({"adapters-personal"}),
+    "times": frozenset({"trace"}),
 }
 """Family as errors call it ("algorithm"), "preset", "study", "command", or class of settings -> names and keys."""
 

@@ -151,26 +151,6 @@ def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
     return None if name is None else _labels(split.read(split.targets[name]))
 
 
-def matched_items(
-    items: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], own: Int64[Tensor, " m"]
-) -> Int64[Tensor, " k"]:
-    """The most of ``items``, in their order, whose ``labels`` have the class proportions of the labels ``own``."""
-    classes = int(max(labels.max(), own.max())) + 1
-    wanted = torch.bincount(own, minlength=classes) / len(own)
-    there = torch.bincount(labels, minlength=classes)
-    present = wanted > 0
-    # the scarcest class says how many items there can be in these proportions
-    total = (there[present] / wanted[present]).min()
-    quota = (wanted * total).round().long()
-    ordered = labels[items]
-    # place of each item among those of its class, in the order of the items
-    rank = torch.zeros_like(items)
-    for label in present.nonzero().flatten().tolist():
-        where = ordered == label
-        rank[where] = torch.arange(int(where.sum()))
-    return items[present[ordered] & (rank < quota[ordered])]
-
-
 def of_items(
     samples: Samples,
     items: Int64[Tensor, " k"],

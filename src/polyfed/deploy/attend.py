@@ -54,7 +54,7 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
         workers.start("worker", worker, environment, site.path)
         while not stop.is_set():
             # two SuperNodes on one machine cannot share a port
-            command = flower_programs.supernode_command(site, connection, connection.node_port or free_port())
+            command = flower_programs.supernode_command(site, connection, free_port())
             report(f"SuperNode: {flower_programs.shown_command(command, environment)}")
             started = time.monotonic()
             with Processes() as processes:

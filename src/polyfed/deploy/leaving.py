@@ -1,21 +1,18 @@
-"""What leaves a site: with the planned run if there is a plan, else with each method that may run there."""
+"""What leaves a site with the planned run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
-from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.shared.public_exchange import PublicExchange
-from polyfed.core.errors import ConfigError
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 from polyfed.privacy.masking.mask_keeper import masking_replies
-from polyfed.privacy.policy import Policy, Sendable, SentField
+from polyfed.privacy.policy import Sendable, SentField
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import KIND_KEYS
 from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
@@ -24,12 +21,13 @@ from polyfed.wire.schema import steps_of
 
 def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None) -> Iterator[Finding]:
     """For every step, what each client replies, and what hides it; then what stays in the clear, and what is known."""
-    if plan is not None:
-        yield from _Leaving(population, plan.algorithm, plan).findings()
+    if plan is None:
+        methods = ", ".join(config.algorithms) or "any that polyfed ships"
+        detail = f"nobody wrote down what is planned; methods that may run here: {methods}"
+        yield Finding("warning", "leaves with a run", detail, "ask the server's operator for plan.yaml")
+    else:
+        yield from _Leaving(population, plan).findings()
         yield _in_the_clear(plan)
-    for name, kind in allowed_methods(config).items():
-        if plan is None or name != plan.algorithm.component_name():
-            yield from _Leaving(population, kind, None).findings()
     for info in population.infos:
         facts = vars(info) | {"modalities": "+".join(info.modalities)}
         yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
@@ -47,36 +45,21 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
     )
 
 
-def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
-    """The methods that may run here, by name.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
-    try:
-        kinds = {name: Algorithm.named(name) for name in config.algorithms} or Algorithm.available()
-    except ValueError as error:
-        raise ConfigError(f"algorithms: {error}") from error
-    return cast("dict[str, type[Algorithm]]", kinds)
-
-
 @dataclass(frozen=True)
 class _Leaving:
-    """What leaves with a method.
+    """What leaves with the planned run.
 
     Attributes:
         population: who lives here.
-        method: as it is set in the plan, or its class.
-        plan: None: nobody knows what will protect it.
+        plan: the run.
     """
 
     population: Population
-    method: Algorithm | type[Algorithm]
-    plan: RunSpec | None
+    plan: RunSpec
 
     def findings(self) -> Iterator[Finding]:
         """A line for each step, with whose reply it is."""
-        what = f"leaves with {self.method.component_name()}"
+        what = f"leaves with {self.plan.algorithm.component_name()}"
         for step, fields in self._steps().items():
             senders: dict[str, list[str]] = {}
             for member in self.population.members.values():
@@ -88,21 +71,16 @@ class _Leaving:
                 yield Finding("ok", what, f"{', '.join(self.population.members)}: {step}: {reply}")
 
     @property
-    def _policy(self) -> Policy:
-        return Policy(self.method) if self.plan is None else self.plan.policy
-
-    @property
     def _secure(self) -> SecureSum | None:
-        secure = None if self.plan is None else self.plan.secure
-        return secure if secure is not None and secure.masks else None
+        return self.plan.secure if self.plan.secure is not None and self.plan.secure.masks else None
 
     def _steps(self) -> dict[str, list[SentField]]:
         steps: dict[str, list[SentField]] = {
             step: []
-            for step, schema in steps_of(self.method).items()
-            if schema.kind != "query" or self.plan is None or self.plan.evaluates
+            for step, schema in steps_of(self.plan.algorithm).items()
+            if schema.kind != "query" or self.plan.evaluates
         }
-        for sent in self._policy.fields:
+        for sent in self.plan.policy.fields:
             if sent.step in steps:
                 steps[sent.step].append(sent)
         return steps
@@ -112,11 +90,11 @@ class _Leaving:
 
     def _field(self, sent: SentField, member: Member) -> str:
         size = " or ".join(self._size(sent, kind, member) for kind in sent.kinds)
-        description = size if self.plan is None else f"{size}; {self._policy.how(sent)}"
+        description = f"{size}; {self.plan.policy.how(sent)}"
         if sent.field:
             return f"{sent.field} ({description})"
         examples = "metrics of its test" if sent.step_kind == "query" else "losses"
-        return f"numbers such as {examples} ({description}{' each' if self.plan is None else ''})"
+        return f"numbers such as {examples} ({description})"
 
     def _size(self, sent: SentField, kind: Sendable, member: Member) -> str:
         """What a field of a reply holds, and how large it is."""
@@ -136,8 +114,7 @@ class _Leaving:
         samples = self.population.public_samples(member.views)
         if samples is None:
             return "of the public set, which there is none of"
-        # a class has no settings yet
-        exchange = None if isinstance(self.method, type) else getattr(self.method, "public", None)
+        exchange = getattr(self.plan.algorithm, "public", None)
         drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
         rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
         size = rows * width * (self._word(sent) or 4) * len(names) / 2**20

@@ -32,9 +32,6 @@ class Connection(Settings):
 
     server: str = Field(description="host:port of the gate")
     seed: int = Field(default=0, ge=0, description="seed of the federation: fixes the order of the public set")
-    node_port: int = Field(
-        default=0, ge=0, le=65535, description="port on 127.0.0.1 between SuperNode and its processes; 0: a free one"
-    )
 
     @field_validator("server")
     @classmethod

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polyfed.federation.attack import by_type
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.federation.false_replies import Conspiracy
+from polyfed.federation.types import by_architecture
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
@@ -48,7 +48,7 @@ class ColludingEngine:
             yield from answers
             return
         held = {answer.client: answer for answer in answers}
-        for kind in by_type(info for info in self.clients() if info.id in held).values():
+        for kind in by_architecture(info for info in self.clients() if info.id in held).values():
             held.update(self._agreed([held[info.id] for info in kind]))
         for client in list(held):
             yield held.pop(client)

@@ -53,9 +53,6 @@ class Ray(EngineSettings):
     address: str | None = Field(
         default=None, description="of a Ray cluster, or auto; None: start Ray on this machine for the run"
     )
-    object_store: int | None = Field(
-        default=None, ge=1, description="bytes of Ray's object store on this machine; None: Ray's own choice"
-    )
     retries: int = Field(default=2, ge=0, description="times that a step is given to a new worker when its worker died")
 
     def require(self) -> None:
@@ -68,7 +65,7 @@ class Ray(EngineSettings):
         count = self.workers or max((os.cpu_count() or 1) // threads, 1)
         options: dict[str, Any] = {"address": self.address}
         if self.address is None:
-            options = {"num_cpus": max(count * threads, os.cpu_count() or 1), "object_store_memory": self.object_store}
+            options = {"num_cpus": max(count * threads, os.cpu_count() or 1)}
         with ray_here(**options):
             pool = _Pool(hosting, min(count, max(len(hosting.federation.infos), 1)), self.gpus)
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.membership import Member
+from polyfed.federation.types import by_architecture
 
 Who = tuple[str, ...] | int | float
 
@@ -85,7 +86,7 @@ class Attack(Settings):
         return self.clients
 
     def _drawn(self, eligible: Sequence[ClientInfo], seed: int) -> Iterator[str]:
-        for kind in by_type(eligible).values():
+        for kind in by_architecture(eligible).values():
             # the order is drawn, not the set: with more attackers, those of before are among them
             order = torch.randperm(len(kind), generator=generator(seed, "attackers", kind[0].architecture)).tolist()
             yield from (kind[k].id for k in order[: self._number(len(kind))])
@@ -108,14 +109,6 @@ class Attack(Settings):
 
     def poisoned(self, samples: Samples, member: Member, split: Split, seed: int) -> Samples:
         return samples
-
-
-def by_type(infos: Iterable[ClientInfo]) -> dict[str, list[ClientInfo]]:
-    """Clients by architecture, in client order."""
-    types: dict[str, list[ClientInfo]] = {}
-    for info in infos:
-        types.setdefault(info.architecture, []).append(info)
-    return types
 
 
 def attacks_by_client(attacks: Sequence[Attack], infos: Sequence[ClientInfo], seed: int) -> dict[str, Attack]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import NormalDist
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -16,10 +15,11 @@ from polyfed.core.randomness import generator
 from polyfed.data.mentions import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
-from polyfed.federation.attack import Attack, by_type
+from polyfed.federation.attack import Attack
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.false_replies import Conspiracy, FalseUpdate, require_fellows
+from polyfed.federation.false_replies import Conspiracy, FalseUpdate
 from polyfed.federation.membership import Member
+from polyfed.federation.types import by_architecture
 from polyfed.tasks.classification import Classification
 
 
@@ -173,7 +173,13 @@ class Copied(Conspiracy):
         Raises:
             ConfigError: there is not.
         """
-        require_fellows(self, members, infos, "to copy one")
+        names = {member.id for member in members}
+        for kind in by_architecture(info for info in infos if info.id in names).values():
+            if len(kind) < 2:
+                raise ConfigError(
+                    f"run.attackers 'copied' needs two attackers of a type, and {kind[0].id} is alone in its; raise "
+                    "run.attackers.clients, or choose another attack"
+                )
 
     def common(self, everybody: Sequence[Tensor], attackers: Sequence[Tensor]) -> Tensor:
         return attackers[0].clone()
@@ -187,48 +193,21 @@ class LittleIsEnough(Conspiracy):
 
     short_name: ClassVar[str] = "little_is_enough"
 
-    z: float | None = Field(
-        default=1.5,
-        gt=0,
-        description="standard deviations; None: the paper's z_max of the type's numbers (``largest_z``)",
-    )
-    knows: Literal["all", "attackers"] = Field(
-        default="all",
-        description="whose replies mean and deviation are of; attackers: at least two of a type (the paper)",
-    )
+    z: float = Field(default=1.5, gt=0, description="standard deviations")
 
     def require(self, members: Sequence[Member], infos: Sequence[ClientInfo]) -> None:
-        """Check that there is a deviation, and that the paper's z is above 0.
+        """Check that there is a deviation.
 
         Raises:
-            ConfigError: it is not so.
+            ConfigError: an attacker is alone in its type.
         """
         names = {member.id for member in members}
-        for kind in by_type(infos).values():
-            false = sum(info.id in names for info in kind)
-            if false and self.z is None and largest_z(len(kind), false) <= 0:
-                raise ConfigError(
-                    f"run.attackers.z: the paper's for {false} attackers of {len(kind)} clients ('{kind[0].group}') is "
-                    f"{largest_z(len(kind), false):.2f}, which changes nothing; give a z, or more attackers"
-                )
-            if false and len(kind) < 2:
+        for kind in by_architecture(infos).values():
+            if len(kind) < 2 and kind[0].id in names:
                 raise ConfigError(
                     f"run.attackers 'little_is_enough': {kind[0].id} is alone in its type; choose another"
                 )
-        if self.knows == "attackers":
-            require_fellows(self, members, infos, "to know how replies vary")
 
     def common(self, everybody: Sequence[Tensor], attackers: Sequence[Tensor]) -> Tensor:
-        known = torch.stack(list(everybody if self.knows == "all" else attackers)).double()
-        z = largest_z(len(everybody), len(attackers)) if self.z is None else self.z
-        return (known.mean(0) - z * known.std(0, unbiased=False)).to(everybody[0])
-
-
-def largest_z(clients: int, false: int) -> float:
-    """z_max: the most deviations at which enough honest clients lie beyond the attackers to make them the majority.
-
-    s = floor(n / 2 + 1) - f honest ones are needed, so z is the (n - f - s) / (n - f) quantile of a normal one.
-    """
-    needed = clients // 2 + 1 - false
-    share = (clients - false - needed) / (clients - false) if clients > false else 1.0
-    return NormalDist().inv_cdf(min(max(share, 1e-9), 1 - 1e-9))
+        known = torch.stack(list(everybody)).double()
+        return (known.mean(0) - self.z * known.std(0, unbiased=False)).to(everybody[0])

@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError
-from polyfed.federation.attack import Attack, by_type
-from polyfed.federation.client import ClientInfo
-from polyfed.federation.membership import Member
+from polyfed.federation.attack import Attack
 from polyfed.wire.payload import Payload, TensorBundle, Weights
 
 _VARIANCE = "running_var"  # torch's own name; a negative one would be refused for that alone
@@ -81,21 +78,6 @@ class Conspiracy(Attack):
 def _alike(bundles: Sequence[TensorBundle], key: str, value: Tensor) -> list[Tensor]:
     """The tensors of that name and shape, which among prototypes not all have."""
     return [bundle[key] for bundle in bundles if key in bundle and bundle[key].shape == value.shape]
-
-
-def require_fellows(attack: Attack, members: Sequence[Member], infos: Sequence[ClientInfo], needed: str) -> None:
-    """Check that attackers have a fellow in their type.
-
-    Raises:
-        ConfigError: one has not.
-    """
-    names = {member.id for member in members}
-    for kind in by_type(info for info in infos if info.id in names).values():
-        if len(kind) < 2:
-            raise ConfigError(
-                f"run.attackers '{attack.component_name()}' needs two attackers of a type {needed}, and "
-                f"{kind[0].id} is alone in its; raise run.attackers.clients, or choose another attack"
-            )
 
 
 def remade(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.data.assembly import matched_items
 from polyfed.data.item_classes import Indices, ItemClasses, item_classes, item_groups
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.union import union
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
-from polyfed.federation.missing import GroupGaps, Lacking
+from polyfed.federation.missing import Lacking
 from polyfed.federation.settings import GroupSettings
 from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
@@ -81,16 +80,6 @@ class Assignment:
         else:
             # one order for the group, so that its clients are tested on the same items wherever they may be
             items = torch.randperm(len(self.test_split), generator=generator(self.seed, "test", self.name))
-        if self.group.test == "matched":
-            if self._both_classes is None:
-                raise ConfigError(f"clients.{self.name}.test is matched, but '{self.group.source}' has no item labels")
-            own, test = self._both_classes
-            items = matched_items(items, test.numbers, own.numbers[self.parts[client]])
-            if not len(items):
-                raise ConfigError(
-                    f"clients.{self.name}.test is matched, but split '{self.group.test_split}' lacks a class of client "
-                    f"{client} (or nearly so), which leaves no items; use test: dealt, or all"
-                )
         return items[: self.group.test_items].sort().values
 
     def lacking(self, client: int, *, test: bool = False) -> Lacking:
@@ -102,14 +91,9 @@ class Assignment:
         if missing is None or (test and not missing.test):
             return {}
         items = self.test_items(client) if test else self.parts[client].sort().values
-
-        def classes() -> Sequence[ItemClasses]:
-            # of both, so that the same classes lack a modality in training and test items
-            known = self._both_classes if missing.test else [self.classes] if self.classes else None
-            return (known or [])[:: -1 if test else 1]
-
-        gaps, is_shared = GroupGaps(missing, self.name, self.group.count, self.seed), test and self.group.test == "all"
-        return gaps.of(items, client, classes, test=test, is_shared=is_shared)
+        whose = "all" if test and self.group.test == "all" else client
+        stream = generator(self.seed, "missing", self.name, f"{'test ' if test else ''}{whose}")
+        return missing.lacking(items, stream)
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:
         if self.classes is None:

@@ -68,7 +68,7 @@ class Pace(Settings):
 
     clients: SerializeAsAny[Times] | None = Field(
         default=None,
-        description="how long clients take in virtual time: drawn, trace; null: one second each. Deployments have a "
+        description="how long clients take in virtual time: drawn; null: one second each. Deployments have a "
         "real clock",
     )
 

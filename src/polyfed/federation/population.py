@@ -159,8 +159,7 @@ class Population:
         if group.test_split is None:
             return None
         # one copy of the test samples for the group, not one for each of its clients
-        is_one = group.test == "all" and (group.missing is None or group.missing.by != "client")
-        who = f"all of {member.group}" if is_one else member.id
+        who = f"all of {member.group}" if group.test == "all" else member.id
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
             split = self.data.split(group.source, group.test_split)

@@ -173,10 +173,10 @@ class GroupSettings(Settings):
     source: str = Field(description="source that is dealt out among the clients")
     split: str = "train"
     test_split: str | None = Field(default="test", description="split of the clients' own test; None: no test")
-    test: Literal["all", "matched", "dealt"] = Field(
+    test: Literal["all", "dealt"] = Field(
         default="all",
-        description="test on the whole test split, on a part with the client's class proportions, or on what it gets "
-        "when the split is dealt out as the clients hold the classes",
+        description="test on the whole test split, or on what a client gets when it is dealt out as the clients hold "
+        "the classes",
     )
     test_items: int | None = Field(
         default=None, ge=1, description="at most so many test items a client, drawn once for the group"
@@ -227,7 +227,7 @@ class GroupSettings(Settings):
     def _gaps_fit(self) -> GroupSettings:
         if self.missing is not None:
             encoded = [model.encoders.keys() - self.task.own_modalities for model in self.models]
-            self.missing.require_fit(encoded, self.count, self.test_split)
+            self.missing.require_fit(encoded, self.test_split)
         return self
 
     @model_validator(mode="after")

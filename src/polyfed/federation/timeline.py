@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
-from polyfed.federation.times import ClientTimes
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
@@ -69,13 +68,13 @@ class Timeline:
     """The clients of a run in virtual time.
 
     Attributes:
-        times: client -> how long it takes, in client order.
+        times: client -> seconds that a step takes it, in client order.
         now: seconds since the run began.
         at_work: client -> what it is doing; lasts from round to round.
         events: lines of ``pace.jsonl`` that are not written yet.
     """
 
-    times: Mapping[str, ClientTimes]
+    times: Mapping[str, float]
     now: float = 0.0
     at_work: dict[str, AtWork] = field(default_factory=dict)
     events: list[TimelineEvent] = field(default_factory=list)
@@ -93,9 +92,8 @@ class Timeline:
             yield coming
 
     def start(self, request: Request) -> None:
-        """A client begins, or will as soon as it is awake."""
-        times = self.times[request.client]
-        self.at_work[request.client] = AtWork(request, times.begins(self.now) + times.seconds)
+        """A client begins."""
+        self.at_work[request.client] = AtWork(request, self.now + self.times[request.client])
         self.note(STARTED, request, request.round, self.now)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +62,7 @@ def differently_named(types: Mapping[str, ClientType]) -> list[list[str]]:
     return [names for names in alike.values() if len(names) > 1]
 
 
-def by_architecture(clients: Sequence[ClientInfo]) -> dict[str, list[ClientInfo]]:
+def by_architecture(clients: Iterable[ClientInfo]) -> dict[str, list[ClientInfo]]:
     kinds: dict[str, list[ClientInfo]] = {}
     for client in clients:
         kinds.setdefault(client.architecture, []).append(client)

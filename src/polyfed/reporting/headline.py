@@ -107,7 +107,7 @@ def _common_trials(records: RunRecords, metric: str) -> float:
     tested: dict[str, list[float]] = {}
     for group, clients in records.groups.items():
         settings = records.section("clients").get(group) or {}
-        is_shared = settings.get("test_split") is not None and settings.get("test") in ("all", "matched")
+        is_shared = settings.get("test_split") is not None and settings.get("test") == "all"
         split = f"{settings.get('source')} {settings.get('test_split')}"
         for client in clients:
             if math.isfinite(records.last(client).get(metric, math.nan)):

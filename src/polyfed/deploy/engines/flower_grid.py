@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from flwr.app import Message
 
@@ -25,9 +25,6 @@ from polyfed.deploy.engines.flower_sites import Sites
 from polyfed.federation.client import ClientInfo
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope_requests
-
-if TYPE_CHECKING:
-    from polyfed.deploy.engines.flower import Flower
 
 _log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is
@@ -179,6 +176,21 @@ class _Bundle:
         return self.requests[0].client
 
 
+class Sending(Protocol):
+    """Settings of the engine, as far as an exchange needs them."""
+
+    @property
+    def is_deployed(self) -> bool: ...
+    @property
+    def message_bytes(self) -> int: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def absence(self) -> float: ...
+    @property
+    def poll(self) -> float: ...
+
+
 class GridExchange:
     """One exchange: bundles of requests by node, sent a few ahead, and their answers.
 
@@ -197,7 +209,7 @@ class GridExchange:
         directory: NodeDirectory,
         requests: Sequence[Request],
         deadline: float | None,
-        settings: Flower,
+        settings: Sending,
         limits: Limits,
         stopped: threading.Event,
     ) -> None:
