@@ -42,7 +42,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "late_replies masked_sums": {"pace": "async"} | MASKED,
     "late_replies robust_rule": LATE | ROBUST,
     "robust_rule nothing_combined": {"algorithm": "local"} | ROBUST,
-    "rule_of_rows weights_sent": {"robust": "agreement"},
     "robust_rule alignment": {"algorithm": ALIGNED} | ROBUST,
     "falsified_replies nothing_combined": {"algorithm": "local", "attackers": "noise"},
     "masked_sums weighed_by_content": {"algorithm": "creamfl"} | MASKED,

@@ -150,7 +150,7 @@ def test_rules_hold_for_representations_of_each_type(tmp_path: Path) -> None:
         source["train"] = 48
     attackers = {"name": "constant", "clients": ["paired-1"]}
     config["run"] |= {"attackers": attackers, "rounds": 1}
-    config["aggregation"] = {"robust": {"name": "agreement", "tolerated": 1}}
+    config["aggregation"] = {"robust": {"name": "geometric_median", "tolerated": 1}}
     session = prepared(config, tmp_path)
     method: Any = session.experiment.algorithm
     sent = method.public.to_wire(

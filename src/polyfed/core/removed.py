@@ -24,6 +24,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "imputation": frozenset({"aggregator", "generator", "reconstruction"}),
     "pace": frozenset({"deadline"}),
     "probe": frozenset({"out_of_domain"}),
+    "robustrule": frozenset({"agreement"}),
     "source": frozenset({"blank"}),
     "study": frozenset({"adapters-personal"}),
     "times": frozenset({"trace"}),

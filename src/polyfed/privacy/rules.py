@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from pydantic import AfterValidator, Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyfed.core.settings import Settings
 
@@ -35,8 +34,6 @@ class RobustRule(Settings):
     factor: ClassVar[int] = 2
     """With f false clients the rule needs ``factor`` f + ``beside`` replies of a type."""
     beside: ClassVar[int] = 1
-    rows_only: ClassVar[bool] = False
-    """Whether only rows that belong to public samples or classes can be combined, no weights."""
 
     tolerated: Annotated[int | float, AfterValidator(_share)] = Field(
         default=0.2,
@@ -216,32 +213,3 @@ class MultiKrum(Krum):
 
     def chosen(self, clients: int, false: int) -> int:
         return clients - false - 2 if self.kept is None else self.kept
-
-
-class Agreement(RobustRule):
-    """Rows of representations, logits or prototypes weighted by agreement with the median, sample by sample.
-
-    The weight of client c on sample k is softmax over the clients of cos(r_ck, m_k) / tau with the coordinate-wise
-    median m_k; rows longer than the median norm on a sample are shortened to it. Whoever is right about some samples
-    and false about others counts for the former (polyfed's own).
-    """
-
-    short_name: ClassVar[str] = "agreement"
-
-    rows_only: ClassVar[bool] = True
-
-    tau: float = Field(
-        default=0.1, gt=0, description="temperature: small ones listen to the nearest to the median alone"
-    )
-
-    def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
-        medians = Median().combined(values, false)
-        return [self._mean(stacked(rows), m) for rows, m in zip(zip(*values, strict=True), medians, strict=True)]
-
-    def _mean(self, rows: Float[Tensor, "n P d"], median: Float[Tensor, "P d"]) -> Float[Tensor, "P d"]:
-        weights = (F.cosine_similarity(rows, median[None], dim=-1) / self.tau).softmax(0)
-        norms = torch.linalg.vector_norm(rows, dim=-1)
-        usual = norms.quantile(0.5, dim=0)
-        factors = weights * (usual / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)
-        mean: Tensor = (factors[..., None] * rows).sum(0)
-        return mean

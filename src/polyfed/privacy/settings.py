@@ -237,7 +237,7 @@ class AggregationSettings(Settings):
     robust: SerializeAsAny[RobustRule] | None = Field(
         default=None,
         description="what a minority of false clients cannot move far: median, trimmed_mean, geometric_median, krum, "
-        "multi_krum, agreement; None: replies count as they are",
+        "multi_krum; None: replies count as they are",
     )
     secure: SerializeAsAny[SecureSum] | None = Field(
         default=None,

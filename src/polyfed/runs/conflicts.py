@@ -14,7 +14,7 @@ from polyfed.federation.attack import Attack
 from polyfed.federation.false_replies import Conspiracy
 from polyfed.federation.paces import LatePace, Pace
 from polyfed.privacy.settings import AggregationSettings
-from polyfed.wire.payload import Prototypes, TensorBundle, Weights
+from polyfed.wire.payload import Prototypes, TensorBundle
 from polyfed.wire.schema import Declared, steps_of
 
 
@@ -48,10 +48,6 @@ def masked_sums(choice: Choice) -> str:
 def robust_rule(choice: Choice) -> str:
     rule = choice.aggregation.robust
     return "" if rule is None else f"aggregation.robust '{rule.component_name()}'"
-
-
-def rule_of_rows(choice: Choice) -> str:
-    return robust_rule(choice) if choice.aggregation.robust and choice.aggregation.robust.rows_only else ""
 
 
 def clipping(choice: Choice) -> str:
@@ -108,10 +104,6 @@ def nothing_combined(choice: Choice) -> str:
     return "" if returned_bundles(choice.method) else choice.name
 
 
-def weights_sent(choice: Choice) -> str:
-    return choice.name if Weights in returned_bundles(choice.method) else ""
-
-
 def unsummed_method(choice: Choice) -> str:
     return "" if choice.method.summed else f"{choice.name}, as it is set"
 
@@ -142,12 +134,6 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (late_replies, masked_sums, "masks cancel among clients that are asked at once; set run.pace to sync"),
     (late_replies, robust_rule, "a rule bears a minority of all replies, not of the first; set run.pace to sync"),
     (robust_rule, nothing_combined, "its clients send nothing that is combined; leave the rule out"),
-    (
-        rule_of_rows,
-        weights_sent,
-        "it weighs rows, and clients send weights; choose median, trimmed_mean, geometric_median, krum, multi_krum or "
-        "clip",
-    ),
     (robust_rule, alignment, "each client sends in a space of its own; set that to null"),
     (falsified_replies, nothing_combined, "its clients send nothing to falsify; choose label_flip"),
     (masked_sums, weighed_by_content, "it weighs clients by what each sends; choose count"),
