@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from federations import experiment_settings
 from folders import Folders, Live, make
 from typer.testing import CliRunner
 
@@ -107,7 +106,9 @@ def test_what_leaves_is_what_the_allowed_method_declares(made: Folders) -> None:
 
 
 def test_representations_are_given_with_rows_width_and_bytes(tmp_path: Path) -> None:
-    folders = make(tmp_path / "f", settings=experiment_settings() | {"algorithm": "creamfl"})
+    folders = make(tmp_path / "f")
+    edit(folders.site("hospital").config, algorithms=["creamfl"])
+    edit(folders.site("hospital").plan, algorithm={"name": "creamfl"})
     rows = len(torch.arange(6)) * 5  # five captions a picture
     mib = rows * 8 * 4 * 2 / 2**20
     assert leaving(folders.site("hospital"), "creamfl")["fit"] == (
@@ -333,8 +334,7 @@ def test_an_unreadable_authority_is_named(tmp_path: Path) -> None:
 
 
 def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
-    from federations import experiment_settings
-
+    
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment_settings()))
     run, folder = CliRunner(), tmp_path / "f"
     result = run.invoke(app, ["init", str(folder), "--from", str(tmp_path / "e.yaml"), "--host", "localhost"])
