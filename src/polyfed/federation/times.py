@@ -50,4 +50,5 @@ class Drawn(Times):
     def _of(self, client: ClientInfo, seed: int) -> float:
         # by client, so that another one more or less changes nobody's
         speed = float(torch.rand(2, generator=generator(seed, client.id, "times"), dtype=torch.float64)[0])
-        return self.seconds * self.groups.get(client.group, 1.0) * self.skew**speed
+        seconds: float = self.seconds * self.groups.get(client.group, 1.0) * self.skew**speed
+        return seconds
