@@ -334,7 +334,7 @@ def test_an_unreadable_authority_is_named(tmp_path: Path) -> None:
 
 
 def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
-    
+
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment_settings()))
     run, folder = CliRunner(), tmp_path / "f"
     result = run.invoke(app, ["init", str(folder), "--from", str(tmp_path / "e.yaml"), "--host", "localhost"])
