@@ -103,21 +103,10 @@ class StudyRecord:
 
     # ---- how much of it was run
 
-    @cached_property
-    def further(self) -> list[int]:
-        """Seeds of runs that were made beyond those of the study."""
-        made = [int(label.rpartition(" ")[2]) for label in self.results.cells]
-        return [seed for seed in made if seed not in self.study.seeds]
-
-    @property
-    def seeds(self) -> str:
-        first, further = (", ".join(map(str, seeds)) for seeds in (self.study.seeds, sorted({*self.further})))
-        return f"{first}; where a claim was open {further}" if further else first
-
     @property
     def is_complete(self) -> bool:
         expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
-        return len(self.results.cells) == expected + len(self.further) and not self.results.causes
+        return len(self.results.cells) == expected and not self.results.causes
 
     @cached_property
     def runs(self) -> str:
@@ -126,7 +115,7 @@ class StudyRecord:
         places = plan.row_points()
         cells = {Cell(row, point, resolve(self.study, row, point, plan.places)).digest for row, point in places}
         searches = plan.tuning.most_candidates(places)
-        return f"{len(cells) * len(self.study.seeds) + len(self.further)}" + (f" (+{searches})" if searches else "")
+        return f"{len(cells) * len(self.study.seeds)}" + (f" (+{searches})" if searches else "")
 
     @property
     def progress(self) -> str:

@@ -37,7 +37,7 @@ def record(item: str = "Table 1", runs: int = 20, **more: Any) -> StudyRecord:
     for point, sign in ((("1",), 1), (("5",), -1)):
         values["tiny", point, "r1"] = {seed: 10.0 + seed for seed in study.seeds}
         values["prox", point, "r1"] = {seed: 10.0 + seed + sign * (2 + seed / 10) for seed in study.seeds}
-    labels = [f"{row}, {label}, seed {k}" for k in range(10) for row in ("tiny", "prox") for label in "15"][:runs]
+    labels = [f"{row}, {label}, seed {k}" for k in range(5) for row in ("tiny", "prox") for label in "15"][:runs]
     results = Results(study, values, cells={label: label for label in labels}, code=("0.1.0 abc",))
     return StudyRecord("papers/creamfl-t1", "small", results)
 
@@ -81,12 +81,10 @@ def test_the_ledger_has_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_how_much_was_run() -> None:
-    part, whole, further = record(runs=9), record(), record(runs=40)
+    part, whole = record(runs=9), record()
     assert (part.progress, part.state) == ("9 of 20: in part", "in part: 1 held, 1 contradicted")
-    assert (whole.progress, whole.seeds) == ("20 of 20", "0, 1, 2, 3, 4")
-    assert (further.progress, further.state) == ("40 of 40", "1 held, 1 contradicted")
-    assert further.seeds == "0, 1, 2, 3, 4; where a claim was open 5, 6, 7, 8, 9"
-    assert len({part.digest, whole.digest, further.digest}) == 3
+    assert (whole.progress, whole.state) == ("20 of 20", "1 held, 1 contradicted")
+    assert part.digest != whole.digest
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Judgement:
 
 
 def judge(claims: Sequence[Claim], samples: Sequence[Sample | None], seeds: Sequence[int]) -> list[Judgement]:
-    """Judge claims as one family, each by its left against right over all seeds that it has.
+    """Judge claims as one family, each by its left against right over the study's seeds.
 
     Nothing is decided on fewer than five ``seeds``, or where one of them is missing: nobody stops where it suits.
     P-values are adjusted over all claims (Holm 1979), also those that were not run, so that running a part changes no
@@ -48,7 +48,7 @@ def judge(claims: Sequence[Claim], samples: Sequence[Sample | None], seeds: Sequ
 
 
 def _is_complete(sample: Sample, seeds: Sequence[int]) -> bool:
-    return len(seeds) >= FEWEST_SEEDS and {*seeds} <= {*sample.seeds}
+    return len(seeds) >= FEWEST_SEEDS and {*seeds} == {*sample.seeds}
 
 
 def _verdict(towards: Sample | None, p: float) -> Verdict:

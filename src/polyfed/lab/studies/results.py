@@ -210,6 +210,8 @@ class Results:
                 (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
                 for entry in content["figures"]
             }
+            if others := {seed for by_seed in values.values() for seed in by_seed} - {*study.seeds}:
+                raise ValueError(f"figures of seeds {sorted(others)}, which its study has not")
             chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
             causes, cells, code = content["causes"], content["cells"], content["code"]
             return cls(study, values, chosen, causes, cells, code, content.get("replies", {}))
