@@ -183,7 +183,8 @@ class LoadedModel:
             for key in kept.keys() - set(keys):
                 del kept[key]
         kept.update(zip(new, self.encode_modality(modality, list(new.values())), strict=True))
-        return np.stack([kept[key] for key in keys])
+        vectors: Vectors = np.stack([kept[key] for key in keys])
+        return vectors
 
     def takes(self, kind: str) -> bool:
         """Whether it has an encoder of pictures (``image``) or texts (``text``)."""
