@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    LocalEpochs,
-    LocalSteps,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-    noted,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, LocalEpochs, Reply, Server, Weights, client_step, each, noted
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.models.masked import (
@@ -39,7 +25,7 @@ from polyfed.models.model import Embedder, Model
 _DECODER = "mae_"
 
 
-class FedMAE(Algorithm):
+class FedMAE(FedAvg):
     """Federated masked autoencoding (Yan et al. 2023, with the autoencoder of He et al., CVPR 2022).
 
     Clients rebuild the hidden patches of their pictures from the visible ones, beside their own task (as in FedAID's
@@ -50,12 +36,7 @@ class FedMAE(Algorithm):
     ``mae_clients`` say what was done.
     """
 
-    takes_late_replies: ClassVar[bool] = True
-    has_global_models: ClassVar[bool] = True
-
     local_epochs: LocalEpochs = 1
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: none")
     mae_weight: float = Field(default=1.0, gt=0, description="factor of the reconstruction")
     mask_ratio: float = Field(default=0.75, gt=0, lt=1, description="share of patches hidden, rounded; also used: 0.6")
@@ -77,10 +58,6 @@ class FedMAE(Algorithm):
                 # under a name with the modality, as clients of one type average decoders by name
                 decoder = PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
                 model.extras[f"{_DECODER}{modality}"] = decoder
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
 
     # ---- server half
 

@@ -9,22 +9,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    Lifetime,
-    LocalEpochs,
-    LocalSteps,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-    noted,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each, noted
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.second_views import Byol, SecondViews, random_views
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
@@ -83,7 +69,7 @@ class Blending(Settings):
         return float(norms.norm() if self.divergence == "norm" else norms.mean())
 
 
-class FedEMA(Algorithm):
+class FedEMA(FedAvg):
     """Divergence-aware moving average of online encoders and predictors (Zhuang et al. 2022).
 
     Clients train BYOL on each modality whose training view is random (two draws of it; the embedding is the
@@ -101,19 +87,9 @@ class FedEMA(Algorithm):
         "blending": Lifetime.RUN,
     }
 
-    takes_late_replies: ClassVar[bool] = True
-    has_global_models: ClassVar[bool] = True
-
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: pure BYOL")
     byol: Byol | None = Field(default=Byol(), description="BYOL between two views; null: the task alone")
     blending: Blending | None = Field(default=Blending(), description="with the kept model; null: none, as FedAvg")
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
 
     @model_validator(mode="after")
     def _trains(self) -> Self:
@@ -128,9 +104,6 @@ class FedEMA(Algorithm):
             model.extras[f"predictor_{modality}"] = Predictor(model.dim, width)
 
     # ---- server half
-
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, blend and train, average; record what clients report of their training.

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from polyfed.aggregation.averagings.by_slot import BySlot, MultimodalAveraging
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    LocalEpochs,
-    LocalSteps,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-    noted,
-)
+from polyfed.algorithms.algorithm import Cohort, Reply, Server, WeightAveraging, each, noted
+from polyfed.algorithms.fedavg import FedAvg
 
 
-class FedIoT(Algorithm):
+class FedIoT(FedAvg):
     """Multimodal federated averaging (Zhao et al., IoTDI 2022), on transformers as FedCola's authors adapt it.
 
     Blocks of a modality A are averaged over all who have it, and the sample counts of clients with several modalities
@@ -38,21 +23,9 @@ class FedIoT(Algorithm):
     several modalities in the average of a round is recorded for every modality that is shared, ``share.<modality>``.
     """
 
-    takes_late_replies: ClassVar[bool] = True
-    has_global_models: ClassVar[bool] = True
-
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
     averaging: WeightAveraging = MultimodalAveraging()
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
     # ---- server half
-
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average with alpha; record what alpha amounts to."""
@@ -80,12 +53,3 @@ class FedIoT(Algorithm):
                 parts = [(len(models[part.source].modalities) > 1, part.coefficient) for part in contributions]
                 shares[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)
         return shares
-
-    # ---- client half
-
-    @client_step(weights=Weights, num_examples=int)
-    def fit(self, client: Client, weights: Weights) -> Reply:
-        """Train the received model on the client's own task."""
-        client.load_weights(weights)
-        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        return Reply(weights=client.weights, num_examples=client.num_examples)

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    LocalEpochs,
-    LocalSteps,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-)
+from polyfed.algorithms.algorithm import Client, Reply, Weights, client_step
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel
 
 
-class FedMAC(Algorithm):
+class FedMAC(FedAvg):
     """FedMAC-like (Nguyen et al., NCA 2024): FedAvg with two contrasts in what samples have, for samples with gaps.
 
     Clients add to their task's loss
@@ -42,33 +27,11 @@ class FedMAC(Algorithm):
     form, weights and tau. Left out is its aggregator, which weighs modalities by how well each tells the others.
     """
 
-    has_global_models: ClassVar[bool] = True
-    takes_late_replies: ClassVar[bool] = True
-
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     between: float = Field(default=0.1, ge=0, le=1e6, description="weight of the contrast between modalities")
     fused: float = Field(
         default=0.1, ge=0, le=1e6, description="weight of the contrast between what is classified and each modality"
     )
     tau: float = Field(default=0.1, gt=0, le=100, description="temperature of both")
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
-    # ---- server half
-
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
-
-    def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast, train with the contrasts, average."""
-        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(replies, cohort.clients, self.averaging)
-
-    # ---- client half
 
     @client_step(weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:

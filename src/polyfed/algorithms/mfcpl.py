@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
@@ -20,21 +17,8 @@ from polyfed.aggregation.prototypes import (
     renewed,
     table,
 )
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    ClientInfo,
-    Cohort,
-    LocalEpochs,
-    LocalSteps,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-    noted,
-)
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Reply, Server, Weights, client_step, each, noted
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
@@ -51,7 +35,7 @@ PROTOTYPES = "prototypes"
 """What of the server's state they are."""
 
 
-class MFCPL(Algorithm):
+class MFCPL(FedAvg):
     """MFCPL-like (Le et al., arXiv 2401.13898): FedAvg with prototypes of complete samples, which guide the others.
 
     A complete prototype P_c is the mean of what is classified, f, over a client's samples of class c that lack nothing,
@@ -68,12 +52,6 @@ class MFCPL(Algorithm):
     checked: distances, weights and tau; and no projections, as all encoders here end in one space.
     """
 
-    has_global_models: ClassVar[bool] = True
-    takes_late_replies: ClassVar[bool] = True
-
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     regularisation: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPR")
     contrast: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPC")
     alignment: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMA")
@@ -82,10 +60,11 @@ class MFCPL(Algorithm):
         default="uniform", description="of clients in the mean of a class: uniform (Eq. 4), or by their samples"
     )
 
-    # ---- server half
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
 
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
+    # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast weights and prototypes, train, average both."""

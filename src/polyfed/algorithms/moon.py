@@ -10,28 +10,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    Lifetime,
-    LocalEpochs,
-    LocalSteps,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-)
+from polyfed.algorithms.algorithm import Client, Lifetime, Reply, Weights, client_step
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch
 from polyfed.federation.trainer import Regulariser
 from polyfed.losses.contrast import model_contrast
 from polyfed.models.model import CachedModel, Model
 
 
-class MOON(Algorithm):
+class MOON(FedAvg):
     """Model-contrastive federated learning (Li et al., CVPR 2021, Algorithm 1).
 
     Clients add mu l_con to their loss (Eq. 3-4): their representations are drawn to those of the received model, and
@@ -45,12 +32,6 @@ class MOON(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"previous": Lifetime.RUN}
 
-    takes_late_replies: ClassVar[bool] = True
-    has_global_models: ClassVar[bool] = True
-
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     mu: float = Field(default=1.0, ge=0, le=1e6, description="weight of the contrast; the paper tries 0.1, 1, 5, 10")
     tau: float = Field(default=0.5, gt=0, le=100, description="temperature of the contrast")
     projection: int | None = Field(
@@ -61,22 +42,6 @@ class MOON(Algorithm):
         for modality in model.modalities if self.projection is not None else ():
             layers = nn.Linear(model.dim, model.dim), nn.ReLU(), nn.Linear(model.dim, self.projection or 0)
             model.extras[_head(modality)] = nn.Sequential(*layers)
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
-    # ---- server half
-
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
-
-    def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast, train with the contrast, average."""
-        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(replies, cohort.clients, self.averaging)
-
-    # ---- client half
 
     @client_step(weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
