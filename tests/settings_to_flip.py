@@ -120,7 +120,6 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("feddra", "weighted_stages"): {"weights": {"use": "loss"}},
     ("feddra", "weights.divergence"): {"weights": {"rho": 1e-3}},
     ("fedema", "blending.divergence"): {"blending": {"lam": 0.5}},  # else one round sets the scale that the next uses
-    ("fedgems", "teacher.judge_clients"): {"teacher": {"weights": "mean"}},  # else what nobody knows has no target
     ("fedmd", "task.order"): {"teacher": {"weights": "sed"}},
     ("fedprox", "norm"): {"mu": 1.0},
 }

@@ -32,19 +32,16 @@ def clients():
     return [sent([2, 0, 7, 1, 0], 1), sent([1, 3, 0, 0, 0], 2), sent([9, 0, 1, 0, 0], 3)]
 
 
-def mean_by_loops(clients, weighting):
+def mean_by_loops(clients):
     found = {}
     for label in range(CLASSES):
-        total, sums = 0.0, [0.0] * D
-        for one in clients:
-            labels = one.present.nonzero().flatten().tolist()
-            if label in labels:
-                row = labels.index(label)
-                share = float(one.counts[row]) if weighting == "count" else 1.0
-                total += share
-                sums = [a + share * b for a, b in zip(sums, one.means[row].double().tolist(), strict=True)]
-        if total:
-            found[label] = [value / total for value in sums]
+        rows = [
+            one.means[one.present.nonzero().flatten().tolist().index(label)].double().tolist()
+            for one in clients
+            if one.present[label]
+        ]
+        if rows:
+            found[label] = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     return found
 
 
@@ -80,28 +77,11 @@ def test_half_precision_features_are_summed_in_full():
 # ---- means over clients
 
 
-@pytest.mark.parametrize("weighting", ["count", "uniform"])
-def test_the_mean_over_clients_equals_loops(clients, weighting):
-    found, expected = as_dict(mean_prototypes(clients, weighting)), mean_by_loops(clients, weighting)
+def test_the_mean_over_clients_equals_loops(clients):
+    found, expected = as_dict(mean_prototypes(clients)), mean_by_loops(clients)
     assert found.keys() == expected.keys() == {0, 1, 2, 3}
     for label, mean in expected.items():
         assert found[label] == pytest.approx(mean, abs=1e-6)
-
-
-def test_by_count_it_is_the_mean_over_all_samples():
-    stream = torch.Generator().manual_seed(4)
-    features, labels = torch.randn(40, D, generator=stream), torch.randint(0, CLASSES, (40,), generator=stream)
-
-    def means_of(rows):
-        average = ClassAverage(CLASSES, D)
-        average.add(features[rows], labels[rows])
-        return average.result()
-
-    parts = torch.arange(40).split([3, 20, 17])
-    together, whole = mean_prototypes([means_of(part) for part in parts]), means_of(torch.arange(40))
-    assert torch.allclose(together.means, whole.means, atol=1e-6)
-    assert torch.equal(together.counts.int(), whole.counts)
-    assert not torch.allclose(mean_prototypes([means_of(part) for part in parts], "uniform").means, whole.means)
 
 
 def test_it_scales_with_the_rows_and_one_client_is_its_own_mean(clients):
@@ -167,12 +147,3 @@ def test_names_of_tensors_lead_back_to_spaces(clients):
     for wrong in ({"d.means": clients[1].means}, tensors | {"d.more": clients[1].means}, {"means": clients[1].means}):
         with pytest.raises(PayloadError, match="expected"):
             by_space(wrong, ClassMeans)
-
-
-@pytest.mark.parametrize(("most", "expected"), [(100, [60, 40]), (99, [59, 39]), (50, [30, 20]), (1, [1, 1])])
-def test_counts_are_scaled_down_to_what_a_client_counts_for(most: int, expected: list[int]) -> None:
-    counts = torch.tensor([60, 40], dtype=torch.int32)
-    means = ClassMeans(torch.zeros(2, 3), counts, torch.tensor([True, True]))
-    found = means.at_most(most)
-    assert found.counts.tolist() == expected
-    assert found.counts.dtype == torch.int32

@@ -52,22 +52,6 @@ def test_turned_copies_of_the_server_average_to_it_once_they_are_aligned(tmp_pat
     assert lengths[None] < 0.7 < lengths["procrustes"] == pytest.approx(1, abs=1e-3)
 
 
-def test_a_late_client_is_judged_by_what_it_sent(tmp_path: Path) -> None:
-    """Not by that beside the rows of the server's own that it is mixed with."""
-    session = prepared(three_kinds(name="creamfl"), tmp_path)
-    server, teacher = session.server, Teacher(weights=Mean(), judge_clients=True)
-    names, rows = ("image", "text"), len(session.server.public_set)
-    own, sent = ({name: unit(rows, 8, seed=seed + k) for k, name in enumerate(names)} for seed in (0, 2))
-    folded = teacher.ensembles(server, PublicExchange(), Representations(own, order=""))
-    for client, mixing in (("prompt", 1.0), ("late", 0.01)):
-        for name in names:
-            folded.add_weighed(name, client, sent[name], 0.0, mixing)
-    folded.targets()
-    judged = {key: value for key, value in metrics(session).items() if key.endswith((".prompt", ".late"))}
-    (prompt,), (late,) = ({value for key, value in judged.items() if key.endswith(end)} for end in (".prompt", ".late"))
-    assert prompt == late
-
-
 @pytest.mark.parametrize("kind", ["procrustes", "ridge"])
 def test_one_huge_row_moves_the_others_little(tmp_path: Path, kind: Kind) -> None:
     known = unit(200, 8, seed=0)

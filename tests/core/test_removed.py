@@ -15,6 +15,7 @@ from polyfed.data.source import Source
 from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.study_files import study_content
 from polyfed.models.adapter import Adapter
+from polyfed.models.encoder import Encoder
 from polyfed.runs.config_files import read_layers
 from polyfed.tasks.imputation import Imputation
 
@@ -25,7 +26,7 @@ def test_a_name_that_never_was_is_not_removed() -> None:
     assert removed("algorithm", "creamfl") == ""
 
 
-FAMILIES: tuple[type[Settings], ...] = (Adapter, Algorithm, Imputation, Source)
+FAMILIES: tuple[type[Settings], ...] = (Adapter, Algorithm, Encoder, Imputation, Source)
 
 
 @pytest.mark.parametrize(

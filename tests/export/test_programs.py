@@ -17,7 +17,6 @@ from polyfed.models.encoders.gru import GRU
 from polyfed.models.encoders.mobilenet import MobileNet
 from polyfed.models.encoders.projection import FeatureProjection
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.encoders.vit import ViT
 
 TOKENS = InputSpec((6,), tuple(f"word {number}" for number in range(30)), pad=0)
@@ -54,12 +53,6 @@ class Networks:
         (Bag(width=4), TOKENS, ("batch", "length")),
         slow(GRU(width=4, pie=True), TOKENS, ("batch", 6)),
         (GRU(width=4, readout="last"), TOKENS, ("batch", 6)),
-        slow(
-            Transformer(width=8, heads=2, layers=1, pooling="cls", mask_padding=False),
-            TOKENS,
-            ("batch", "length"),
-        ),
-        slow(Transformer(width=8, heads=2, layers=1, pie=True), TOKENS, ("batch", "length")),
         slow(Bert(size="tiny", pooling="mean"), TOKENS, ("batch", "length")),
         slow(ResNet(widths=(4, 4), depths=(1, 1), block="basic", pie=True), PIXELS, ("batch", 3, 16, 16)),
         slow(ViT(size="nano", pie=True), PIXELS, ("batch", 3, 16, 16)),

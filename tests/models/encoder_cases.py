@@ -16,7 +16,6 @@ from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.encoders.gru import GRU
 from polyfed.models.encoders.mobilenet import MobileNet
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.encoders.vit import ViT
 
 CONTEXT = DataContext(Path("unused"))
@@ -45,9 +44,6 @@ OF_TEXTS: dict[str, Encoder] = {
     "gru-forward": GRU(width=8, bidirectional=False, hidden=5),
     "bag": Bag(width=8),
     "bag-hidden": Bag(width=8, hidden=6),
-    "transformer": Transformer(width=16),
-    "transformer-cls": Transformer(width=16, pooling="cls"),
-    "transformer-first": Transformer(width=16, pooling="first", pie=True),
     "bert": Bert(),
     "bert-mean": Bert(pooling="mean"),
     "bert-pie": Bert(pooling="mean", pie=True),

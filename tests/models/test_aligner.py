@@ -294,7 +294,6 @@ def test_settings_that_cannot_be() -> None:
         ("gru", "pie", True),
         ("gru", "project", True),
         ("bag", "hidden", 7),
-        ("transformer", "pie", True),
         ("resnet", "dropout", 0.1),
         ("mobilenet", "dropout", 0.1),
     ],

@@ -91,7 +91,7 @@ def test_positions_can_be_trained_and_fused(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("transformer", "bert-mean", "bag", "resnet", "mobilenet", "vit-mean"),
+        *("bert-mean", "bag", "resnet", "mobilenet", "vit-mean"),
         *("blocks-mean", "blocks-text-mean", "blocks-sequences"),
     ],
 )
@@ -167,7 +167,7 @@ def test_nothing_is_left_that_learns_nothing(name: str) -> None:
     assert [key for key, value in encoder.named_parameters() if value.grad is None] == []
 
 
-@pytest.mark.parametrize("name", ["bert", "transformer", "gru", "bag", "blocks-text"])
+@pytest.mark.parametrize("name", ["bert", "gru", "bag", "blocks-text"])
 def test_tokens_of_padding_change_nothing_behind_an_aligner(name: str) -> None:
     encoder, _ = aligned_encoder(name)
     encoder.eval()
@@ -184,7 +184,7 @@ NEEDS_IMAGES = r"encoder '{}' needs images .*gives shape \[7\] and a vocabulary"
 @pytest.mark.parametrize(
     ("settings", "spec", "message"),
     [
-        *((name, PICTURES, NEEDS_TOKENS.format(name)) for name in ("gru", "bag", "transformer", "bert")),
+        *((name, PICTURES, NEEDS_TOKENS.format(name)) for name in ("gru", "bag", "bert")),
         *((name, WORDS, NEEDS_IMAGES.format(name)) for name in ("resnet", "vit", "mobilenet")),
         ("projection", WORDS, "encoder 'projection' needs features"),
         ({"name": "projection", "pie": True}, FLAT, "pool: tokens"),
@@ -202,7 +202,6 @@ def test_other_input_is_refused(settings: Any, spec: InputSpec, message: str) ->
     [
         ({"name": "resnet", "widths": (8, 16)}, r"widths \[8, 16\] and depths \[1, 1, 1, 1\] differ"),
         ({"name": "resnet", "widths": (6, 12), "depths": (1, 1), "block": "bottleneck"}, "multiples of 4"),
-        ({"name": "transformer", "width": 16, "heads": 3}, "heads 3 does not divide width 16"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:

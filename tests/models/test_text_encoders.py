@@ -8,7 +8,6 @@ from polyfed.data.view import InputSpec
 from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.gru import GRU, final_state
-from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.pooling import last_valid
 
 
@@ -72,18 +71,6 @@ def test_bag_is_the_same_where_no_gradient_is_kept_also_for_empty_texts(frozen):
     expected = model(tokens)
     with torch.no_grad():
         torch.testing.assert_close(model(tokens), expected)
-
-
-def test_transformer_without_padding_mask_lets_padding_in():
-    model = Transformer(width=16, mask_padding=False).build(10, TEXTS, CONTEXT).eval()
-    wider = torch.nn.functional.pad(TOKENS, (0, 5))
-    assert not torch.allclose(model(TOKENS), model(wider), atol=1e-4)
-
-
-def test_transformer_knows_the_order_of_words():
-    model = Transformer(width=16).build(10, TEXTS, CONTEXT).eval()
-    one, other = model(torch.tensor([[5, 3, 7]])), model(torch.tensor([[7, 3, 5]]))
-    assert not torch.allclose(one, other, atol=1e-5)
 
 
 def test_bert_base_has_the_published_parameter_counts():

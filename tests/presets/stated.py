@@ -138,7 +138,6 @@ MECHANICS: dict[str, Any] = {
     "algorithm.distiller.training": None,
     "algorithm.distiller.temperature": None,
     "algorithm.teacher.diagnostic_samples": 1024,
-    "algorithm.teacher.judge_clients": False,
     "algorithm.teacher.groups": None,
     "algorithm.teacher.alignment": None,
 }

@@ -46,10 +46,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "falsified_replies nothing_combined": {"algorithm": "local", "attackers": "noise"},
     "masked_sums weighed_by_content": {"algorithm": "creamfl"} | MASKED,
     "masked_sums alignment": {"algorithm": ALIGNED} | MASKED,
-    "masked_sums judged_clients": {
-        "algorithm": {"name": "creamfl", "teacher": {"weights": "count", "judge_clients": True}}
-    }
-    | MASKED,
     "masked_sums sequential_mean": {"algorithm": SEQUENTIAL} | MASKED,
     "masked_sums unsummed_method": {"algorithm": "scaffold"} | MASKED,
     "masked_sums single_values": {"algorithm": "fedema"} | MASKED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,8 +11,6 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.losses.precision import in_full_precision
-
-MeanWeighting = Literal["count", "uniform"]
 
 
 class ClassMeans(NamedTuple):
@@ -50,15 +48,6 @@ class ClassMeans(NamedTuple):
             raise PayloadError(f"class means are {_kind(means)}, expected float32 [{expected}, d] as flagged")
         if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
             raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
-
-    def at_most(self, samples: int) -> ClassMeans:
-        """The same with counts that add up to no more than ``samples``, scaled down alike, but at least one each."""
-        total = int(self.counts.sum(dtype=torch.int64))
-        if total <= samples:
-            return self
-        # rounded down, or the sum could exceed what the client may count for
-        fewer = (self.counts.double() * (samples / total)).floor().clamp_min(1)
-        return self._replace(counts=fewer.to(self.counts.dtype))
 
     def shortened(self) -> ClassMeans:
         """The same with means of norm 1 at most, as means of unit vectors are: noise and rounding make them longer."""
@@ -146,15 +135,8 @@ def table(means: Float[Tensor, "c d"], present: Bool[Tensor, " classes"]) -> Flo
     return rows
 
 
-def mean_prototypes(sent: Sequence[ClassMeans], weighting: MeanWeighting = "count") -> ClassMeans:
-    """Mean over clients of each class that any of them has.
-
-    By sample count, sum_k n_kc p_kc / sum_k n_kc, which is the mean over all samples; or uniform, the sum of p_kc over
-    the number of clients with class c.
-
-    Args:
-        sent: of the clients; equal numbers of classes and equal widths.
-        weighting: by what a client's mean counts.
+def mean_prototypes(sent: Sequence[ClassMeans]) -> GlobalPrototypes:
+    """Mean over the clients that have a class of their means, each counting alike.
 
     Raises:
         PayloadError: there are no clients, or they differ in classes or width.
@@ -165,22 +147,19 @@ def mean_prototypes(sent: Sequence[ClassMeans], weighting: MeanWeighting = "coun
     if len(shapes) > 1:
         raise PayloadError(f"prototypes of {shapes[0]} and {shapes[1]} (classes, width) cannot be averaged")
     sums = sent[0].means.new_zeros(shapes[0])
-    weights, counts = sums.new_zeros(len(sums)), sums.new_zeros(len(sums), dtype=torch.int64)
+    clients = sums.new_zeros(len(sums))
     for one in sent:
-        # fp32 holds counts up to 2^24 exactly, more than a client has of a class
-        share = one.counts.to(sums) if weighting == "count" else torch.ones_like(one.counts, dtype=sums.dtype)
-        sums[one.present] += share[:, None] * one.means
-        weights[one.present] += share
-        counts[one.present] += one.counts
-    present = weights > 0
-    return ClassMeans(sums[present] / weights[present, None], counts[present], present)
+        sums[one.present] += one.means
+        clients[one.present] += 1
+    present = clients > 0
+    return GlobalPrototypes(sums[present] / clients[present, None], present)
 
 
-def renewed(new: ClassMeans, old: GlobalPrototypes | None) -> GlobalPrototypes:
+def renewed(new: GlobalPrototypes, old: GlobalPrototypes | None) -> GlobalPrototypes:
     """Global prototypes after a round; classes that nobody sent keep theirs, which absent clients may still need."""
     if old is None:
-        return GlobalPrototypes(new.means, new.present)
-    rows = torch.where(new.present[:, None], table(new.means, new.present), table(*old).to(new.means))
+        return new
+    rows = torch.where(new.present[:, None], table(*new), table(*old).to(new.means))
     present = new.present | old.present.to(new.present.device)
     return GlobalPrototypes(rows[present], present)
 

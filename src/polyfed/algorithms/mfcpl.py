@@ -10,7 +10,6 @@ from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
     GlobalPrototypes,
-    MeanWeighting,
     by_space,
     mean_prototypes,
     prototype_tensors,
@@ -56,9 +55,6 @@ class MFCPL(FedAvg):
     contrast: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPC")
     alignment: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMA")
     tau: float = Field(default=0.5, gt=0, le=100, description="temperature of CMPC")
-    weighting: MeanWeighting = Field(
-        default="uniform", description="of clients in the mean of a class: uniform (Eq. 4), or by their samples"
-    )
 
     @property
     def summed(self) -> Mapping[str, str | None]:
@@ -72,8 +68,7 @@ class MFCPL(FedAvg):
 
         def fold(reply: Reply) -> None:
             for space, own in by_space(reply.prototypes, ClassMeans).items():
-                means = own.at_most(server.weight(reply.sender)).shortened()
-                means = ClassMeans(*(part.to(server.device) for part in means))
+                means = ClassMeans(*(part.to(server.device) for part in own.shortened()))
                 sent.setdefault(space, []).append(means.followed(known.get(space), reply.mixing))
 
         replies = cohort.ask(
@@ -84,7 +79,7 @@ class MFCPL(FedAvg):
         )
         server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
         for space, means in sent.items():
-            known[space] = renewed(mean_prototypes(means, self.weighting), known.get(space))
+            known[space] = renewed(mean_prototypes(means), known.get(space))
         server.state[PROTOTYPES] = {
             name: value for one in known.items() for name, value in prototype_tensors(*one).items()
         }

@@ -88,10 +88,6 @@ def alignment(choice: Choice) -> str:
     return "algorithm.teacher.alignment" if (teacher := teacher_of(choice)) and teacher.alignment else ""
 
 
-def judged_clients(choice: Choice) -> str:
-    return "algorithm.teacher.judge_clients" if (teacher := teacher_of(choice)) and teacher.judge_clients else ""
-
-
 def unasked_clients(choice: Choice) -> str:
     return "" if choice.method.asks_clients else choice.name
 
@@ -138,7 +134,6 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (falsified_replies, nothing_combined, "its clients send nothing to falsify; choose label_flip"),
     (masked_sums, weighed_by_content, "it weighs clients by what each sends; choose count"),
     (masked_sums, alignment, "it maps the representations of each client; set it to null"),
-    (masked_sums, judged_clients, "it looks at the representations of each client; set it to false"),
     (masked_sums, sequential_mean, "it takes replies one after the other; set it to exact"),
     (masked_sums, unsummed_method, "it needs each client's reply; choose a method that averages"),
     (masked_sums, single_values, "only sums are seen; choose a method that only averages"),

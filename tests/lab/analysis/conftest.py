@@ -29,7 +29,7 @@ def analyse(cli: Cli) -> Cli:
 def _layered(run_folder: Path) -> dict[str, Any]:
     """The federation of ``tiny_run`` with encoders that have layers, and clients with tests of their own."""
     content = dict(yaml.safe_load((run_folder / "config.yaml").read_text()))
-    words = {"name": "transformer", "width": 8, "layers": 2, "heads": 2, "view": {"name": "tokens", "length": 16}}
+    words = {"name": "bert", "view": {"name": "tokens", "length": 16}}
     for model in (content["server"]["model"], content["clients"]["paired"]["models"][0]):
         model["encoders"]["text"] = words
     content["data"]["sources"]["scenes"]["test"] = 40

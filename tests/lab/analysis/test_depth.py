@@ -17,7 +17,6 @@ from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.encoders.gru import GRU
 from polyfed.models.encoders.mobilenet import MobileNet
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.encoders.vit import ViT
 from polyfed.models.model import Model
 
@@ -27,9 +26,7 @@ SMALL = ResNet(widths=(8, 8, 8), depths=(1, 2, 1), block="basic")
 
 def model(aligner: AlignerSettings | None = None, **encoders: Any) -> Model:
     context = DataContext(Path("nowhere"))
-    specs = {
-        name: WORDS if type(each) in (Bag, Bert, GRU, Transformer) else PICTURES for name, each in encoders.items()
-    }
+    specs = {name: WORDS if type(each) in (Bag, Bert, GRU) else PICTURES for name, each in encoders.items()}
     built = {name: each.build(8, specs[name], context) for name, each in encoders.items()}
     if aligner is not None:
         built = {name: aligner.around(each, name, 8) for name, each in built.items()}
@@ -44,7 +41,6 @@ def model(aligner: AlignerSettings | None = None, **encoders: Any) -> Model:
         (ViT(), 4, "trunk.model.embeddings.", "trunk.model.layers.0.", "trunk.model.layers.3.", "project."),
         (Bert(), 2, "trunk.model.embeddings.", "trunk.model.encoder.layer.0.", "trunk.model.encoder.", "project."),
         (MobileNet(multiplier=0.35), 16, "trunk.model.conv_stem.", "trunk.model.layer.0.", "trunk.", "project."),
-        (Transformer(width=8), 2, "trunk.positions", "trunk.layers.layers.0.", "trunk.layers.", "project."),
         (Blocks(depth=3), 3, "embedding.", "blocks.0.", "blocks.2.", "norm."),
     ],
 )  # fmt: skip
@@ -70,7 +66,7 @@ def test_an_aligner_is_deep(encoder: Any) -> None:
 
 
 def test_shallow_and_deep_are_the_whole_and_share_nothing() -> None:
-    built = model(sound=SMALL, words=Transformer(width=8, layers=4))
+    built = model(sound=SMALL, words=Bert(size="mini"))
     every = set(built.state_dict())
     assert chosen_tensors(built, "all") == every
     for depth in (None, 0, 1, 3, {"words": 4}):
@@ -80,7 +76,7 @@ def test_shallow_and_deep_are_the_whole_and_share_nothing() -> None:
 
 
 def test_depth_by_modality_and_half_by_default() -> None:
-    built = model(sound=SMALL, words=Transformer(width=8, layers=4))
+    built = model(sound=SMALL, words=Bert(size="mini"))
     layer = depth_of(built).layer
 
     def deepest(depth: Any) -> list[int]:
@@ -117,11 +113,11 @@ def test_what_cannot_be(part: str, depth: Any, message: str) -> None:
 
 def test_gradients_reach_exactly_the_shallow_layers() -> None:
     """The embedding's input side: what is before layer 1 changes all tokens, what is behind does not."""
-    built = model(words=Transformer(width=8, layers=2, dropout=0.0)).eval()
+    built = model(words=Bert()).eval()
     trunk: Any = built.encoders["words"]
     tokens = torch.tensor([[1, 2, 3] + [0] * 13])
     seen: list[torch.Tensor] = []
-    trunk.trunk.layers.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    trunk.trunk.model.encoder.layer[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     built.represent("words", tokens)
     seen[0].sum().backward()
     reached = {name for name, value in built.named_parameters() if value.grad is not None}

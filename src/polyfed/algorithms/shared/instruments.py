@@ -39,12 +39,12 @@ class Judge:
         self._samples = next(iter(gallery.values())) if gallery else samples.subset(index)
         self._own = self._rows(own)
 
-    def metrics(self, targets: Mapping[str, Ensembled], rows: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
+    def metrics(self, targets: Mapping[str, Ensembled]) -> dict[str, float]:
         """The primary metric m of teacher and server; nothing if the task cannot judge, or samples have no target.
 
         ``teacher.m`` of the targets; ``teacher.m.<modality>`` of those of one modality beside the server's own of the
-        others; ``teacher.m.<client>`` of a client's ``rows`` (client -> output -> [n, d]) likewise; ``student.m`` of
-        the server's own; ``teacher.gallery``: how many samples nobody learns from, 0 if they are public pairs.
+        others; ``student.m`` of the server's own; ``teacher.gallery``: how many samples nobody learns from, 0 if they
+        are public pairs.
         """
         values = self._rows(_covered(targets))
         metric = self._task.primary
@@ -55,7 +55,6 @@ class Judge:
             judged[f"teacher.{metric}"] = values
         if values:
             judged[f"student.{metric}"] = self._own
-        judged |= {f"teacher.{metric}.{client}": self._own | self._rows(outputs) for client, outputs in rows.items()}
         found = {name: self._task.judge(representations, self._samples) for name, representations in judged.items()}
         known = {name: value for name, value in found.items() if value is not None}
         return known | {"teacher.gallery": float(self._held_out)} if known else {}

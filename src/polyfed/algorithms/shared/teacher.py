@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -49,20 +48,11 @@ class Teacher(Settings):
         default=None, description="map of each client's representations to the server's, before they are averaged"
     )
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which progress is measured")
-    judge_clients: bool = Field(
-        default=False, description="measure every client's representations on the gallery, not the ensemble's alone"
-    )
-
-    @model_validator(mode="after")
-    def _samples_to_judge_on(self) -> Self:
-        if self.judge_clients and not self.diagnostic_samples:
-            raise ValueError("judge_clients has no effect with diagnostic_samples 0; raise that, or leave it at false")
-        return self
 
     @property
     def is_plain_mean(self) -> bool:
         """Whether it needs but the mean of the clients' rows by sample count."""
-        return type(self.weights) is Count and self.alignment is None and not self.judge_clients
+        return type(self.weights) is Count and self.alignment is None
 
     def require(self, plan: FederationPlan, public: PublicExchange) -> None:
         """Check that the settings suit the clients and what crosses.
@@ -83,7 +73,7 @@ class Teacher(Settings):
             )
 
     def _require_scores(self) -> None:
-        given = [key for key in ("renormalise", "alignment", "judge_clients") if getattr(self, key)]
+        given = [key for key in ("renormalise", "alignment") if getattr(self, key)]
         given += [f"weights.{key}" for key in ("mask_siblings", "include_self") if getattr(self.weights, key, False)]
         if given:
             raise ConfigError(f"algorithm.teacher.{given[0]} is of representations, but scores cross; leave it out")
@@ -145,7 +135,6 @@ class Ensembles:
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
         self._rows: dict[str, dict[str, Rows]] = {}
-        self._judged: dict[str, dict[str, Tensor]] = {}
 
     def add(self, reply: Reply, payload: PublicOutputs) -> None:
         """Fold in one client's outputs; no row outweighs others by its norm."""
@@ -208,8 +197,6 @@ class Ensembles:
         mixing: float = 1.0,
     ) -> None:
         """Fold in a client's rows; of one that the server follows in part, its own rows are the rest."""
-        if self._teacher.judge_clients:
-            self._judged.setdefault(sender, {})[output] = values
         values = self.followed(output, values, mixing)
         if output not in self._ensembles:
             count, width = self._server_outputs[output].shape
@@ -244,12 +231,12 @@ class Ensembles:
         return targets
 
     def _quality(self, targets: Mapping[str, Ensembled]) -> dict[str, float]:
-        """How well targets, and clients if wanted, do the server's task, beside the server itself."""
+        """How well targets do the server's task, beside the server itself."""
         count = min(self._teacher.diagnostic_samples, len(self._samples))
         if not count or self._public.exchanges_scores:
             return {}
         judge = Judge(self._server, self._server_outputs, self._samples, self._shown(count))
-        return judge.metrics(targets, self._judged)
+        return judge.metrics(targets)
 
     def _shown(self, count: int) -> Tensor:
         return fixed_sample(self._server, len(self._samples), count)
