@@ -35,13 +35,12 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "fedmd:procrustes": {"teacher": {"alignment": {"kind": "procrustes"}}},
     "fedmd:scores": {"scores": True, "public": {"form": "scores", "samples": 10}},
     "fedmkd:few": {"public": {"samples": 10}},
-    "scaffold:full": {"variate": "full"},
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
-ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam", "scaffold:full"}
+ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
 ALIKE |= {
     "fedit",
     "flexlora",
@@ -63,8 +62,8 @@ ALIKE |= {
     "fedmac",
 }
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
-weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. SCAFFOLD's two
-variates are sent alike, and ``test_scaffold`` has two rounds of both. ``flora`` runs what others with adapters do."""
+weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. ``flora`` runs
+what others with adapters do."""
 
 
 def method_of(form: str) -> type[Algorithm]:

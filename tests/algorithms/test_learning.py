@@ -21,13 +21,11 @@ TOPICS: dict[str, tuple[Config, int]] = {
     "moon": ({}, 6),
     "moon:projected": ({"projection": 16}, 6),
     "scaffold": ({}, 6),
-    "scaffold:full": ({"variate": "full"}, 6),
 }
 """Method, with a word for a variation of it -> its settings, and rounds."""
 SLOW = {
     "fedprox:plain",
     "moon:projected",
-    "scaffold:full",
     "fedema",
     "moon",
     "fedprox",

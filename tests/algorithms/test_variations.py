@@ -117,7 +117,6 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
     ),
     "fedprox plain": ({"norm": "plain", "averaging": ACROSS_TYPES}, BFLOAT16),
     "moon projected": ({"projection": 4, "averaging": ACROSS_TYPES}, BFLOAT16),
-    "scaffold full": ({"variate": "full", "averaging": ACROSS_TYPES}, BFLOAT16),
     "fedavg adagrad": (averaged("by_type", server_optimizer="adagrad"), {}),
 }
 """Method and a word -> its settings, those of the run."""

@@ -47,7 +47,7 @@ class Scaffold(Algorithm):
         (W - w_k) / (K eta) - c + c_k = sum_j g_j / K.
 
     Unlike the left side, the right one means the same with momentum, adaptive steps, clipping and learning rates that
-    change. ``variate: full`` is option I, the gradient at W over the whole local data.
+    change.
 
     The server's learning rate is that of ``averaging.server_optimizer``. Weights are averaged by sample count, as
     FedAvg does; but it is c that decides whose optimum is a fixed point, see ``objective``.
@@ -60,9 +60,6 @@ class Scaffold(Algorithm):
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = None
     averaging: WeightAveraging = ByType()
-    variate: Literal["path", "full"] = Field(
-        default="path", description="new c_k: mean gradient along the path (option II), or at W over all data (I)"
-    )
     objective: Literal["clients", "samples"] = Field(
         default="clients", description="c is the mean of all c_k: by clients, as in the paper, or by their samples"
     )
@@ -109,36 +106,17 @@ class Scaffold(Algorithm):
         """Train the received model with corrected gradients; send it, and the change of c_k."""
         client.load_weights(weights)
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
-        # option I needs the gradient at W, before any step
-        full = self.gradient(client, weights) if self.variate == "full" else None
         sums = {name: torch.zeros_like(value) for name, value in own.items()}
         shift = {name: common[name] - value for name, value in own.items()}
         correct = partial(shift_gradients, shift=shift, sums=sums)
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
-        new = {name: total / max(steps, 1) for name, total in sums.items()} if full is None else full
+        new = {name: total / max(steps, 1) for name, total in sums.items()}
         client.state["control"] = new
         return Reply(
             weights=client.weights,
             controls=Weights({name: new[name] - own[name] for name in new}),
             num_examples=client.num_examples,
         )
-
-    def gradient(self, client: Client, weights: Weights) -> dict[str, Tensor]:
-        """Gradient of the task over the client's data, mean by sample, at the received weights; these are kept.
-
-        In training mode, as in the steps that it corrects; what batches leave in buffers is undone.
-        """
-        client.model.train()
-        seen = 0
-        for batch in client.batches(client.train, "control"):
-            loss = client.task_loss(batch)
-            if loss.requires_grad:
-                (loss * len(batch)).backward()  # type: ignore[no-untyped-call]
-            seen += len(batch)
-        sums = {name: value.grad for name, value in client.model.trained().items() if value.grad is not None}
-        client.model.zero_grad(set_to_none=True)
-        client.load_weights(weights)
-        return _filled(client, {name: value / seen for name, value in sums.items()})
 
 
 def controls_check(server: Server) -> ReplyCheck:

@@ -15,6 +15,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "MFCPL": frozenset({"weighting"}),
     "MissingSettings": frozenset({"by", "concentration"}),
     "Ray": frozenset({"object_store"}),
+    "Scaffold": frozenset({"variate"}),
     "Study": frozenset({"more_seeds"}),
     "Teacher": frozenset({"judge_clients"}),
     "Transport": frozenset({"topk", "unchanged"}),
