@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polyfed.federation.timeline import TimelineEvent
+from polyfed.federation.timeline_events import TimelineEvent
 from polyfed.reporting.gantt import Work, gantt_charts
 from polyfed.reporting.plots import run_figures
 from polyfed.runs.events import Measured

@@ -14,7 +14,8 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Ask, Received
 from polyfed.federation.paces import LatePace
-from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Timeline
+from polyfed.federation.timeline import AtWork, Timeline
+from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
 from polyfed.wire.messages import Request, StateVersion
 from polyfed.wire.payload import Payload, Weights
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from polyfed.federation.timeline import REPLIED, STARTED
+from polyfed.federation.timeline_events import REPLIED, STARTED
 from polyfed.reporting.charts import Chart, LegendEntry, chart_colour, short_name
 from polyfed.reporting.figures import hover_id, legend_below
 from polyfed.reporting.tables import figure

@@ -22,7 +22,8 @@ from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, RealTime, Timeline
+from polyfed.federation.timeline import AtWork, RealTime, Timeline
+from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
 from polyfed.federation.times import Drawn
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json, typed, yaml_content
-from polyfed.federation.timeline import TimelineEvent
+from polyfed.federation.timeline_events import TimelineEvent
 from polyfed.privacy.accounting import between_sets
 from polyfed.runs.events import Incident, Measured
 from polyfed.runs.model_folders import untrained_best
