@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -88,7 +90,9 @@ class MFCPL(FedAvg):
     # ---- client half
 
     @client_step(weights=Weights, prototypes=Prototypes, num_examples=int)
-    def fit(self, client: Client, weights: Weights, prototypes: Prototypes) -> Reply:
+    def fit(  # type: ignore[override]  # its own round asks it, with prototypes
+        self, client: Client, weights: Weights, prototypes: Prototypes
+    ) -> Reply:
         """Train the received model on the task and the three terms; send it, and its own complete prototypes."""
         client.load_weights(weights)
         known = received_prototypes(client, prototypes)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -263,7 +263,7 @@ def opened_apart(view: View, column: Column, modality: str, context: DataContext
         return inputs
 
 
-def _are_vectors(values: Any) -> bool:
+def _are_vectors(values: Any) -> TypeGuard[Vectors]:
     return isinstance(values, np.ndarray) and values.dtype.kind == "f" and values.ndim == 2
 
 
