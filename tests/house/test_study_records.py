@@ -15,8 +15,6 @@ from small_federations import tiny_experiment
 from study_records import (
     StudyRecord,
     evidence_section,
-    evidence_table,
-    ledger_text,
     papers_own,
     record_pictures,
     record_text,
@@ -42,11 +40,6 @@ def record(item: str = "Table 1", runs: int = 20, **more: Any) -> StudyRecord:
     return StudyRecord("papers/creamfl-t1", "small", results)
 
 
-def test_a_row_of_the_short_table() -> None:
-    table = evidence_table([("Tiny", "Small is good.", "docs/tiny.md", [record(), record()])])
-    assert table.splitlines()[2] == "| [Tiny](docs/tiny.md#where-its-claims-hold) | Small is good. | 2 | 2 | 0 |"
-
-
 def test_a_papers_section_has_claims_and_maps_with_their_pictures() -> None:
     assert evidence_section([], "../results") == "None of its own studies was run yet.\n"
     own = record()
@@ -66,18 +59,6 @@ def test_items_are_in_the_order_of_the_paper() -> None:
     names = ["Figure 10", "Section 3", "Table 2", "Figure 9", "Table 11"]
     own = papers_own("Tiny", [record(name) for name in names])
     assert [one.item_name for one in own] == ["Table 2", "Table 11", "Figure 9", "Figure 10", "Section 3"]
-
-
-def test_the_ledger_has_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_records, "study_files", lambda: ["demo", "papers/one", "papers/two"])
-    monkeypatch.setattr(study_records, "study_content", lambda name: {"source": {"paper": "Tiny"}})
-    text = ledger_text([record()])
-    assert "| [Tiny](#tiny) | 2 | 1 | 1 | 1 | 0 |" in text
-    assert (
-        "| Table 1 | tiny | `papers/creamfl-t1` | 20 | [small](results/papers-creamfl-t1-small.md): "
-        "1 held, 1 contradicted |" in text
-    )
-    assert "(#tiny)" not in ledger_text([])
 
 
 def test_how_much_was_run() -> None:

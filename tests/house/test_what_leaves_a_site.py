@@ -38,29 +38,6 @@ def test_every_field_that_a_method_declares_is_in_its_line(name: str) -> None:
         assert ROWS[name][1:] == ("nothing", "", "", "", "")
 
 
-def test_answers_are_those_that_the_pages_on_each_protection_give() -> None:
-    answers = {name: dict(zip(protections.HEADS[2:], cells[2:], strict=True)) for name, cells in ROWS.items()}
-    in_training = {name for name, answer in answers.items() if answer["noise in training"] == "yes"}
-    adapters = {"fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "flexlora"}
-    by_names = {"promptfl", "fedclip"}
-    assert in_training == {"fedavg", "fedet", "fedmkd"} | adapters | by_names
-    assert {name for name, answer in answers.items() if answer["masked sums"] == "yes"} == {
-        "fedavg",
-        "fedcola",
-        "fedmac",
-        "fediot",
-        "fedprox",
-        "moon",
-        "fedit",
-        "ffa_lora",
-        "fedsa_lora",
-    } | by_names
-    assert answers["creamfl"]["masked sums"] == answers["fedmd"]["masked sums"] == "with `teacher.weights: count`"
-    assert {answers[name]["noise on replies"] for name in ("scaffold", "fedaid", "feddra", "fedema", "fed_mae")} == {
-        "no"
-    }
-
-
 def test_figures_are_those_of_the_pages_that_are_linked() -> None:
     lines = re.findall(r"^\| \[.+?\]\(([\w-]+\.md)\) \|.*\|.*\|.*\| (.+?) \|.*\|$", PAGE, re.M)
     assert [target for target, _ in lines] == ["secure-aggregation.md", "privacy.md", "privacy.md", "robustness.md"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyfed import Experiment, run
-from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.lab.analysis.centres import centre_distances, representations, run_centres
@@ -73,20 +73,6 @@ def test_centres_of_classes(tiny_run: Path) -> None:
     captions = {f"text: private / {names[k]}": 5 * labels.count(k) for k in sorted(set(labels))}
     assert dict(zip(found.names, found.counts.tolist(), strict=True)) == pictures | captions
     assert set(found.modalities) == {"image", "text"}
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"sources": ["scenery"]}, ConfigError, "no source 'scenery'; *|no source 'scenery' in data.sources"),
-        ({"sources": ["scenes", "scenes"]}, ConfigError, "'scenes' is named 2 times"),
-        ({"split": "dev"}, DataError, "no split 'dev'"),
-        ({"by": "label"}, ConfigError, "by 'label'; valid: class, data"),
-    ],
-)
-def test_what_cannot_be(tiny_run: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        run_centres(open_run(tiny_run).server_model("last"), **options)
 
 
 def test_data_that_the_model_cannot_encode_or_that_has_no_classes(tiny: dict[str, Any], tmp_path: Path) -> None:

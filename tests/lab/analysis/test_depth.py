@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from polyfed.core.errors import ConfigError
@@ -109,16 +108,3 @@ def test_encoders_without_layers(encoder: Any) -> None:
 def test_what_cannot_be(part: str, depth: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         chosen_tensors(model(sound=SMALL), part, depth)
-
-
-def test_gradients_reach_exactly_the_shallow_layers() -> None:
-    """The embedding's input side: what is before layer 1 changes all tokens, what is behind does not."""
-    built = model(words=Bert()).eval()
-    trunk: Any = built.encoders["words"]
-    tokens = torch.tensor([[1, 2, 3] + [0] * 13])
-    seen: list[torch.Tensor] = []
-    trunk.trunk.model.encoder.layer[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    built.represent("words", tokens)
-    seen[0].sum().backward()
-    reached = {name for name, value in built.named_parameters() if value.grad is not None}
-    assert reached == {name for name, _ in built.named_parameters() if depth_of(built).layer[name] == 0}

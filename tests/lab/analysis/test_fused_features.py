@@ -70,14 +70,8 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
 
 def test_what_cannot_be(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
-    with pytest.raises(ConfigError, match="no client 'images' took part"):
-        run_features(opened, "images")
-    with pytest.raises(ConfigError, match=r"not client 'paired-0' of .* classifies test samples.*valid: image"):
-        run_features(opened, "paired-0")
     with pytest.raises(ConfigError, match=r"clients of 'fedafd' in .* do not fuse"):
         run_features(algorithm(opened, fusion=None))
-    with pytest.raises(ConfigError, match="method 'umap'"):
-        run_features(opened, method="umap")
     untested = opened.federation.members["image"].settings.model_copy(update={"test_split": None})
     opened.federation.members["image"] = replace(opened.federation.members["image"], settings=untested)
     with pytest.raises(ConfigError, match=r"no client of .* classifies test samples of its own"):

@@ -61,18 +61,6 @@ def test_a_quadratic_with_a_known_spectrum() -> None:
     assert bool((pairs.vectors.gather(1, pairs.vectors.abs().argmax(1, keepdim=True)) > 0).all())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_network_agrees_with_its_dense_hessian(seed: int) -> None:
-    parameters, losses = tiny_network(seed)
-    values, vectors = torch.linalg.eigh(dense_hessian(parameters, losses))
-    order = values.abs().argsort(descending=True)[:2]
-    pairs = top_eigenvectors(losses, parameters, 2, tolerance=1e-8, generator=generator(seed))
-    torch.testing.assert_close(pairs.values, values[order])
-    torch.testing.assert_close((pairs.vectors @ vectors[:, order]).abs(), torch.eye(2, dtype=torch.float64))
-    assert torch.equal(top_eigenvectors(losses, parameters, 2, generator=generator(seed)).values,
-                       top_eigenvectors(losses, parameters, 2, generator=generator(seed)).values)  # fmt: skip
-
-
 @pytest.mark.parametrize("steps", [6, 13, 20, 40])
 def test_residuals_are_those_of_the_vectors_and_more_steps_leave_less(steps: int) -> None:
     entries = 1 / torch.arange(1, 401, dtype=torch.float64).sqrt()

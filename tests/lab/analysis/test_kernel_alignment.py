@@ -54,13 +54,6 @@ def test_a_turn_a_shift_and_a_scale_change_nothing() -> None:
     torch.testing.assert_close(linear_cka([x.float(), other.float()])[0, 1], found[0, 2], atol=1e-6, rtol=0)
 
 
-def test_unrelated_vectors_have_none_although_they_are_wide() -> None:
-    values = [float(linear_cka([drawn(100, 200, seed=k), drawn(100, 200, seed=k + 50)])[0, 1]) for k in range(10)]
-    assert abs(sum(values) / len(values)) < 0.02  # the biased estimate is 0.66
-    shuffled = drawn(100, 8)
-    assert abs(float(linear_cka([shuffled, shuffled.roll(1, 0)])[0, 1])) < 0.1
-
-
 def test_vectors_that_are_all_equal_have_none() -> None:
     found = linear_cka([drawn(10, 3), torch.full((10, 3), 0.1), drawn(10, 2, seed=1)])
     assert found[1].isnan().all()

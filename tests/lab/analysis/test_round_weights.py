@@ -4,13 +4,12 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.errors import RunError
 from polyfed.lab.analysis.round_weights import ChannelWeights, channels_of, run_weights
 from polyfed.runs.opened import open_run
 
@@ -46,16 +45,6 @@ def test_samples_without_anybody_do_not_count() -> None:
     assert math.isnan(nothing.shares()["uni-modal"]["mean"])
 
 
-def test_the_order_of_clients_and_samples_does_not_matter() -> None:
-    values = np.random.default_rng(0).dirichlet([1, 1, 1], 9).T
-    kinds = ("uni-modal", "multi-modal", "uni-modal")
-    found = channel(values.tolist(), kinds)
-    turned = channel(values[[2, 0, 1]][:, ::-1].tolist(), (kinds[2], kinds[0], kinds[1]))
-    assert turned.effective == pytest.approx(found.effective)
-    for kind, share in found.shares().items():
-        assert turned.shares()[kind] == pytest.approx(share)
-
-
 def test_weights_of_a_run(fedafd_run: Path) -> None:
     found = run_weights(open_run(fedafd_run))
     image, text = channels_of(open_run(fedafd_run))
@@ -84,21 +73,6 @@ def test_a_picture_and_a_table(fedafd_run: Path) -> None:
     assert len(many.picture().axes[0].texts) == 0
     names = [row[0] for row in found.tables[0].rows]
     assert names == ["multi-modal (2)", "uni-modal (1)", "paired-0", "paired-1", "image"]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "error", "message"),
-    [
-        ("fedafd_run", {"number": 9}, ConfigError, r"round 9 of .* has no weights; valid: 1"),
-        ("fedafd_run", {"at": [0, 80]}, ConfigError, "sample 80 of 'image' was not recorded; valid: 0 to 79"),
-        ("tiny_run", {}, RunError, "has no aggregation weights: 'fedavg' does not weigh"),
-    ],
-)
-def test_what_cannot_be(
-    request: pytest.FixtureRequest, name: str, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        run_weights(open_run(request.getfixturevalue(name)), **options)
 
 
 def test_a_damaged_file(fedafd_run: Path, tmp_path: Path) -> None:

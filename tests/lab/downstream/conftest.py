@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import yaml
 
 import polyfed
 from polyfed import Experiment
-from polyfed.cli.main import main
 from polyfed.core.randomness import isolated
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.view import DataContext
@@ -47,28 +47,14 @@ def make_bench(tmp_path: Path) -> MakeBench:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+def cli(cli: Cli) -> Cli:
     """Runs ``polyfed downstream ...`` in an empty folder; gives exit code, output and errors."""
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("COLUMNS", "200")
-    for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main(["downstream", *(str(argument) for argument in arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return partial(cli, "downstream")
 
 
 def _finished(tiny_run: Path, folder: Path, **changes: Any) -> Path:
     content = yaml.safe_load((tiny_run / "config.yaml").read_text()) | {"server": None} | changes
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.reporting.reported.run_figures", lambda records: {})  # takes longer than all the rest
-        return polyfed.run(Experiment.load(content), folder).folder
+    return polyfed.run(Experiment.load(content), folder).folder
 
 
 @pytest.fixture(scope="session")

@@ -52,13 +52,6 @@ def test_a_resnet_gives_every_resolution(tmp_path: Path, aligned: bool) -> None:
     assert isinstance(reader.decoder((8, 4), 32), UNetDecoder)
 
 
-def test_a_mobilenet_gives_every_resolution(tmp_path: Path) -> None:
-    which = subject({"name": "mobilenet", "multiplier": 0.25}, tmp_path)
-    reader = reader_of(which, pictures())
-    assert reader.sides == (1, 2, 4, 8, 16)
-    assert [value.shape[1] for value in reader(pictures())] == list(reader.channels)
-
-
 @pytest.mark.parametrize(("side", "sides"), [(64, (2, 4, 8, 16, 32)), (96, (3, 6, 12, 24, 48))])
 def test_pooling_hides_no_map_of_a_mobilenet(tmp_path: Path, side: int, sides: tuple[int, ...]) -> None:
     view = {"name": "pixels", "size": side}

@@ -12,11 +12,12 @@ from PIL import Image
 from probe_outcomes import outcome, values
 from torch.nn import functional as F
 
-from polyfed.core.errors import ConfigError, DataError, PolyfedError
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.lab.downstream.bench import Bench
+from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.probes.few_shot import FewShot
 from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
 from polyfed.lab.downstream.probes.segmentation import SegmentationProbe
@@ -72,64 +73,11 @@ def test_few_shot_takes_the_trunk_or_the_embedding(make_bench: Any, features: st
     assert f"width {width}." in outcome(probe, make_bench()).notes[0]
 
 
-def test_few_shot_beats_chance_on_easy_texts(make_bench: Any) -> None:
-    texts = Scenes(
-        train=400, validation=50, test=100, columns={"text": "text"}, targets={"topic": "topic"}, difficulty=0.0
-    )
-    words = {"name": "tokens", "length": 64, "tokenizer": {"name": "hashing", "size": 2048}}
-    bench = make_bench({"text": {"name": "bag", "width": 128, "view": words}}, texts=texts)
-    settings = {
-        "source": "texts",
-        "target": "topic",
-        "modality": "text",
-        "draws": 1,
-        "shares": [0.05, 1.0],
-    }
-    few, every = values(outcome(FewShot(**settings), bench))
-    assert every["accuracy"][0] > 40 > 100 / 6
-    assert every["accuracy"][0] > few["accuracy"][0]
-
-
 def test_few_shot_joins_sources_by_class_name(make_bench: Any) -> None:
     more = Scenes(train=30, validation=5, test=10, size=16, seed=3, targets={"topic": "topic"})
     found = outcome(FewShot(**FEW | {"source": ["scenes", "more"]}), make_bench(more=more))
     assert (found.rows[-1].facts["n"], found.rows[-1].facts["n_test"]) == (70, 30)
     assert found.data == "scenes+more.topic"
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"source": "nothing"}, ConfigError, "no source 'nothing' in the suite or the run; valid: scenes"),
-        ({"target": "lable"}, ConfigError, "has no target 'lable'; did you mean 'label'"),
-        ({"train": "trian"}, DataError, "no split 'trian'; did you mean 'train'"),
-        ({"modality": "sound"}, ConfigError, "source 'scenes' has no columns.sound"),
-        ({"features": "trunk", "modality": "bare"}, ConfigError, "features is 'trunk', but the encoder of 'bare'"),
-    ],
-)
-def test_few_shot_refuses(make_bench: Any, settings: Any, error: type[PolyfedError], message: str) -> None:
-    bench = make_bench()
-    if settings.get("modality") == "bare":
-        bench.subject.model.encoders["bare"] = torch.nn.Identity()
-        bench.data.sources["scenes"].columns["bare"] = "image"
-    with pytest.raises(error, match=message):
-        FewShot(**FEW | settings).check(bench, "task")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"test": "train"}, {"test": "validation"}, {"validation": "train"}, {"validation": None, "test": "train"}],
-)
-def test_few_shot_does_not_test_on_what_it_trains_on(settings: Any) -> None:
-    with pytest.raises(ConfigError, match="overlap; name different splits, or validation: null"):
-        FewShot(**FEW | settings)
-    FewShot(**FEW | {"validation": None, "test": "validation"})
-
-
-def test_few_shot_needs_two_classes(make_bench: Any) -> None:
-    single = Scenes(train=1, validation=5, test=5, size=16, targets={"topic": "topic"})
-    with pytest.raises(DataError, match=r"tasks.task: 'single' train has a single class of 'topic'"):
-        FewShot(**FEW | {"source": "single"}).check(make_bench(single=single), "task")
 
 
 def test_a_modality_that_the_model_lacks_is_no_error_but_a_reason(make_bench: Any) -> None:
@@ -166,33 +114,6 @@ def test_zero_shot_is_the_nearest_mean_prompt(make_bench: Any) -> None:
     expected = top(label_ranks(x @ torch.stack(vectors).T, samples.targets["topic"].long()), 1)
     assert row.values["accuracy"] == [pytest.approx(float(expected))]
     assert row.facts == {"n_test": 20, "prompts": 4 * len(names)}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"classes": {"art": ("art",), "gaem": ("x",)}}, "tasks.task.classes: '"),
-        ({"target": "topics"}, "has no target 'topics'; did you mean 'topic'"),
-    ],
-)
-def test_zero_shot_refuses_wrong_classes(make_bench: Any, change: Any, message: str) -> None:
-    bench = make_bench()
-    with pytest.raises(ConfigError, match=message):
-        zero_shot(bench).model_copy(update=change).check(bench, "task")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"templates": ["no place"]}, "template 'no place' has no {}"),
-        ({"classes": {"a": [], "b": ["b"]}}, "class 'a' needs words"),
-        ({"classes": {"a": [" "], "b": ["b"]}}, "class 'a' needs words"),
-        ({"classes": {"a": ["a"]}}, "at least 2 items"),
-    ],
-)
-def test_zero_shot_settings(settings: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ZeroShot(**{"source": "scenes", "classes": {"a": ["a"], "b": ["b"]}} | settings)
 
 
 # ---- segmentation
@@ -246,40 +167,6 @@ def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
     assert row["dice"][0] > row["mean_mask"][0] + 10
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"mask": "maks"}, DataError, "no column 'maks'; did you mean 'mask'"),
-        ({"mask": "captions"}, DataError, "'captions' holds lists; one mask an item"),
-        ({"mask": "label"}, ConfigError, r"tasks\.task\.mask: 'label' of 'scenes' train holds int64, no pictures"),
-        ({"mask": "id"}, ConfigError, r"tasks\.task\.mask: 'id' of 'scenes' train holds string, no pictures"),
-        ({"source": "scene"}, ConfigError, "no source 'scene'"),
-        ({"validation": "valid"}, DataError, "no split 'valid'"),
-    ],
-)
-def test_segmentation_refuses(make_bench: Any, settings: Any, error: type[PolyfedError], message: str) -> None:
-    with pytest.raises(error, match=message):
-        SegmentationProbe(**CUT | settings).check(make_bench(), "task")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"test": ["validation", "test"]}, "overlap; give validation a share of train"),
-        ({"test": ["train"]}, "overlap"),
-        ({"test": ["test", "test"]}, "overlap"),
-        ({"size": 4096}, "less than or equal to 2048"),
-        ({"size": 7}, "greater than or equal to 8"),
-        ({"focal_weight": 0, "dice_weight": 0}, "both 0"),
-        ({"decoder": []}, "at least 1 item"),
-        ({"shares": [1.5]}, "less than or equal to 1"),
-    ],
-)
-def test_segmentation_settings(settings: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SegmentationProbe(**CUT | settings)
-
-
 def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tmp_path: Path) -> None:
     """A column of bytes, two of which are a picture and one is none."""
     buffer = io.BytesIO()
@@ -302,6 +189,58 @@ def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
     assert (
         SegmentationProbe(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
     )
+
+
+# ---- refusals
+
+ZERO = {"source": "scenes", "target": "topic", "classes": {"a": ["a"], "b": ["b"]}}
+SETTINGS: list[tuple[type[Probe], dict[str, Any], str]] = [
+    *[
+        (FewShot, FEW | splits, "overlap; name different splits, or validation: null")
+        for splits in ({"test": "train"}, {"test": "validation"}, {"validation": "train"})
+    ],
+    (FewShot, FEW | {"validation": None, "test": "train"}, "overlap"),
+    (ZeroShot, ZERO | {"templates": ["no place"]}, "template 'no place' has no {}"),
+    (ZeroShot, ZERO | {"classes": {"a": [" "], "b": ["b"]}}, "class 'a' needs words"),
+    (ZeroShot, ZERO | {"classes": {"a": ["a"]}}, "at least 2 items"),
+    (SegmentationProbe, CUT | {"test": ["validation", "test"]}, "overlap; give validation a share of train"),
+    (SegmentationProbe, CUT | {"test": ["test", "test"]}, "overlap"),
+    (SegmentationProbe, CUT | {"size": 7}, "greater than or equal to 8"),
+    (SegmentationProbe, CUT | {"focal_weight": 0, "dice_weight": 0}, "both 0"),
+    (RetrievalProbe, {"between": ["image", "image"]}, "names 'image' twice"),
+    (RetrievalProbe, {"cutoffs": [1, 1]}, "different"),
+    (RetrievalProbe, {"batch": 1}, "2"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "message"), SETTINGS)
+def test_settings_that_cannot_be(kind: type[Probe], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("probe", "message"),
+    [
+        (FewShot(**FEW | {"source": "nothing"}), "no source 'nothing' in the suite or the run; valid: scenes"),
+        (FewShot(**FEW | {"target": "lable"}), "has no target 'lable'; did you mean 'label'"),
+        (FewShot(**FEW | {"train": "trian"}), "no split 'trian'; did you mean 'train'"),
+        (FewShot(**FEW | {"modality": "sound"}), "source 'scenes' has no columns.sound"),
+        (FewShot(**FEW | {"features": "trunk", "modality": "bare"}), "is 'trunk', but the encoder of 'bare'"),
+        (FewShot(**FEW | {"source": "single"}), "tasks.task: 'single' train has a single class of 'topic'"),
+        (ZeroShot(**ZERO), "tasks.task.classes: '"),
+        (SegmentationProbe(**CUT | {"mask": "maks"}), "no column 'maks'; did you mean 'mask'"),
+        (SegmentationProbe(**CUT | {"mask": "captions"}), "'captions' holds lists; one mask an item"),
+        (SegmentationProbe(**CUT | {"mask": "label"}), "tasks.task.mask: 'label' of 'scenes' train holds int64"),
+        (SegmentationProbe(**CUT | {"mask": "id"}), "tasks.task.mask: 'id' of 'scenes' train holds string"),
+    ],
+)
+def test_probes_that_do_not_suit_their_data(make_bench: Any, probe: Probe, message: str) -> None:
+    bench = make_bench(single=Scenes(train=1, validation=5, test=5, size=16, targets={"topic": "topic"}))
+    bench.subject.model.encoders["bare"] = torch.nn.Identity()
+    bench.data.sources["scenes"].columns["bare"] = "image"
+    with pytest.raises((ConfigError, DataError), match=message):
+        probe.check(bench, "task")
 
 
 # ---- all

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+import polyfed
 from polyfed.lab.studies.study import Study
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run, open_run
 from small_federations import tiny_experiment
 
 Content = dict[str, Any]
@@ -39,3 +42,11 @@ def study_file(tmp_path: Path) -> Callable[..., Path]:
 def loaded(study_file: Callable[..., Path]) -> Callable[..., Study]:
     """A study of ``tiny_study`` with changes."""
     return lambda **more: Study.load(study_file(tiny_study(**more)))
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of the tiny experiment, two rounds, whose clients of pictures are tested on validation data."""
+    changes = ["run.rounds=2", "run.plots=false", "clients.image.test_split=validation"]
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return open_run(polyfed.run(Experiment.load(tiny_experiment(), changes), folder, quiet=True).folder)

@@ -50,10 +50,3 @@ class Killed(ColumnSettings):
 
 class Elsewhere(InProcess):
     """An engine that polyfed does not know."""
-
-
-class Nowhere(ColumnSettings):
-    """A figure that no run has."""
-
-    def measure(self, run: Run) -> float:
-        return float("nan")

@@ -18,21 +18,9 @@ from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
 from polyfed.lab.studies.columns.holdings import Holdings
 from polyfed.lab.studies.columns.metric import Metric
 from polyfed.lab.studies.columns.time_to import TimeTo
-from polyfed.lab.studies.study import Study
 from polyfed.runs.events import Measured
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import PartitionEntry, RunRecords
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of the tiny experiment with classes and two rounds."""
-    from polyfed.runs.experiment import Experiment
-    from small_federations import tiny_experiment
-
-    folder = tmp_path_factory.mktemp("run") / "run"
-    polyfed.run(Experiment.load(tiny_experiment(), ["run.rounds=2", "run.plots=false"]), folder, quiet=True)
-    return open_run(folder)
 
 
 def test_holdings_count_what_clients_hold(finished: Run) -> None:
@@ -97,19 +85,6 @@ def test_traffic_of_a_client_is_its_share_of_the_ledger(finished: Run, direction
 def test_what_a_run_has_not_is_named(finished: Run, ask: Callable[[Run], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ask(finished)
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ({"name": "holdings", "of": "paired", "column": "edema"}, "column and value: give both, or neither"),
-        ({"name": "holdings", "of": "paired", "column": "edema", "value": "1", "label": "2"}, "give one of them"),
-        ({"name": "client_traffic", "groups": []}, "groups"),
-    ],
-)
-def test_refusals_name_the_key(loaded: Callable[..., Study], column: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        loaded(columns={"held": column})
 
 
 def test_what_the_server_told_of_its_steps_is_a_column(tmp_path: Path) -> None:

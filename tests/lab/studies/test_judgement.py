@@ -83,17 +83,6 @@ def test_a_margin_is_no_step_that_figures_move_in(text: str, step: int, differen
     assert judged([sample(*differences)], 5, text)[0].verdict == "open"
 
 
-@pytest.mark.parametrize("claims", [1, 3, 10])
-def test_noise_decides_nothing(claims: int) -> None:
-    """Of studies without any effect about one in twenty decides anything."""
-    draw, wrong, studies = np.random.default_rng(1), 0, 300
-    for _ in range(studies):
-        shared = draw.normal(0, 1, 5)  # the reference is the same in all claims
-        samples = [sample(*(draw.normal(0, 1, 5) - shared)) for _ in range(claims)]
-        wrong += any(item.verdict in DECIDED for item in judged(samples, 5))
-    assert wrong / studies < 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
-
-
 def test_clear_effects_are_held_on_five_seeds() -> None:
     draw = np.random.default_rng(3)
     items = [item for _ in range(40) for item in judged([sample(*draw.normal(4, 1, 5)) for _ in range(3)], 5)]

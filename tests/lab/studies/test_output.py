@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -203,13 +202,3 @@ def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
     assert "<b>tiny" not in page
     assert "<svg " in page
     assert "Claims" in page
-
-
-def test_results_are_plain_json(loaded: Load) -> None:
-    content = results(loaded(seeds=3)).to_json()
-    assert json.loads(json.dumps(content))["figures"][0] == {
-        "row": "tiny",
-        "point": [],
-        "column": "r1",
-        "by_seed": {"0": 10.0, "1": 11.0, "2": 12.0},
-    }

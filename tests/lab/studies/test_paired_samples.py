@@ -76,14 +76,6 @@ def test_spreads_at_the_edges() -> None:
     assert 0 < constant.p < 0.05  # figures that move in steps are not known exactly
 
 
-def test_equal_spreads_are_told_apart_at_the_level() -> None:
-    draw, wrong, studies = np.random.default_rng(5), 0, 1000
-    for _ in range(studies):
-        common = draw.normal(0, 1, 5)
-        wrong += spreads(*(list(common + draw.normal(0, 1, 5)) for _ in range(2))).p < 0.05
-    assert wrong / studies < 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
-
-
 def test_holm_against_its_definition() -> None:
     values = [0.01, 0.04, 0.03, 0.005, math.nan]
 

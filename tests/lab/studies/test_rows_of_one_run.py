@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.cells import Places
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.session import run_study
@@ -46,16 +45,3 @@ def test_columns_of_a_cell_are_those_of_all_rows_that_are_the_same_run(loaded: L
     measured = {row: [getattr(column, "over", "traffic") for column in plan.columns(cells[row])] for row in cells}
     assert measured["later"] == ["mean"]
     assert [measured[row] for row in ROWS] == [["mean", "traffic", "mean", "worst"]] * len(ROWS)
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"r2": {"of": "paired"}}, "rows.clients.columns: there is no 'r2'; valid: MiB, r1"),
-        ({"r1": {"off": "paired"}}, "rows.clients.columns.r1: config: unknown key 'off'; did you mean 'of'?"),
-        ({"MiB": {"per": "day"}}, "rows.clients.columns.MiB: per"),
-    ],
-)
-def test_refusals_name_the_key(loaded: Load, columns: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
-        loaded(rows={"server": {}, "clients": {"like": "server", "columns": columns}})

@@ -42,9 +42,11 @@ def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load
     study = loaded(
         columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims={"primary": ["prox >= tiny on r1 by 100"]}
     )
-    first = run(study, tmp_path / "out")
+    heard: set[str] = set()
+    first = run(study, tmp_path / "out", listener=lambda progress: heard.update(progress.running.values()))
     assert first.ended.failures == {}
     assert first.ended.missing == ()
+    assert heard - {""}
     (cell, *_) = first.results.cells.values()
     folder = tmp_path / "cells" / cell
     alone = open_run(folder)
@@ -159,19 +161,6 @@ def test_rows_and_a_twin_are_tuned_alike_on_a_seed_of_their_own(loaded: Load, tm
     shutil.rmtree(lost)  # as a kill in the middle of a search leaves it: the row has no choice, and the other one has
     assert run(study, tmp_path / "out").results.to_json() == done.results.to_json()
     assert set(tmp_path.glob("cells/*/figures.json")) == cells
-
-
-@pytest.mark.slow
-def test_a_row_of_which_no_candidate_has_a_figure_fails_with_that_cause(loaded: Load, tmp_path: Path) -> None:
-    tuning = {
-        "settings": {"rate": {"paths": ["clients.*.training.optimizer.lr"]}},
-        "candidates": 2,
-        "column": {"name": f"{OWN}.Nowhere"},
-    }
-    study = loaded(rows={"tiny": {"set": {"server.validation_split": "validation"}}}, tuning=tuning, seeds=1)
-    done = run(study, tmp_path / "out")
-    assert done.ended.failures == {"tiny": "tuning.column: no candidate has a figure; nothing is chosen"}
-    assert (done.ended.missing, done.results.causes) == ((), done.ended.failures)
 
 
 def test_two_invocations_do_not_work_on_one_study(loaded: Load, tmp_path: Path) -> None:

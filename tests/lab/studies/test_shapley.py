@@ -36,18 +36,6 @@ def by_orders(utility: Utility) -> dict[str, float]:
     return {player: value / len(orders) for player, value in added.items()}
 
 
-def test_the_four_coalitions_of_the_paper() -> None:
-    utility = {
-        frozenset(): 81.08,
-        frozenset({"image"}): 84.08,
-        frozenset({"text"}): 85.48,
-        frozenset({"image", "text"}): 91.96,
-    }
-    found = shapley_values(utility)
-    assert found == pytest.approx({"image": 4.74, "text": 6.14})
-    assert math.fsum(found.values()) == pytest.approx(10.88) == pytest.approx(91.96 - 81.08)
-
-
 @given(games(), UTILITIES)
 def test_values_are_means_over_orders_of_joining_linear_and_share_out_the_gain(utility: Utility, more: float) -> None:
     values = shapley_values(utility)

@@ -15,6 +15,7 @@ from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.study_files import study_content
 
+HOLDINGS = {"name": "holdings", "of": "paired"}
 ALPHA = {"alpha": {"setting": "run.seed", "values": [0.1, 5]}}
 RATE = {"paths": ["clients.*.training.optimizer.lr"]}
 TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "validation"}}
@@ -38,6 +39,12 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
             {"columns": {"x": {"name": "analysis", "analysis": "drift", "figure": "a", "options": {"sample": 3}}}},
             "analysis 'drift' has no 'sample'; did you mean 'samples'",
         ),
+        ({"columns": {"x": HOLDINGS | {"column": "edema"}}}, "column and value: give both, or neither"),
+        ({"columns": {"x": HOLDINGS | {"column": "edema", "value": "1", "label": "2"}}}, "give one of them"),
+        ({"columns": {"x": {"name": "client_traffic", "groups": []}}}, "groups"),
+        ({"rows": {"a": {"columns": {"r2": {"of": "paired"}}}}}, "rows.a.columns: there is no 'r2'; valid: MiB, r1"),
+        ({"rows": {"a": {"columns": {"r1": {"off": "paired"}}}}}, "rows.a.columns.r1: .*key 'off'; did you mean 'of'"),
+        ({"rows": {"a": {"columns": {"MiB": {"per": "day"}}}}}, "rows.a.columns.MiB: per"),
         ({"against": "b"}, "against: there is no 'b'"),
         ({"printed": {"tiny": {"r2": 1}}}, "printed.tiny: there is no 'r2'; valid: MiB, r1"),
         ({"printed": {"tiny": {"r1": {"0.3": 1}}}, "axes": ALPHA}, "printed.tiny.r1: there is no '0.3'"),

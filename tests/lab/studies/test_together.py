@@ -7,33 +7,14 @@ from statistics import fmean
 
 import pytest
 
-import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.columns.together import Together
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.opened import Run, open_run
+from polyfed.runs.opened import Run
 from small_federations import tiny_experiment
 
 METRICS = {"server": ["image_to_text_r@1", "text_to_image_r@1"], "image": ["accuracy"], "elsewhere": ["dice"]}
 ON_VALIDATION = ["clients.image.test_split=validation"]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("run") / "run"
-    changes = ["run.rounds=1", "run.plots=false", *ON_VALIDATION]
-    polyfed.run(Experiment.load(tiny_experiment(), changes), folder, quiet=True)
-    return open_run(folder)
-
-
-@pytest.mark.parametrize("kind", ["test", "validation"])
-def test_each_kind_of_participant_counts_alike(finished: Run, kind: str) -> None:
-    records = finished.records
-    server = fmean(records.last("server", kind)[name] for name in METRICS["server"])
-    clients = fmean(records.last(client)["accuracy"] for client in records.groups["image"])
-    column = Together.model_validate({"metrics": METRICS, "kind": kind})
-    column.require(finished.experiment)
-    assert column.measure(finished) == pytest.approx((server + clients) / 2)
 
 
 def test_a_choice_never_sees_test_samples_of_clients(tmp_path: Path) -> None:
@@ -49,3 +30,13 @@ def test_what_no_participant_has_is_named() -> None:
         Together(metrics={"elsewhere": ["dice"]}).require(experiment)
     with pytest.raises(ConfigError, match="metric: 'server' has no 'accuracy'"):
         Together(metrics={"server": ["accuracy"]}).require(experiment)
+
+
+@pytest.mark.parametrize("kind", ["test", "validation"])
+def test_each_kind_of_participant_counts_alike(finished: Run, kind: str) -> None:
+    records = finished.records
+    server = fmean(records.last("server", kind)[name] for name in METRICS["server"])
+    clients = fmean(records.last(client)["accuracy"] for client in records.groups["image"])
+    column = Together.model_validate({"metrics": METRICS, "kind": kind})
+    column.require(finished.experiment)
+    assert column.measure(finished) == pytest.approx((server + clients) / 2)

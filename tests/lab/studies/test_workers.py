@@ -13,7 +13,6 @@ from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Places
 from polyfed.lab.studies.execution import Order, execute
 from polyfed.lab.studies.planning import StudyPlan
-from polyfed.lab.studies.session import run_study
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.workers import Told
 from polyfed.runs.events import ClientStarted, Preparing
@@ -40,19 +39,6 @@ def _is_closed(receiver: multiprocessing.connection.Connection) -> bool:
     except EOFError:
         return True
     return False
-
-
-def test_the_study_hears_of_it(loaded: Callable[..., Study], tmp_path: Path) -> None:
-    heard: set[str] = set()
-    study = loaded(seeds=1, rows={"tiny": {}})
-    done = run_study(
-        study,
-        tmp_path / "out",
-        jobs=1,
-        listener=lambda progress: heard.update(progress.running.values()),
-    )
-    assert not done.ended.failures
-    assert len(heard - {""}) >= 1
 
 
 def test_a_method_that_is_edited_while_the_study_runs_is_not_run_as_what_it_was(
