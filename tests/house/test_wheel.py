@@ -93,6 +93,7 @@ def polyfed(installed: Install, tmp_path_factory: pytest.TempPathFactory) -> Run
         ("report runs/tiny", "written: runs/tiny/report.html"),
         ("analyse partition runs/tiny", "paired-0"),
         ("deploy --help", "Train across institutions"),
+        ("run scenes-demo --set run.rounds=2 --out runs/demo", "The server finds the image of a text"),
     ],
 )
 def test_a_command_needs_no_extra(polyfed: Run, arguments: str, shown: str) -> None:
@@ -118,13 +119,6 @@ def test_what_needs_an_extra_says_how_to_get_it(polyfed: Run, arguments: str, ex
     assert done.stderr.startswith("error: ")
     assert f'pip install "polyfed[{extra}]"' in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_the_demo_runs_with_the_bare_wheel(polyfed: Run) -> None:
-    done = polyfed("run", "scenes-demo", "--set", "run.rounds=2", "--out", "runs/demo")
-    assert done.returncode == 0, done.stderr
-    assert "The server finds the image of a text" in done.stdout
 
 
 @pytest.mark.slow
