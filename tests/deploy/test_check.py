@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from federations import experiment_settings
 from folders import Folders, Live, make
 from typer.testing import CliRunner
 
