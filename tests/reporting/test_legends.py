@@ -87,7 +87,7 @@ def channel_weights() -> Figure:
 
 
 def features() -> Figure:
-    groups = {f"class number {k}": torch.rand(3, 2) for k in range(20)}
+    groups = {f"class number {k}": torch.rand(3, 2) for k in range(14)}
     return draw_panels("run", [PointMap(kind, groups) for kind in ("local", "global", "fused")], 3)
 
 

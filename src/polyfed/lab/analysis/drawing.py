@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 _MARKERS = "os^Dv<>P"
 _DIVERGING = "PuOr"  # orange and violet, which colour-blind readers tell apart too
 _MOST_WRITTEN = 12  # columns of a heat map up to which the cells have their figures in them
-_MOST_NAMED = 24  # groups of points up to which a map has a legend
+_LEGEND = 2  # names side by side below a map
+_MOST_NAMED = 14  # groups of points up to which a map has a legend
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,21 @@ class PointMap:
         axes.set_xticks([])
         axes.set_yticks([])
         axes.grid(visible=False)
-        if len(self.groups) <= _MOST_NAMED:
-            legend_below(axes, columns=3, markerscale=2)
+        if self.has_legend:
+            legend_below(axes, columns=_LEGEND, markerscale=2)
+
+    @property
+    def has_legend(self) -> bool:
+        return len(self.groups) <= _MOST_NAMED
 
 
 @styled
 def draw_panels(title: str, panels: Sequence[Matrix | PointMap], columns: int) -> Figure:
     """One figure with a panel for each, so many side by side."""
     longest = max((len(panel.rows) for panel in panels if isinstance(panel, Matrix)), default=0)
-    lines = -(-len(panels) // columns)
-    drawing, axes = figure_grid(lines, columns, height=max(3.6, 1.6 + 0.3 * min(longest, 60)), title=title)
+    named = max((len(panel.groups) for panel in panels if isinstance(panel, PointMap) and panel.has_legend), default=0)
+    height = max(3.6 + 0.25 * math.ceil(named / _LEGEND), 1.6 + 0.3 * min(longest, 60))
+    drawing, axes = figure_grid(math.ceil(len(panels) / columns), columns, height=height, title=title)
     for place, panel in zip(axes, panels, strict=False):
         panel.draw(place)
         place.set_title(panel.title)
