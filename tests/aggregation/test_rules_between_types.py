@@ -11,7 +11,7 @@ from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.averagings.by_name import ByName
 from polyfed.aggregation.averagings.by_slot import BySlot
 from polyfed.aggregation.averagings.low_rank import Separate, SingularValues
-from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
+from polyfed.aggregation.mean import GlobalModel, Rule
 from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Slot, TensorPlace
 
@@ -53,15 +53,6 @@ def test_the_default_round_has_the_papers_coefficients() -> None:
         assert shares(rule, "paired", modality, role) == pytest.approx({"paired": 0.2273}, abs=5e-5)
     assert shares(rule, "text", "text", "attention") == pytest.approx({"text": 0.7059, "paired": 0.2941}, abs=5e-5)
     assert shares(rule, "text", "text", "norm") == pytest.approx({"text": 0.7059}, abs=5e-5)
-
-
-def test_without_compensation_only_attention_is_shared() -> None:
-    rule = CA_ONLY.rule(MODELS, DEFAULT)
-    assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
-    assert shares(rule, "paired", "text", "attention") == pytest.approx({"text": 30 / 42.5, "paired": 12.5 / 42.5})
-    for (kind, slot), found in rule.items():
-        if slot.role != "attention":
-            assert found == (Contribution(kind, slot, 1.0),)
 
 
 def test_the_released_denominator_counts_types_that_have_no_such_stack() -> None:

@@ -63,14 +63,6 @@ def close(ours, expected, tolerance=1e-9):
         )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 10, 23])
-def test_equal_the_loop_whether_or_not_tiles_divide_the_public_set(size):
-    rows, anchors = unit(size, 6), unit(size, 6, seed=1)
-    ours = row_statistics(rows, anchors, ALL, blocks=SMALL)
-    assert ours["winner"].dtype == torch.int64
-    close(ours, naive(rows, anchors))
-
-
 @given(
     st.integers(2, 24),
     st.integers(1, 9),
@@ -117,14 +109,6 @@ def test_rows_of_several_clients_share_a_pass():
     apart = [row_statistics(u, anchors, ALL, own=k, items=items, blocks=SMALL) for u, k in zip(sent, own, strict=True)]
     close(together, {name: torch.cat([part[name] for part in apart]) for name in ALL})
     close(together, naive(torch.cat(sent), anchors, torch.cat(own), items=items))
-
-
-def test_permuting_the_public_set_permutes_the_rows():
-    rows, anchors, order = unit(11, 4), unit(11, 4, seed=1), torch.randperm(11, generator=torch.Generator())
-    plain = row_statistics(rows, anchors, ALL, blocks=SMALL)
-    moved = row_statistics(rows[order], anchors[order], ALL, blocks=SMALL)
-    moved["winner"] = order[moved["winner"]]
-    close(moved, {name: value[order] for name, value in plain.items()})
 
 
 # ---- rows and anchors that several samples have

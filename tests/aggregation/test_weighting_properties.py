@@ -21,43 +21,12 @@ COMPARING = ("entropy", "gca", "margin", "sed", "variance")
 # ---- properties
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_permuting_clients_permutes_weights_and_keeps_the_ensemble(name):
-    sent, order = [client(seed, modalities=1 + seed % 2) for seed in range(4)], [2, 0, 3, 1]
-    first, second = ensemble(choose(name), sent), ensemble(choose(name), [sent[c] for c in order])
-    torch.testing.assert_close(first.result().values, second.result().values)
-    torch.testing.assert_close(first.weights()[order], second.weights())
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["representations", "scores"])
-def test_identical_clients_weigh_the_same(name, form):
-    how = {"of": {}, "labels": labels()} if form == "scores" else {}
-    one = (voter if form == "scores" else client)(1, modalities=2)
-    found = ensemble(choose(name), [one] * 3, **how)
-    valid = found.result().valid
-    torch.testing.assert_close(found.weights()[:, valid], torch.full((3, int(valid.sum())), 1 / 3, dtype=torch.float64))
-    assert int(valid.sum()) >= SIZE // 2
-
-
 @pytest.mark.parametrize("name", sorted(set(COMPARING) - {"gca"}))  # Eq. 4 takes inner products as they come
 def test_the_scale_of_a_client_plays_no_part_in_cosines(name):
     one = client(1)
     scaled = SimpleNamespace(values=7 * one.values, examples=one.examples, modalities=1)
     weigh = choose(name).log_weights
     torch.testing.assert_close(weigh(evidence(scaled)), weigh(evidence(one)))
-
-
-@pytest.mark.parametrize("name", ["gca", "sed", "margin", "entropy"])
-def test_a_wrong_sample_weighs_less(name):
-    # methods.md 10.4, item 4
-    right, wrong = client(0), client(0)
-    wrong.values = wrong.values.clone()
-    wrong.values[4] = right.values[7]
-    how = {"of": {"a": known()["a"], "b": known()["a"]}}  # gca contrasts with b
-    weights = ensemble(choose(name), [right, wrong, right], **how).weights()
-    assert weights[1, 4] < 0.9 * weights[0, 4]
-    torch.testing.assert_close(weights[:, 7], torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,13 +61,6 @@ def test_comparing_distinct_rows_is_comparing_all(name, fields, repeated):
 
 
 # ---- edges
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_two_public_samples(name):
-    sent = [client(seed, modalities=2, size=2) for seed in (0, 1)]
-    found = ensemble(choose(name), sent)
-    assert bool(found.result().values.isfinite().all())
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"gca", "variance"}))

@@ -380,16 +380,6 @@ def test_flattened_names_missing_values() -> None:
     ]
 
 
-def test_real_data_opens_with_its_class_names() -> None:
-    if "POLYFED_DATA" not in os.environ:
-        pytest.skip("POLYFED_DATA is not set: no real data")
-    source = Parquet(path="easy_vqa", id="image_id", columns={"image": "image"}, targets={"answer": "answers"})
-    split = source.open("validation", name="easy", data_dir=Path(os.environ["POLYFED_DATA"]))
-    assert len(split) == 400
-    assert len(split.classes["answer"]) == 13
-    assert split.read("answers").nested
-
-
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [

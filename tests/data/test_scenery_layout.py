@@ -2,7 +2,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from polyfed.data.scenery.layout import LABELS, RELATIONS, SHAPES, Scene, SceneRecipe, Thing, arrange, relation
@@ -69,12 +68,6 @@ def test_siblings_share_shapes_but_not_relation_and_exchange_colours():
         assert (a1.colour, b1.colour) == (b0.colour, a0.colour)
 
 
-def test_an_easy_set_has_no_siblings():
-    pairs = Counter((s.things[0].shape, s.things[0].colour, s.things[1].shape) for s in scenes(0.0, 100))
-    assert max(pairs.values()) <= 5
-    assert SceneRecipe(0, "train", 1, difficulty=0.0).siblings == 1
-
-
 def test_relations_and_shapes_are_balanced():
     drawn = scenes(0.5, 900)
     relations = Counter(relation(scene.things[0], scene.things[1]) for scene in drawn)
@@ -90,11 +83,3 @@ def test_a_scene_depends_on_seed_split_and_index_only():
     others = [replace(base, seed=1), replace(base, split="test")]
     assert all(arrange(base, 3) != arrange(other, 3) for other in others)
     assert arrange(base, 3) != arrange(base, 4)
-
-
-def test_streams_are_reproducible_and_independent():
-    recipe = SceneRecipe(0, "train", 10)
-    draws = [recipe.stream(*key).random(4) for key in [("a", 1), ("a", 1), ("a", 2), ("b", 1)]]
-    assert np.array_equal(draws[0], draws[1])
-    assert not np.allclose(draws[0], draws[2])
-    assert not np.allclose(draws[0], draws[3])

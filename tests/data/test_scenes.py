@@ -62,19 +62,6 @@ def test_labels_have_names_and_fit_them():
     assert data.read("answers").nested
 
 
-def test_questions_and_answers_are_parallel():
-    data = opened()
-    for asked, answers in zip(values(data, "questions"), values(data, "answers"), strict=True):
-        assert len(asked) == len(answers) >= 2
-
-
-def test_text_classification_is_a_matter_of_columns():
-    data = opened(columns={"text": "text"}, targets={"label": "topic"})
-    assert data.columns == {"text": "text"}
-    assert data.classes == {"label": TOPICS}
-    assert isinstance(data.modality("text").values[0].as_py(), str)
-
-
 def test_pictures_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPatch):
     drawn: Counter[int] = Counter()
 

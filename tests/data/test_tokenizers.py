@@ -1,7 +1,6 @@
 """Tokenizers and their learnt vocabularies."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -186,18 +185,6 @@ def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(PretrainedTokenizer, "opened", lambda *_: NoPadding())
     with pytest.raises(ConfigError, match="tokenizer 'gpt' has no pad token"):
         PretrainedTokenizer(path="gpt").ready("anything", context(tmp_path))
-
-
-def test_real_vocabularies() -> None:
-    if "POLYFED_WEIGHTS" not in os.environ:
-        pytest.skip("POLYFED_WEIGHTS is not set: no real vocabularies")
-    here = DataContext(cache=Path(), weights=Path(os.environ["POLYFED_WEIGHTS"]))
-    bert = PretrainedTokenizer(path="bert-base-uncased-vocab").ready("text", here)
-    assert bert.encode(["hello world"], 8) == [[101, 7592, 2088, 102]]
-    assert len(bert.tokens) == 30522
-    glove = Glove(folders=("glove-6b-50d-10k", "glove-42b-300d-flickr8k")).ready("text", here)
-    assert glove.tokens[2] == "the"
-    assert len(glove.tokens) > 10_042
 
 
 def test_texts_of_other_columns(tmp_path: Path) -> None:

@@ -300,17 +300,6 @@ def test_a_fraction_is_a_share_of_those_asked(quorum: float, asked: int, needed:
     assert ReplyPolicy(min_clients=quorum).quorum(asked) == needed
 
 
-@pytest.mark.parametrize(("broken", "enough"), [(5, True), (6, False)])
-def test_a_quorum_of_half_holds_to_the_last_client(broken: int, enough: bool) -> None:
-    cohort, dropped = cohort_of("abcdefghij", failing(broken), reply_policy=lambda name: ReplyPolicy(min_clients=0.5))
-    if enough:
-        assert len(list(cohort.ask(step, weights=weights()))) == 5
-    else:
-        with pytest.raises(ExchangeError, match="4 of 10 clients"):
-            list(cohort.ask(step, weights=weights()))
-    assert len(dropped) == broken
-
-
 def test_the_share_is_of_those_still_in_the_round() -> None:
     engine = failing(5)
     cohort, _ = cohort_of("abcdefghij", engine, reply_policy=lambda name: ReplyPolicy(min_clients=0.5))

@@ -38,15 +38,6 @@ def test_shares_are_met_and_no_item_loses_all(items: int, shares: list[float], s
         assert int(lost.max()) < len(shares)
 
 
-def test_of_ten_items_three_lack_the_picture_and_five_others_the_text() -> None:
-    items = torch.arange(100, 110)
-    lost = MissingSettings(rates={"image": 0.3, "text": 0.5}).lacking(items, generator(0))
-    assert [len(own) for own in lost.values()] == [3, 5]
-    assert not set(lost["image"].tolist()) & set(lost["text"].tolist())
-    assert set(torch.cat(list(lost.values())).tolist()) <= set(items.tolist())
-    assert not torch.equal(lost["image"], MissingSettings(rates={"image": 0.3}).lacking(items, generator(1))["image"])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -32,7 +32,3 @@ def test_separation_by_hand():
     # relu(W) relu(W)^T = [[1, 1], [1, 5]]
     expected = (math.log(2) + math.log(1 + math.exp(-4))) / 2
     assert float(class_separation(weight)) == pytest.approx(expected, rel=1e-5)
-
-
-def test_separation_prefers_orthogonal_classes():
-    assert class_separation(3 * torch.eye(3)) < class_separation(torch.full((3, 3), 3.0**0.5))

@@ -62,11 +62,6 @@ def test_distinct_anchors_with_counts_equal_loops_over_all_samples(public, inclu
         ) == pytest.approx(float(naive))
 
 
-def test_inter_modal_is_the_cross_entropy_against_the_public_set(public):
-    u, anchors, positive = public
-    torch.testing.assert_close(inter_modal(u, anchors, positive), F.cross_entropy(u @ anchors.T, positive))
-
-
 @pytest.mark.parametrize("tau", [1.0, 0.01, 0.001])
 def test_inter_modal_survives_cold_temperatures(public, tau):
     u = public[0].detach().float().requires_grad_()
@@ -122,11 +117,6 @@ def three():
 @pytest.mark.parametrize("tau", [0.1, 0.5, 2.0])
 def test_model_contrast_equals_loops(three, tau):
     assert float(model_contrast(*three, tau)) == pytest.approx(model_contrast_by_loops(*three, tau))
-
-
-def test_lengths_do_not_matter(three):
-    z, received, previous = three
-    assert float(model_contrast(7 * z, received / 9, 2 * previous)) == pytest.approx(float(model_contrast(*three)))
 
 
 def test_it_is_log_two_where_both_models_agree_and_stable_far_out():

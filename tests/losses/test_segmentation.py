@@ -38,23 +38,10 @@ def test_focal_is_the_formula(gamma: float) -> None:
     assert float(focal(logits, masks, gamma)) == pytest.approx(naive_focal(logits, masks, gamma), rel=1e-5)
 
 
-def test_focal_without_gamma_is_cross_entropy() -> None:
-    logits, masks = some(1)
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, masks.float())
-    torch.testing.assert_close(focal(logits, masks, 0.0), expected)
-
-
 @pytest.mark.parametrize("smooth", [0.01, 1.0, 10.0])
 def test_soft_dice_is_the_formula(smooth: float) -> None:
     logits, masks = some(2)
     assert float(soft_dice(logits, masks, smooth)) == pytest.approx(naive_dice(logits, masks, smooth), rel=1e-5)
-
-
-def test_soft_dice_is_of_the_batch_not_the_mean_over_pictures() -> None:
-    logits, masks = some(3)
-    masks[0] = 0
-    by_picture = sum(float(soft_dice(logits[k : k + 1], masks[k : k + 1])) for k in range(3)) / 3
-    assert float(soft_dice(logits, masks)) != pytest.approx(by_picture, rel=1e-3)
 
 
 @pytest.mark.parametrize("weights", [{}, {"focal_weight": 3.0, "dice_weight": 0.5, "gamma": 1.0}])
@@ -123,10 +110,3 @@ def test_cross_entropy_with_dice_is_the_formula(over: str, background: bool, wei
         background=background,
     )
     assert float(made) == pytest.approx(naive_cross_entropy_dice(logits, masks, over, background, weights), rel=1e-5)
-
-
-def test_of_single_pictures_it_is_a_mean_over_samples() -> None:
-    stream = torch.Generator().manual_seed(6)
-    logits, masks = torch.randn(4, 2, 3, 3, generator=stream), torch.randint(0, 2, (4, 3, 3), generator=stream)
-    alone = [cross_entropy_dice(logits[k : k + 1], masks[k : k + 1], over="picture") for k in range(4)]
-    torch.testing.assert_close(cross_entropy_dice(logits, masks, over="picture"), torch.stack(alone).mean())

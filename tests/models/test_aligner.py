@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from encoder_cases import CONTEXT, DIM, PICTURES, TEXTS, TOKENS
+from encoder_cases import CONTEXT, DIM, PICTURES, TEXTS
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -120,52 +120,6 @@ def test_the_embedding_is_that_of_a_plain_computation(norm: str, layers: int) ->
         torch.testing.assert_close(found, head_by_hand(tokens[0], aligner.head), rtol=1e-9, atol=1e-9)
 
 
-def test_pre_norm_layers_are_those_of_a_vit() -> None:
-    from transformers import ViTConfig, ViTModel
-
-    config = ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
-    )
-    theirs, ours = (
-        lively(ViTModel(config, add_pooling_layer=False)).eval(),
-        TransformerBlock(8, 2, 32, eps=config.layer_norm_eps),
-    )
-    found = theirs(torch.randn(2, 3, 16, 16), output_hidden_states=True).hidden_states
-    take(ours, theirs, {"norm1": "layernorm_before", "norm2": "layernorm_after"})
-    torch.testing.assert_close(ours(found[0]), found[1], rtol=1e-4, atol=1e-5)
-
-
-def test_post_norm_layers_are_those_of_a_bert() -> None:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, pad_token_id=0
-    )
-    theirs, ours = lively(BertModel(config, add_pooling_layer=False)).eval(), PostBlock(8, 2, 32)
-    mask = TOKENS != 0
-    found = theirs(TOKENS, attention_mask=mask.long(), output_hidden_states=True).hidden_states
-    take(ours, theirs, {"norm1": "attention.output.LayerNorm", "norm2": ".0.output.LayerNorm"})
-    torch.testing.assert_close(ours(found[0], mask)[mask], found[1][mask], rtol=1e-4, atol=1e-5)
-
-
-def take(block: nn.Module, theirs: nn.Module, norms: dict[str, str]) -> None:
-    """Weights of the only layer of a model of ``transformers``, found by what their names end in."""
-    named = dict(theirs.named_parameters())
-
-    def of(*endings: str) -> Tensor:
-        (found,) = [value.data for name, value in named.items() if name.endswith(endings)]
-        return found
-
-    for kind in ("weight", "bias"):
-        parts = [of(f"{long}.{kind}", f"{long[0]}_proj.{kind}") for long in ("query", "key", "value")]
-        getattr(block.attention.qkv, kind).data = torch.cat(parts)
-        getattr(block.attention.proj, kind).data = of(f"attention.output.dense.{kind}", f"o_proj.{kind}")
-        getattr(block.mlp.fc1, kind).data = of(f"intermediate.dense.{kind}", f"fc1.{kind}")
-        getattr(block.mlp.fc2, kind).data = of(f".0.output.dense.{kind}", f"fc2.{kind}")
-        for own, other in norms.items():
-            getattr(getattr(block, own), kind).data = of(f"{other}.{kind}")
-
-
 # ---- details and padding
 
 
@@ -177,20 +131,6 @@ def test_detail_has_the_same_embedding(norm: str) -> None:
     assert detail.positions.shape == (3, 5, DIM)
     assert features.mask is not None
     assert torch.equal(detail.mask, features.mask)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_summary_attends_to_what_is_there(norm: str) -> None:
-    aligner, features = made(norm=norm, local=True, layers=2), some_features()
-    attention = aligner.detail(features).attention
-    assert attention is not None
-    assert not attention.requires_grad
-    torch.testing.assert_close(attention.sum(1), torch.ones(3))
-    assert float(attention[~features.mask].abs().max()) == 0
-    assert float(attention[features.mask].min()) > 0
-    unmasked = aligner.detail(features._replace(mask=None)).attention
-    torch.testing.assert_close(unmasked[0], attention[0])  # all of its positions are valid
-    assert float((unmasked[1] - attention[1]).abs().max()) > 0.01
 
 
 @torch.no_grad()
@@ -229,12 +169,6 @@ def test_padding_changes_nothing(norm: str) -> None:
     torch.testing.assert_close(longer.attention[:, :5], shorter.attention)
     torch.testing.assert_close(longer.positions[:, :5][features.mask], shorter.positions[features.mask])
     assert not torch.allclose(aligner(padded._replace(mask=None)), aligner(features), atol=1e-2)
-
-
-def test_positions_matter_to_the_embedding() -> None:
-    aligner, features = made(), some_features()
-    other = features._replace(local=features.local + 1.5 * torch.randn_like(features.local))
-    assert float((aligner(other) - aligner(features)).detach().abs().amax(1).min()) > 1e-3
 
 
 def test_the_summary_and_positions_need_one_width() -> None:

@@ -80,18 +80,6 @@ def test_a_batch_is_encoded_once_for_several_align_modules(model: Model) -> None
     assert calls == ["notes", "report", "notes"]
 
 
-def test_the_last_embedding_is_remembered(model: Model) -> None:
-    x = BATCH["notes"]
-    view = Bound(EncoderFeatures(model.train()), aligners_of(model))  # in training, another pass would drop other words
-    first = view.embed("notes", x)
-    assert view.embed("notes", x) is first
-    detail = view.detail("notes", x)
-    assert view.detail("notes", x) is detail
-    assert view.embed("notes", x) is detail.embedding
-    assert view.embed("notes", x.clone()) is not detail.embedding
-    assert view.detail("notes", x) is detail
-
-
 def test_gradients_reach_trunks_unless_frozen(model: Model) -> None:
     for is_frozen in (False, True):
         model.zero_grad()
@@ -149,16 +137,6 @@ def test_a_frozen_copy_stays_as_it_is(model: Model) -> None:
 
 
 # ---- parts
-
-
-def test_parts_of_a_model_that_is_aligned_in_part(model: Model) -> None:
-    parts = Parts(places(model))
-    own = {name for name in model.state_dict() if name.startswith("encoders.other.")}
-    assert own
-    assert own < set(parts.encoder)
-    everything = [*parts.encoder, *parts.aligner, *parts.rest]
-    assert len(set(everything)) == len(everything)
-    assert set(everything) == set(model.state_dict())
 
 
 def test_parts_do_not_go_by_names() -> None:

@@ -58,22 +58,6 @@ def test_all_parameters_learn() -> None:
         assert all(bool((value.grad != 0).any()) for value in decoder.parameters())  # type: ignore[union-attr]
 
 
-def test_it_can_learn_a_mask() -> None:
-    torch.manual_seed(2)
-    features = maps((6, 4), batch=8)
-    masks = nn.functional.interpolate((features[0][:, :1] > 0).float(), (16, 16))
-    decoder = GridDecoder(6, (16, 8), 16)
-    optimizer = torch.optim.Adam(decoder.parameters(), 0.02)
-    losses = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(decoder(features), masks)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-
-
 def test_pictures_do_not_depend_on_each_other_in_evaluation() -> None:
     decoder = UNetDecoder([4, 2], (4,), 8).eval()
     given = maps((4, 4), (2, 8), batch=3)

@@ -118,11 +118,6 @@ def test_positions_of_sequences_tell_their_padding() -> None:
     assert torch.equal(encoder.positions(x)[1], mask)
 
 
-def test_blocks_of_width_d_are_positions_as_they_are() -> None:
-    encoder, x = built("blocks-mean", dim=96)
-    torch.testing.assert_close(encoder.eval().positions(x)[0].mean(1), encoder(x))
-
-
 def test_a_gru_has_read_the_whole_text_at_its_ends() -> None:
     encoder = GRU(width=8).build(DIM, TEXTS, CONTEXT)
     local, mask = encoder.positions(nn.functional.pad(TOKENS, (0, 3)))
@@ -165,13 +160,6 @@ def test_nothing_is_left_that_learns_nothing(name: str) -> None:
     detail = encoder.train().detail(x)
     ((detail.embedding * torch.randn(DIM)).sum() + detail.positions.square().sum()).backward()
     assert [key for key, value in encoder.named_parameters() if value.grad is None] == []
-
-
-@pytest.mark.parametrize("name", ["bert", "gru", "bag", "blocks-text"])
-def test_tokens_of_padding_change_nothing_behind_an_aligner(name: str) -> None:
-    encoder, _ = aligned_encoder(name)
-    encoder.eval()
-    torch.testing.assert_close(encoder(TOKENS[:2, :4]), encoder(TOKENS[:2]), rtol=1e-4, atol=1e-5)
 
 
 # ---- refusals

@@ -231,14 +231,3 @@ def test_units_and_choices(parts: Parts) -> None:
     assert chosen.mask is not None
     assert torch.equal(chosen.mask, masked.mask[[2, 0]])
     assert torch.equal(chosen.values, masked.values[[2, 0]])
-
-
-@pytest.mark.parametrize("maps", [False, True])
-def test_it_is_close_under_autocast(parts: Parts, maps: bool) -> None:
-    own, others, mine, theirs = parts
-    fused, _ = fused_of((own, others, mine.only(["b"]), theirs.only(["b"])), known=False, maps=maps)
-    x = mine.batch(torch.tensor([0, 3, 4])).inputs["b"]
-    with torch.autocast("cpu", torch.bfloat16):
-        low = fused.represent("b", x)
-    assert low.dtype == torch.float32
-    torch.testing.assert_close(low, fused.represent("b", x), atol=0.03, rtol=0.05)

@@ -111,54 +111,6 @@ def test_vectors_are_maps_of_length_one(maps, training):
     torch.testing.assert_close(fusion(local.unsqueeze(1), received.unsqueeze(1), valid), one)
 
 
-@pytest.mark.parametrize("mask", [None, MASK])
-def test_without_weights_the_result_is_the_mean_of_both(maps, mask):
-    fusion = GranularityFusion(8).double()
-    for layer in fusion.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.zeros_(layer.weight)
-    torch.testing.assert_close(fusion.attention(maps[0], 0, mask), torch.full_like(maps[0], 0.5))
-    torch.testing.assert_close(fusion(*maps, mask), (maps[0] + maps[1]) / 2)
-
-
-def test_shares_lie_between_none_and_all_and_so_does_the_result(maps):
-    fusion = GranularityFusion(8)
-    local, received = (100 * x.float() for x in maps)
-    for stage in (0, 1):
-        share = fusion.attention(local, stage)
-        assert ((share > 0) & (share < 1)).all()
-    fused = fusion(local, received)
-    assert (fused >= torch.minimum(local, received) - 1e-4).all()
-    assert (fused <= torch.maximum(local, received) + 1e-4).all()
-    assert (fused - received).abs().max() > 1
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("mask", [None, MASK])
-def test_gradients_reach_both_inputs_and_every_branch(maps, mask, shared):
-    fusion = GranularityFusion(8, shared_global_branch=shared).double()
-    local, received = (x.requires_grad_() for x in maps)
-    fused = fusion(local, received, mask)
-    (fused if mask is None else fused[mask]).square().sum().backward()
-    valid = torch.ones(3, 4, dtype=torch.bool) if mask is None else mask
-    for x in (local, received):
-        assert (x.grad[valid] != 0).any(-1).all()
-        assert (x.grad[~valid] == 0).all()
-    for part in (*fusion.pooled, *fusion.pointwise):
-        for layer in (part.down, part.up):
-            assert layer.weight.grad.abs().sum() > 0
-
-
-def test_only_the_shared_branch_serves_both_stages(maps):
-    whole, shared = GranularityFusion(8).eval(), GranularityFusion(8, shared_global_branch=True).eval()
-    shared.load_state_dict({k: v for k, v in whole.state_dict().items() if not k.startswith("pooled.1")})
-    x = maps[0].float()
-    assert torch.equal(whole.attention(x, 0), shared.attention(x, 0))
-    assert not torch.allclose(whole.attention(x, 1), shared.attention(x, 1))
-    whole.pooled[1].load_state_dict(whole.pooled[0].state_dict())
-    assert torch.equal(whole.attention(x, 1), shared.attention(x, 1))
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_amount_and_content_of_padding_do_not_matter(maps, training):
     modules = [shaken(GranularityFusion(8)).train(training) for _ in range(2)]
@@ -179,14 +131,6 @@ def test_a_row_without_positions_neither_breaks_nor_moves_the_others(maps):
     got = fusion.embedding(*maps, mask)
     torch.testing.assert_close(got[[0, 2]], alone)
     assert (got[1] == 0).all()
-
-
-def test_order_of_samples_and_of_positions_does_not_matter(maps):
-    fusion = shaken(GranularityFusion(8)).train()
-    expected = fusion(*maps)
-    torch.testing.assert_close(
-        fusion(*(x[[2, 0, 1]][:, [3, 1, 0, 2]] for x in maps)), expected[[2, 0, 1]][:, [3, 1, 0, 2]]
-    )
 
 
 @pytest.mark.parametrize("masked", [False, True])

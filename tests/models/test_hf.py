@@ -75,18 +75,6 @@ def test_the_embedding_is_a_projection_of_the_pooled_output(context: DataContext
         torch.testing.assert_close(made(x), F.linear(given, made.project[-1].weight, made.project[-1].bias))
 
 
-@pytest.mark.parametrize(("weights", "positions"), [("vit", 17), ("mobilenet", 1), ("resnet", 16)])
-def test_networks_of_pictures_have_positions_and_can_be_trained(
-    context: DataContext, weights: str, positions: int
-) -> None:
-    made: Any = encoder(weights, pie=True, trainable="all").build(5, PICTURES, context).train()
-    local, mask = made.positions(pictures(3))
-    assert local.shape == (3, positions, 5)
-    assert mask is None
-    made(pictures(3)).sum().backward()
-    assert all(value.grad is not None for value in made.trunk.parameters() if value.requires_grad)
-
-
 def test_pictures_of_another_size_get_interpolated_positions(context: DataContext) -> None:
     x = torch.randn(2, 3, 48, 48)
     made: Any = encoder("vit").build(5, InputSpec((3, 48, 48)), context)

@@ -62,13 +62,6 @@ def test_group_norms_take_the_place_of_batch_norms_and_look_at_each_sample_alone
     assert not torch.allclose(batch.train()(x)[:1], batch(x[:1]), atol=1e-2)
 
 
-def test_resnet_tower_is_the_mean_of_the_map_projected():
-    model = ResNet().build(8, PICTURES, CONTEXT).eval()
-    x = torch.randn(2, 3, 32, 32)
-    local = model.trunk(x).local
-    torch.testing.assert_close(model(x), model.project(local.mean(1)))
-
-
 @pytest.mark.parametrize("size", ["18", "50"])
 def test_resnet_begins_and_computes_as_that_of_transformers(size):
     torch.manual_seed(0)

@@ -46,19 +46,6 @@ def test_pie_equals_the_formula_with_masking_as_cutting(inputs):
         torch.testing.assert_close(got[row], torch.tensor(expected), atol=1e-5, rtol=1e-4)
 
 
-def test_attention_sums_to_one_over_valid_positions(inputs):
-    _, local, mask = inputs
-    attention = PIE(6, 4).attention(local, mask)
-    torch.testing.assert_close(attention.sum(1), torch.ones(3))
-    assert (attention[~mask] == 0).all()
-
-
-def test_order_of_positions_does_not_matter(inputs):
-    out, local, _ = inputs
-    pie = PIE(6, 4)
-    torch.testing.assert_close(pie(out, local), pie(out, local[:, [3, 0, 4, 1, 2]]))
-
-
 def test_a_row_without_valid_positions_stays_finite(inputs):
     out, local, mask = inputs
     mask[1] = False

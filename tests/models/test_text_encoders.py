@@ -11,17 +11,6 @@ from polyfed.models.encoders.gru import GRU, final_state
 from polyfed.models.pooling import last_valid
 
 
-def test_gru_reads_the_whole_text_in_both_directions():
-    model = GRU(width=8).build(10, TEXTS, CONTEXT).eval()
-    words = model.embedding(torch.tensor([[5, 3, 7]]))
-    state_f = state_b = torch.zeros(1, 1, 5)
-    for t in range(3):
-        _, state_f = model.forwards(words[:, t : t + 1], state_f)
-        _, state_b = model.backwards(words[:, 2 - t : 3 - t], state_b)
-    expected = torch.cat([state_f[0], state_b[0]], dim=-1)
-    torch.testing.assert_close(model(torch.tensor([[5, 3, 7, 0]])), expected)
-
-
 def test_gru_readout_last_equals_a_bidirectional_gru_gathered_at_the_last_word():
     model = GRU(width=8, readout="last").build(10, TEXTS, CONTEXT).eval()
     both = torch.nn.GRU(8, 5, batch_first=True, bidirectional=True)

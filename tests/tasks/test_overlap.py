@@ -64,13 +64,6 @@ def test_an_empty_mask_scores_one_only_if_nothing_is_predicted() -> None:
     assert [float(mean_dice(a, b)) for a, b in pairs] == [100, 0, 0, 100]
 
 
-def test_it_is_the_mean_over_pictures_not_pixels() -> None:
-    predicted, masks = torch.zeros(2, 1, 100, dtype=torch.bool), torch.zeros(2, 1, 100, dtype=torch.bool)
-    predicted[0], masks[0] = True, True  # a large mask, all right
-    masks[1, 0, 0] = True  # a small one, missed
-    assert float(mean_dice(predicted, masks)) == 50.0
-
-
 def test_no_pictures_have_no_mean() -> None:
     none = torch.zeros(0, 2, 2, dtype=torch.bool)
     assert bool(mean_dice(none, none).isnan())

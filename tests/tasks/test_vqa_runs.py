@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from polyfed import Experiment, run
 from polyfed.core.errors import DataError
@@ -63,18 +62,6 @@ def test_the_table_is_saved_with_the_model_and_another_is_refused(finished: Path
     path.write_text(json.dumps(config))
     with pytest.raises(DataError, match="classes of 'answer'"):
         evaluate_model(other, "scenes", which="last")
-
-
-def test_frozen_encoders_of_a_server_stay_as_they_were(tiny: Config, tmp_path: Path) -> None:
-    content = asking(tiny, "server_only", encoders="frozen")
-    content["run"]["rounds"] = 2
-    short = {**content, "run": {**content["run"], "rounds": 1}}
-    first, second = (
-        run(Experiment.load(kind), tmp_path / name).server_model("last").weights
-        for name, kind in (("one", short), ("two", content))
-    )
-    assert all(torch.equal(value, second[name]) for name, value in first.items() if name.startswith("encoders"))
-    assert any(not torch.equal(value, second[name]) for name, value in first.items() if name.startswith("heads"))
 
 
 def test_answering_is_a_task_of_clients_that_average_their_weights(tiny: Config, tmp_path: Path) -> None:
