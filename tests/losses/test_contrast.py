@@ -1,4 +1,4 @@
-"""Contrasts with what others see, against plain loops: CreamFL, MOON, FedMKD."""
+"""Contrasts against plain loops: with what others see (CreamFL, MOON, FedMKD), InfoNCE and soft contrast."""
 
 import math
 
@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from naive import Largest, cosine
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
+from polyfed.losses.info_nce import InfoNCE, info_nce
+from polyfed.losses.soft_contrastive import SoftContrastive, soft_contrastive
 
 
 def inter_by_loops(u, anchors, positive, tau, items, include_self):
@@ -166,3 +168,105 @@ def test_without_a_queue_the_batch_is_left_and_one_item_is_no_contrast(rows):
         queue_by_loops(student, targets, queue[:0], torch.arange(4), none, 0.1), abs=1e-12
     )
     assert float(queue_contrast(student, targets, queue[:0], torch.zeros(4, dtype=torch.int64), none)) == 0.0
+
+
+def by_loops(u, v, scale, items=None, weight=0.5):
+    n, total = len(u), 0.0
+    for left, right, share in ((u, v, weight), (v, u, 1 - weight)):
+        for i in range(n):
+            seen = [j for j in range(n) if j == i or items is None or items[i] != items[j]]
+            logits = {j: scale * float(left[i] @ right[j]) for j in seen}
+            total += share * (math.log(sum(math.exp(x) for x in logits.values())) - logits[i])
+    return total / n
+
+
+@pytest.fixture
+def pairs():
+    torch.manual_seed(1)
+    return tuple(F.normalize(torch.randn(6, 4, dtype=torch.float64), dim=1) for _ in range(2))
+
+
+@pytest.mark.parametrize("items", [None, [0, 0, 1, 1, 1, 2], [5] * 6])
+def test_info_nce_equals_loops(pairs, items):
+    ids = None if items is None else torch.tensor(items)
+    assert float(info_nce(*pairs, 4.0, ids)) == pytest.approx(by_loops(*pairs, 4.0, items), abs=1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.75, 1.0])
+def test_directions_are_weighted(pairs, weight):
+    expected = by_loops(*pairs, 4.0, weight=weight)
+    assert float(info_nce(*pairs, 4.0, weight=weight)) == pytest.approx(expected, abs=1e-9)
+    assert float(info_nce(*reversed(pairs), 4.0, weight=1 - weight)) == pytest.approx(expected, abs=1e-9)
+    loss = InfoNCE(0.25, weight=weight, reduction="sum")
+    assert float(loss(*pairs).detach()) == pytest.approx(2 * expected, abs=1e-5)
+
+
+def test_batch_of_one_is_zero():
+    z = torch.ones(1, 3)
+    assert float(info_nce(z, z, 10.0)) == 0.0
+
+
+def test_starts_at_the_temperature_and_may_be_fixed():
+    assert float(InfoNCE(0.07).scale) == pytest.approx(14.2857, abs=1e-3)
+    assert list(InfoNCE(learnable=False).parameters()) == []
+    assert "log_scale" in InfoNCE(learnable=False).state_dict()
+
+
+@pytest.mark.parametrize(("stored", "expected"), [(9.0, 100.0), (-3.0, 1.0)])
+def test_scale_is_brought_back_into_range_and_can_leave_the_bound(pairs, stored, expected):
+    loss = InfoNCE()
+    loss.log_scale.data.fill_(stored)
+    u, v = (side.float() for side in pairs)
+    loss(u, v).backward()
+    assert float(loss.scale.detach()) == pytest.approx(expected, rel=1e-5)
+    assert loss.log_scale.grad is not None
+    assert float(loss.log_scale.grad) != 0.0
+
+
+def pair_by_pair(u, v, shift, scale, items=None):
+    """The sum over both directions, one pair at a time, from methods.md 0.2."""
+    total = torch.zeros((), dtype=torch.float64)
+    for left, right in ((u, v), (v, u)):
+        for i in range(len(left)):
+            for j in range(len(right)):
+                if items is not None and i != j and items[i] == items[j]:
+                    continue
+                s = shift - scale * ((left[i] - right[j]).square().sum() + 1e-6).sqrt()
+                m = 1 if i == j else -1
+                total = total + torch.logaddexp(s, -s) - m * s
+    return total
+
+
+@pytest.fixture
+def four():
+    torch.manual_seed(0)
+    u, v = (F.normalize(torch.randn(7, 5, dtype=torch.float64), dim=1).requires_grad_() for _ in range(2))
+    a, b = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (9.0, 7.0))
+    return u, v, b, a
+
+
+@pytest.mark.parametrize("items", [None, [0, 0, 1, 2, 2, 2, 3]])
+def test_value_and_gradients_equal_the_pair_by_pair_form(four, items):
+    ids = None if items is None else torch.tensor(items)
+    ours = soft_contrastive(*four, ids)
+    naive = pair_by_pair(*four, items)
+    torch.testing.assert_close(ours, naive)
+    torch.testing.assert_close(torch.autograd.grad(ours, four), torch.autograd.grad(naive, four))
+
+
+def test_mean_is_the_sum_over_the_number_of_terms(four):
+    torch.testing.assert_close(soft_contrastive(*four, reduction="mean") * 2 * 49, soft_contrastive(*four))
+
+
+def test_extreme_scores_stay_finite():
+    u = torch.tensor([[100.0, 0.0], [-100.0, 0.0]], requires_grad=True)
+    loss = SoftContrastive()(u, -u.detach())
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(u.grad).all()
+
+
+def test_coinciding_representations_have_a_finite_gradient():
+    z = torch.ones(3, 4, requires_grad=True)
+    SoftContrastive()(z, z.detach()).backward()
+    assert torch.isfinite(z.grad).all()

@@ -1,7 +1,15 @@
+"""Heads of classes, of one embedding and of several."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from polyfed.models.heads import LinearHead, NonNegativeHead, SimilarityHead
+from polyfed.models.heads import FusedHead, LinearHead, NonNegativeHead, SimilarityHead
 
 
 def test_linear_head_is_the_plain_classifier():
@@ -40,3 +48,57 @@ def test_cosines_with_classes_are_in_full_precision_under_autocast():
 def test_bias_is_optional():
     assert NonNegativeHead(4, 3).bias is None
     assert NonNegativeHead(4, 3, bias=True)(torch.zeros(1, 4)).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def normed(row):
+    """Zero mean, unit variance, in float64."""
+    mean = sum(row) / len(row)
+    variance = sum((x - mean) ** 2 for x in row) / len(row)
+    return [(x - mean) / math.sqrt(variance + 1e-5) for x in row]
+
+
+def naive(head, embeddings):
+    """Logits by a loop over samples, from the formula."""
+    weights = [(layer.weight.double().tolist(), layer.bias.double().tolist()) for layer in (head.hidden, head.output)]
+    result = []
+    for rows in zip(*(e.double().tolist() for e in embeddings), strict=True):
+        parts = [normed(row) for row in rows]
+        product = [math.prod(values) for values in zip(*parts, strict=True)]
+        joined = [x for part in parts for x in part]
+        h = {"product": product, "concat": joined, "both": joined + product}[head.fusion]
+        if len(parts) == 1:
+            h = parts[0]
+        (w1, b1), (w2, b2) = weights
+        z = [sum(a * x for a, x in zip(row, h, strict=True)) + b for row, b in zip(w1, b1, strict=True)]
+        z = [0.5 * x * (1 + math.erf(x / math.sqrt(2))) for x in z]
+        result.append([sum(a * x for a, x in zip(row, z, strict=True)) + b for row, b in zip(w2, b2, strict=True)])
+    return torch.tensor(result)
+
+
+@pytest.mark.parametrize("fusion", ["product", "concat", "both"])
+@pytest.mark.parametrize("modalities", [1, 2, 3])
+def test_logits_equal_a_loop_over_the_samples(fusion, modalities):
+    torch.manual_seed(0)
+    head = FusedHead(6, modalities, 4, fusion=fusion, hidden=5)
+    embeddings = [torch.randn(3, 6) * (k + 1) for k in range(modalities)]
+    logits = head(embeddings)
+    assert logits.shape == (3, 4)
+    assert head.answers == 4
+    torch.testing.assert_close(logits, naive(head, embeddings).float(), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_active_in_training_only():
+    torch.manual_seed(3)
+    head = FusedHead(16, 2, 3, fusion="both", hidden=16, dropout=0.5)
+    pair = [torch.randn(4, 16), torch.randn(4, 16)]
+    assert not torch.equal(head(pair), head(pair))
+    head.eval()
+    assert torch.equal(head(pair), head(pair))
+
+
+def test_gradients_reach_every_embedding_and_every_weight():
+    torch.manual_seed(4)
+    head = FusedHead(6, 2, 3, fusion="both", hidden=4)
+    pair = [torch.randn(5, 6, requires_grad=True) for _ in range(2)]
+    nn.functional.cross_entropy(head(pair), torch.tensor([0, 1, 2, 0, 1])).backward()
+    assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in (*pair, *head.parameters()))

@@ -1,12 +1,21 @@
-"""Intervals of metrics over test items."""
+"""Metrics: accuracy, overlap and recall against loops, and their intervals over test items."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import binomtest
+from torch.nn import functional as F
 
+from polyfed.core.errors import DataError
+from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
+from polyfed.tasks.overlap import dice, dice_of_constant, iou, mean_dice, overlaps
+from polyfed.tasks.recall import positives_per_query, ranks, recall_at
 from polyfed.tasks.scores import TaskScores, mean_by_item, share_interval
 
 
@@ -57,3 +66,191 @@ def test_coverage_over_items(items: int) -> None:
         low, high = TaskScores({"r": float(values.mean())}, {"r": [own]}).intervals()["r"]
         covered += low <= 50 <= high
     assert covered >= 88
+
+
+def naive_scores(predicted: list[int], labels: list[int], classes: int) -> tuple[float, float]:
+    recalls, f1s = [], []
+    for c in range(classes):
+        hits = sum(p == c and t == c for p, t in zip(predicted, labels, strict=True))
+        if c in labels:
+            recalls.append(hits / labels.count(c))
+        if c in labels or c in predicted:
+            f1s.append(2 * hits / (labels.count(c) + predicted.count(c)))
+    return 100 * sum(recalls) / len(recalls), 100 * sum(f1s) / len(f1s)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_accuracy_and_f1_equal_loops(seed):
+    generator = torch.Generator().manual_seed(seed)
+    predicted, labels = (torch.randint(0, 6, (17,), generator=generator) for _ in range(2))
+    recall, f1 = naive_scores(predicted.tolist(), labels.tolist(), 8)
+    assert float(balanced_accuracy(predicted, labels, 8)) == pytest.approx(recall)
+    assert float(macro_f1(predicted, labels, 8)) == pytest.approx(f1)
+
+
+def test_ranks_count_ties_and_nan_against_the_model():
+    nan = math.nan
+    logits = torch.tensor([[3.0, 1.0, 2.0], [1.0, 1.0, 0.0], [2.0, nan, 1.0], [nan, 1.0, 2.0], [nan, nan, nan]])
+    labels = torch.tensor([0, 0, 0, 0, 0])
+    found = label_ranks(logits, labels)
+    assert found.tolist() == [0, 1, 1, 2, 2]
+    predicted = predictions(logits, labels, found)
+    assert (predicted == labels).tolist() == (found == 0).tolist()
+    assert predicted[1] == 1
+
+
+def test_top_k():
+    assert float(top(torch.tensor([0, 4, 5, 9]), 5)) == 50.0
+
+
+def test_one_class():
+    logits, labels = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
+    found = label_ranks(logits, labels)
+    assert predictions(logits, labels, found).tolist() == [0, 0, 0]
+    assert float(top(found, 1)) == 100.0
+
+
+def naive(predicted: torch.Tensor, masks: torch.Tensor, number: int, classes: int) -> tuple[float, float]:
+    """Dice and IoU of a class as sets of pixels."""
+    values = list(enumerate(zip(predicted.flatten().tolist(), masks.flatten().tolist(), strict=True)))
+    a = {place for place, (guess, true) in values if guess == number and 0 <= true < classes}
+    b = {place for place, (_, true) in values if true == number}
+    return (2 * len(a & b) / (len(a) + len(b)), len(a & b) / len(a | b)) if a | b else (float("nan"), float("nan"))
+
+
+def some(classes: int, shape: tuple[int, ...] = (6, 4, 5)) -> tuple[torch.Tensor, torch.Tensor]:
+    """Predictions, of which some are of no class, and masks, of which pixels are left out."""
+    stream = torch.Generator().manual_seed(classes)
+    masks = torch.randint(0, classes + 1, shape, generator=stream)
+    return torch.randint(-1, classes, shape, generator=stream), masks.where(masks < classes, 255)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_dice_and_iou_are_the_formulas_by_picture_and_over_all(classes: int) -> None:
+    predicted, masks = some(classes)
+    counts = overlaps(predicted, masks, classes)
+    assert counts.shape == (6, classes, 3)
+    for number in range(classes):
+        for row, (a, b) in enumerate(zip(predicted, masks, strict=True)):
+            wanted = naive(a, b, number, classes)
+            assert (float(dice(counts)[row, number]), float(iou(counts)[row, number])) == pytest.approx(
+                wanted, nan_ok=True
+            )
+        whole = counts.sum(0)
+        wanted = naive(predicted, masks, number, classes)
+        assert (float(dice(whole)[number]), float(iou(whole)[number])) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_constant_mask_is_the_best_of_all_constant_ones(first: int) -> None:
+    _, masks = some(4)
+    counts = overlaps(masks, masks, 4).sum(0)
+    each = []
+    for number in range(4):
+        constant = torch.full_like(masks, number)
+        own = torch.tensor([naive(constant, masks, other, 4)[0] for other in range(first, 4)])
+        each.append(float(own.nanmean()))
+    assert float(dice_of_constant(counts, first)) == pytest.approx(max(each))
+
+
+def test_a_class_that_is_nowhere_has_no_dice_and_one_only_predicted_has_0() -> None:
+    masks = torch.zeros(2, 3, 3, dtype=torch.int64)
+    counts = overlaps(masks.clone().fill_(1), masks, 3).sum(0)
+    assert dice(counts).tolist() == pytest.approx([0, 0, float("nan")], nan_ok=True)
+    assert iou(counts).tolist() == pytest.approx([0, 0, float("nan")], nan_ok=True)
+    # a constant background is right everywhere, as the task has it
+    assert float(dice_of_constant(counts, 1)) == 1
+
+
+def test_an_empty_mask_scores_one_only_if_nothing_is_predicted() -> None:
+    empty, full = torch.zeros(1, 3, 3, dtype=torch.bool), torch.ones(1, 3, 3, dtype=torch.bool)
+    pairs = [(empty, empty), (full, empty), (empty, full), (full, full)]
+    assert [float(mean_dice(a, b)) for a, b in pairs] == [100, 0, 0, 100]
+
+
+def test_no_pictures_have_no_mean() -> None:
+    none = torch.zeros(0, 2, 2, dtype=torch.bool)
+    assert bool(mean_dice(none, none).isnan())
+
+
+def sorted_ranks(queries, gallery, query_items, gallery_items):
+    """By sorting each query's scores, positives placed after all others of equal score."""
+    found = []
+    for scores, item in zip((queries @ gallery.T).tolist(), query_items.tolist(), strict=True):
+        entries = [(-s, g == item) for s, g in zip(scores, gallery_items.tolist(), strict=True)]
+        best = next(i for i, (_, positive) in enumerate(sorted(entries)) if positive)
+        found.append(best)
+    return torch.tensor(found)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 20),
+    m=st.integers(1, 40),
+    levels=st.sampled_from([1, 2, 50]),
+)
+def test_equals_a_sort_with_ties_against_the_model(seed, n, m, levels):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda rows: torch.randint(-levels, levels + 1, (rows, 3), generator=generator).float()  # noqa: E731
+    queries, gallery = draw(n), draw(m)
+    gallery_items = torch.randint(0, max(1, m // 2), (m,), generator=generator)
+    query_items = gallery_items[torch.randint(0, m, (n,), generator=generator)]
+    expected = sorted_ranks(queries, gallery, query_items, gallery_items)
+    assert ranks(queries, gallery, query_items, gallery_items).equal(expected)
+
+
+def test_block_size_changes_nothing():
+    generator = torch.Generator().manual_seed(1)
+    queries, gallery = torch.randn(300, 8, generator=generator), torch.randn(400, 8, generator=generator)
+    items = torch.arange(400) % 300
+    whole = ranks(queries, gallery, torch.arange(300), items, block_scores=1 << 30)
+    for block in (1, 64 * 448, 150 * 448):
+        assert ranks(queries, gallery, torch.arange(300), items, block_scores=block).equal(whole)
+
+
+def test_five_captions_hit_by_any_of_them():
+    images = torch.eye(3)
+    texts = torch.cat([F.normalize(torch.ones(4, 3), dim=1), images[:1], images[2:], images[1:2]])
+    text_items = torch.tensor([0, 0, 0, 0, 0, 1, 2])
+    # the captions of 1 and 2 are swapped, four captions of 0 lie in the middle of all, and zeros tie
+    found = ranks(images, texts, torch.arange(3), text_items)
+    assert found.tolist() == [0, 6, 6]
+    assert ranks(texts, images, text_items, torch.arange(3)).tolist() == [2, 2, 2, 2, 0, 2, 2]
+
+
+def test_nan_never_helps():
+    nan = torch.full((1, 2), math.nan)
+    gallery = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    items, query = torch.arange(3), torch.tensor([[1.0, 0.0]])
+    assert ranks(nan, gallery, torch.tensor([0]), items).tolist() == [2]
+    assert ranks(query, torch.cat([nan, gallery[1:]]), torch.tensor([0]), items).tolist() == [2]
+    assert ranks(query, torch.cat([gallery[:2], nan]), torch.tensor([0]), items).tolist() == [1]
+    # one positive is NaN, the other is the best
+    assert ranks(query, torch.cat([nan, gallery]), torch.tensor([0]), torch.tensor([0, 0, 1, 2])).tolist() == [0]
+
+
+def test_half_precision_is_scored_in_full():
+    z = F.normalize(torch.randn(60, 16, generator=torch.Generator().manual_seed(3)), dim=1)
+    items = torch.arange(60)
+    half = z.bfloat16()
+    assert ranks(half, half, items, items).equal(ranks(half.float(), half.float(), items, items))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ranks(z, z, items, items).equal(torch.zeros(60, dtype=torch.int64))
+
+
+def test_a_query_without_positive_is_an_error_that_names_it():
+    z = torch.eye(3)
+    with pytest.raises(DataError, match=r"query 1 \(item 7\) has no positive"):
+        ranks(z, z, torch.tensor([0, 7, 2]), torch.arange(3))
+
+
+def test_no_queries():
+    empty = ranks(torch.empty(0, 4), torch.eye(4), torch.empty(0, dtype=torch.int64), torch.arange(4))
+    assert empty.tolist() == []
+    assert math.isnan(recall_at(empty, (1,))[1])
+    assert math.isnan(positives_per_query(empty, torch.arange(4)))
+
+
+def test_recall_at_and_positives():
+    assert recall_at(torch.tensor([0, 1, 4, 5]), (1, 5, 10)) == {1: 25.0, 5: 75.0, 10: 100.0}
+    assert positives_per_query(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 2])) == 2.0
