@@ -39,21 +39,6 @@ def test_equals_loops_for_any_log_weights(logs):
     assert found.valid.tolist() == [any(log[k] > -math.inf for log in logs) for k in range(3)]
 
 
-def test_mean_sample_count_and_fediot_are_constant_log_weights():
-    values = [torch.full((2, 1), float(c)) for c in (0, 1, 4)]
-    counts, factors = (10, 30, 60), (1, 1, 100)
-
-    def fold(logs):
-        ensemble = Ensemble(2, 1)
-        for value, log in zip(values, logs, strict=True):
-            ensemble.add(value, log)
-        return ensemble.result().values[0].item()
-
-    assert fold([0.0] * 3) == pytest.approx(5 / 3)
-    assert fold([math.log(n) for n in counts]) == pytest.approx((30 + 240) / 100)
-    assert fold([math.log(a * n) for a, n in zip(factors, counts, strict=True)]) == pytest.approx(24030 / 6040)
-
-
 def test_a_row_that_nobody_sent_is_zero_and_marked():
     ensemble = Ensemble(2, 2)
     ensemble.add(torch.tensor([[1.0, 2.0], [math.nan, math.inf]]), 0.0, torch.tensor([True, False]))
