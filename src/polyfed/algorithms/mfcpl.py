@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
@@ -18,8 +19,21 @@ from polyfed.aggregation.prototypes import (
     renewed,
     table,
 )
-from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Reply, Server, Weights, client_step, each, noted
-from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    Cohort,
+    LocalEpochs,
+    LocalSteps,
+    Reply,
+    Server,
+    WeightAveraging,
+    Weights,
+    client_step,
+    each,
+    noted,
+)
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
@@ -36,7 +50,7 @@ PROTOTYPES = "prototypes"
 """What of the server's state they are."""
 
 
-class MFCPL(FedAvg):
+class MFCPL(Algorithm):
     """MFCPL-like (Le et al., arXiv 2401.13898): FedAvg with prototypes of complete samples, which guide the others.
 
     A complete prototype P_c is the mean of what is classified, f, over a client's samples of class c that lack nothing,
@@ -53,16 +67,21 @@ class MFCPL(FedAvg):
     checked: distances, weights and tau; and no projections, as all encoders here end in one space.
     """
 
+    has_global_models: ClassVar[bool] = True
+    takes_late_replies: ClassVar[bool] = True
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    averaging: WeightAveraging = ByType()
     regularisation: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPR")
     contrast: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPC")
     alignment: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMA")
     tau: float = Field(default=0.5, gt=0, le=100, description="temperature of CMPC")
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
-
     # ---- server half
+
+    def setup(self, server: Server) -> None:
+        server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast weights and prototypes, train, average both."""
@@ -90,9 +109,7 @@ class MFCPL(FedAvg):
     # ---- client half
 
     @client_step(weights=Weights, prototypes=Prototypes, num_examples=int)
-    def fit(  # type: ignore[override]  # its own round asks it, with prototypes
-        self, client: Client, weights: Weights, prototypes: Prototypes
-    ) -> Reply:
+    def fit(self, client: Client, weights: Weights, prototypes: Prototypes) -> Reply:
         """Train the received model on the task and the three terms; send it, and its own complete prototypes."""
         client.load_weights(weights)
         known = received_prototypes(client, prototypes)
