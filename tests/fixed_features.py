@@ -123,7 +123,7 @@ def linear(dim: int = 8, **algorithm: Any) -> Config:
     )
 
 
-def latent(seed: int = 0, rate: float = 0.02, **algorithm: Any) -> Config:
+def latent(**algorithm: Any) -> Config:
     """A server with 16 pairs and many items without partner, and two clients with 200 pairs each, whose sensors are
     others but as good as its own."""
     task, adam = RETRIEVAL | {"temperature": 0.2}, training("adam", 0.02, 24)
@@ -136,13 +136,12 @@ def latent(seed: int = 0, rate: float = 0.02, **algorithm: Any) -> Config:
     paired = {"source": "scenes", "task": task, "training": adam}
     config = experiment(
         "latent",
-        {"scenes": scenes(616, 8, 100, seed=seed, columns={"image": "text", "text": "text"})},
+        {"scenes": scenes(616, 8, 100, columns={"image": "text", "text": "text"})},
         algorithm,
         public={"source": "scenes", "items": 16},
-        server=paired | {"model": model(10), "training": training("adam", rate, 24)},
+        server=paired | {"model": model(10), "training": training("adam", 0.02, 24)},
         clients={"paired": {"count": 2, "models": [model(20), model(30)], "items": 400} | paired},
     )
     if algorithm["name"] == "change_distillation":
         config["public"]["unpaired"] = {"image": 100, "text": 100}
-    config["run"]["seed"] = seed
     return config

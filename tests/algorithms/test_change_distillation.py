@@ -1,4 +1,4 @@
-"""Change distillation: targets by hand, what cancels, who counts, hostile rows, refusals, and that a server gains."""
+"""Change distillation: targets by hand, what cancels, who counts, loud rows, refusals, and that a server gains."""
 
 from __future__ import annotations
 
@@ -226,36 +226,7 @@ def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch
     torch.testing.assert_close(found["text"], F.normalize(known["text"] + sum(changes), dim=1), atol=1e-6, rtol=0)
 
 
-def test_where_only_others_sent_there_is_nothing_to_learn(tmp_path: Path) -> None:
-    config = linear(teacher={"groups": ["text"]})
-    session = session_of(tmp_path, config)
-    play(session, 1, 1)
-    found = metrics(session)
-    assert found["kd_distance_before.image"] == found["kd_distance_after.image"] == 0
-    assert found["kd_distance_before.text"] > 0
-
-
-def test_clients_of_a_modality_that_the_server_lacks_train_and_send_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = linear()
-    encoders = {"image": config["server"]["model"]["encoders"]["image"]}
-    config["server"] |= {
-        "model": {"dim": 8, "encoders": encoders},
-        "task": {"name": "classification", "target": "label"},
-    }
-    session = session_of(tmp_path, config)
-    sent = answering(session, monkeypatch, lambda name, rows: rows)
-    assert set(targets_of(session)) == {"image"}
-    assert {name: list(rows) for name, rows in sent.items()} == {
-        "paired-0": ["image"],
-        "paired-1": ["image"],
-        "text": [],
-    }
-    assert set(session.cohorts.accepted) == set(CLIENTS)
-
-
-# ---- hostile rows
+# ---- loud and wrong rows
 
 
 def test_one_client_moves_targets_no_further_than_a_row_of_norm_two(
@@ -273,29 +244,6 @@ def test_one_client_moves_targets_no_further_than_a_row_of_norm_two(
     loud = F.normalize(per_sample(session, sent["paired-0"])["image"], dim=1) * 2
     expected = known["image"] + 2 * (honest + loud) / 2
     torch.testing.assert_close(found["image"], F.normalize(expected, dim=1), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("value", "why"), [(float("nan"), "NaN or infinite"), (float("inf"), "NaN or infinite"), (1e9, "the limit is")]
-)
-def test_rows_that_cannot_be_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, why: str
-) -> None:
-    session = session_of(tmp_path)
-
-    def broken(name: str, rows: Rows) -> Rows:
-        rows = {key: rows_of.clone() for key, rows_of in rows.items()}
-        if name == "paired-0":
-            rows["image"][1, 3] = value
-        return rows
-
-    sent = answering(session, monkeypatch, broken)
-    found, known = targets_of(session), own(session)
-    events = [record for record in round_records(session) if record["kind"] == "event"]
-    assert [(record["participant"], record["event"]) for record in events] == [("paired-0", "client_excluded")]
-    assert why in str(events[0])
-    only = F.normalize(known["image"] + 2 * per_sample(session, sent["paired-1"])["image"], dim=1)
-    torch.testing.assert_close(found["image"], only, atol=1e-6, rtol=0)
 
 
 def test_a_reply_with_a_row_a_pair_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,20 +278,10 @@ def test_a_closed_form_is_refused_before_any_work_where_one_tower_is_not_linear(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"distiller": {"loss": "kl"}}, "algorithm.distiller.loss is kl, which compares class scores"),
         ({"digest": {"loss": "kl"}}, "algorithm.digest.loss is kl, which compares class scores"),
         ({"teacher": {"groups": ["paird"]}}, "algorithm.teacher.groups: no clients are called 'paird'.*paired"),
-        ({"teacher": {"groups": []}}, "at least 1 item"),
         ({"warmup_rounds": 9}, "warmup_rounds is 9, but run.rounds is 2: nobody would ever be asked; lower"),
         ({"distiller": None}, "task.order joint needs a distiller"),
-        ({"digest": {"penalty": 0}}, "greater than or equal to 0.000001"),
-        ({"targets": "absolute", "eta": 1.0}, "eta 1.0 acts only with targets: change"),
-        (
-            {"distiller": {"loss": "similarity"}, "eta": 1.0},
-            "eta 1.0 acts only .* on their mean",
-        ),
-        ({"teacher": {"alignment": {"kind": "procrustes"}}}, "teacher.alignment has no effect with targets: change"),
-        ({"teacher": {"renormalise": False}}, "teacher.renormalise: false acts only with targets: absolute"),
     ],
 )
 def test_settings_without_sense_are_refused(tmp_path: Path, settings: Config, message: str) -> None:
@@ -354,10 +292,9 @@ def test_settings_without_sense_are_refused(tmp_path: Path, settings: Config, me
 # ---- it serves
 
 
-def recalls(folder: Path, config: Config, *idle_clients: str) -> float:
+def recalls(folder: Path, config: Config) -> float:
     """R@1 sum of the server on 100 items after five rounds."""
     session = prepared(config, folder)
-    idle(session, *idle_clients)
     play(session, 1, 5)
     return session.server.evaluate(session.server.test)["r1_sum"]
 
@@ -369,16 +306,3 @@ def test_a_server_gains_what_it_cannot_learn_alone(tmp_path: Path) -> None:
     """Against a server alone with as many steps, at the best of the rates below."""
     alone = recalls(tmp_path / "alone", latent(name="server_only", server_epochs=4))
     assert recalls(tmp_path / "federated", latent(**GAINS)) > alone + 30
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_gain_is_what_clients_know(tmp_path: Path, seed: int) -> None:
-    """No rate of the server alone comes near it, and where clients have no private data it is gone."""
-    alone = [
-        recalls(tmp_path / str(rate), latent(seed, rate, name="server_only", server_epochs=4))
-        for rate in (0.005, 0.02, 0.08)
-    ]
-    assert max(alone) == alone[1]
-    assert recalls(tmp_path / "federated", latent(seed, **GAINS)) > max(alone) + 30
-    assert recalls(tmp_path / "idle", latent(seed, **GAINS), "paired-0", "paired-1") < max(alone) + 10

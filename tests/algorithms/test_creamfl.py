@@ -115,14 +115,6 @@ def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_p
         assert metrics[f"kd_distance_after.{modality}"] < 0.9 * metrics[f"kd_distance_before.{modality}"]
 
 
-def test_a_round_without_any_client_of_a_modality(creamfl: Config, tmp_path: Path) -> None:
-    del creamfl["clients"]["paired"], creamfl["clients"]["text"]
-    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
-    recorded = result.records.metric_names("server", "train")
-    assert "kd_distance_after.image" in recorded
-    assert "kd_distance_after.text" not in recorded
-
-
 def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, tmp_path: Path) -> None:
     creamfl["clients"] = {}
     creamfl["run"]["min_clients"] = 0
@@ -235,17 +227,6 @@ def test_extraction_is_deterministic_and_leaves_the_model_alone(creamfl: Config,
     assert any(not torch.equal(value, before[name]) for name, value in server.model.state_dict().items())
 
 
-def test_collated_pairs_stay_aligned(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path)
-    client = woken(session, "text")
-    whole = client.train.batch(torch.arange(len(client.train)))
-    for batch in client.batches(client.train, "check", size=7):
-        for row, position in enumerate(batch.index.tolist()):
-            width = min(batch.inputs["text"].shape[1], whole.inputs["text"].shape[1])
-            assert torch.equal(batch.inputs["text"][row, :width], whole.inputs["text"][position, :width])
-            assert batch.targets["topic"][row] == whole.targets["topic"][position]
-
-
 @pytest.mark.parametrize(
     ("settings", "private", "public"),
     [
@@ -270,14 +251,6 @@ def test_public_batches_of_an_epoch(
     assert sum(batch is not None for _, batch in steps) == public
     if (settings["contrast"] or {}).get("schedule") == "separate_pass":
         assert [batch is None for batch, _ in steps] == [False] * private + [True] * public
-
-
-def test_two_seeds_differ(creamfl: Config, tmp_path: Path) -> None:
-    one, other = (prepared(creamfl | {"run": creamfl["run"] | {"seed": seed}}, tmp_path / str(seed)) for seed in (0, 1))
-    assert one.partition() != other.partition()
-    assert any(
-        not value.equal(other.server.model.exchanged()[name]) for name, value in one.server.model.exchanged().items()
-    )
 
 
 @pytest.mark.slow
@@ -306,24 +279,3 @@ def wide(model: Config) -> Config:
     image = {"name": "resnet", "widths": [16, 32, 64], "depths": [1, 1, 1], "block": "basic", "view": pixels}
     text = {"name": "bag", "width": 32, "view": {"name": "tokens", "length": 24}}
     return {"dim": 32, "encoders": {"image": image, "text": text}}
-
-
-@pytest.mark.slow
-def test_a_client_of_one_modality_on_the_public_source_still_sees_all_public_samples(
-    creamfl: Config, tmp_path: Path
-) -> None:
-    creamfl["clients"]["image"]["source"] = "scenes"
-    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
-    assert result.records.excluded() == ()
-
-
-def test_a_modality_that_the_server_does_not_encode_is_left_out(creamfl: Config, tmp_path: Path) -> None:
-    model = creamfl["server"]["model"]
-    creamfl["server"]["model"] = model | {"encoders": {"image": model["encoders"]["image"]}}
-    creamfl["server"]["task"] = "classification"
-    creamfl["algorithm"]["teacher"] = {"weights": "mean"}
-    creamfl["algorithm"]["contrast"]["inter"] = None
-    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
-    assert result.records.excluded() == ()
-    assert "senders.image" in result.records.metric_names("server", "train")
-    assert "senders.text" not in result.records.metric_names("server", "train")

@@ -185,23 +185,6 @@ def test_late_clients_get_the_encoders_of_the_current_window_once(
     assert not [event for event in round_records(session) if event["kind"] == "event"]
 
 
-def test_a_client_whose_reply_is_lost_gets_the_encoders_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, fusion={"broadcast_every": 10})
-    carry = session.engine.exchange
-
-    def losing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for answer in carry(requests, deadline):
-            lost = answer.client == "text" and requests[0].round == 1
-            yield Answer("text", error="the line broke") if lost else answer
-
-    monkeypatch.setattr(session.engine, "exchange", losing)
-    sent = heard(session, monkeypatch)
-    play(session, 1, 3)
-    assert [number for number, client, encoders, _ in sent if client == "text" and encoders] == [1, 2]
-    assert [number for number, client, encoders, _ in sent if client == "image" and encoders] == [1]
-    assert session.cohorts.accepted["text"] == (3, 0)
-
-
 def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
     session = play(session_of(tmp_path, fusion={"broadcast_every": 10}), 1, 1)
     session.cohorts.accepted.pop("image")
@@ -213,16 +196,6 @@ def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
         site_of(session).handle(request("text", Payload(fields), (11, 0), (1, 0)))
 
 
-def test_released_clients_receive_all_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for wanted, modalities in (("own", {"image"}), ("all", {"image", "text"})):
-        session = session_of(tmp_path / wanted, fusion={"send": wanted})
-        sent = heard(session, monkeypatch)
-        play(session, 1, 1)
-        (encoders,) = (encoders for _, client, encoders, _ in sent if client == "image")
-        assert {name.split(".")[1] for name in encoders} == modalities
-        assert same(encoders, {name: value for name, value in sent[0][3].items() if name in encoders})
-
-
 def test_a_modality_that_the_server_does_not_encode_goes_unfused(tmp_path: Path) -> None:
     config = three_kinds(name="fedafd")
     server = config["server"]["model"]
@@ -232,12 +205,3 @@ def test_a_modality_that_the_server_does_not_encode_goes_unfused(tmp_path: Path)
     assert not [event for event in round_records(session) if event["kind"] == "event"]
     found = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
     assert set(found) == {"image", "text", "paired-0", "paired-1"}
-
-
-def test_modalities_may_stand_in_any_order(tmp_path: Path) -> None:
-    config = three_kinds(name="fedafd")
-    model = config["clients"]["paired"]["model"]
-    encoders = dict(reversed(model["encoders"].items()))
-    config["clients"]["paired"] = config["clients"]["paired"] | {"model": model | {"encoders": encoders}}
-    session = play(prepared(config, tmp_path), 1, 1)
-    assert set(session.cohorts.accepted) == {"image", "text", "paired-0", "paired-1"}

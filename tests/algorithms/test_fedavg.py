@@ -1,4 +1,4 @@
-"""FedAvg, LOCAL and server-only: two clients by hand, and what each must not do."""
+"""FedAvg and LOCAL: two clients by hand, and what each must not do."""
 
 from __future__ import annotations
 
@@ -59,15 +59,6 @@ def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_p
     assert not torch.equal(paired[0].weights[name], paired[1].weights[name])
 
 
-def test_half_precision_transport_halves_the_bytes(tiny: Config, tmp_path: Path) -> None:
-    sizes = {}
-    for dtype in ("float32", "float16"):
-        config = tiny | {"run": tiny["run"] | {"transport": {"dtype": dtype}}}
-        records = polyfed.run(Experiment.parse(config), tmp_path / dtype, quiet=True).records
-        sizes[dtype] = sum(line.bytes for line in records.transfers if line.kind == "weights")
-    assert 0.5 <= sizes["float16"] / sizes["float32"] < 0.52  # integer buffers stay as they are
-
-
 def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 2}
     result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
@@ -76,15 +67,6 @@ def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, 
     assert series == [series[0]] * 3
     assert set(result.records.clients) == {"paired-0", "paired-1", "image"}
     assert all(result.records.last(client) for client in result.records.clients)
-
-
-def test_server_only_asks_nobody(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] = "server_only"
-    tiny["run"]["evaluate_clients"] = False
-    result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
-    assert result.records.transfers == ()
-    losses = list(result.records.series("server", "r1_sum", "validation").values())
-    assert len(losses) == 3
 
 
 def test_a_federation_without_server_model(tiny: Config, tmp_path: Path) -> None:

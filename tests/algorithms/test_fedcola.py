@@ -1,4 +1,4 @@
-"""FedCola: a round by hand, complementary training, what crosses the wire to the byte, and learning."""
+"""FedCola: a round by hand, complementary training, the paper's costs to the byte, and learning."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ Weights = dict[str, Tensor]
 @pytest.fixture
 def config() -> Config:
     return transformers(name="fedcola")
-
-
-def averaged(**settings: Any) -> Config:
-    """Settings of FedCola's averages."""
-    return {"averaging": {"name": "fedcola", **settings}}
 
 
 def gated_by_hand(session: Session, client_id: str, start: Weights, other: Weights) -> Weights:
@@ -161,28 +156,6 @@ def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: P
     assert all(torch.allclose(v, torch.tensor(expected)) for v in complement.out_weights(server, "image").values())
 
 
-@pytest.mark.parametrize("gone", [("text",), ("image",), ("image", "text"), ("paired",)])
-def test_federations_without_a_type_train_plainly_what_has_no_complement(
-    config: Config, tmp_path: Path, gone: Sequence[str]
-) -> None:
-    for kind in gone:
-        del config["clients"][kind]
-    if "paired" in gone:
-        del config["server"]
-    session = prepared(config, tmp_path)
-    before = copies(session.server.weights)
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    for kind, weights in session.server.weights.items():
-        assert any(not torch.equal(value, before[kind][name]) for name, value in weights.items())
-
-
-def test_blocks_that_do_not_match_stay_with_their_types_if_so_set(config: Config, tmp_path: Path) -> None:
-    text = config["clients"]["text"]["model"]
-    config["clients"]["text"]["model"] = text | {"encoders": {"text": text["encoders"]["text"] | {"depth": 3}}}
-    config["algorithm"] |= {"averaging": "by_type", "complement": None}
-    prepared(config, tmp_path)
-
-
 # ---- costs
 
 
@@ -243,21 +216,6 @@ def test_costs_are_the_papers_to_the_byte(
     found["text"] -= TWO_MORE_CLASSES
     assert found == {"image": OWN[0] + out, "text": OWN[1] + out}
     assert sum(found.values()) / 2**20 == pytest.approx(mib, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("layers", "mib"),
-    [
-        ("attention", 27.0),
-        pytest.param("mlp", 54.0, marks=pytest.mark.slow),
-        pytest.param("blocks", 81.0, marks=pytest.mark.slow),
-    ],
-)
-def test_matrices_alone_cost_less(config: Config, tmp_path: Path, layers: str, mib: float) -> None:
-    config["algorithm"] |= {"complement": {"layers": layers}}
-    found = downloads(paper_size(config), tmp_path)
-    assert (found["image"] - OWN[0]) / 2**20 == mib
-    assert (found["text"] - OWN[1] - TWO_MORE_CLASSES) / 2**20 == mib
 
 
 # ---- whole runs

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from by_hand import assert_mean, copies, descend, model_of, play, weights_of
 from fedaid_by_hand import Known
-from polyfed.aggregation.robust import chi_square, mirror_step
+from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms.shared.robust_alignment import server_parts
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
@@ -207,22 +207,6 @@ def test_weights_of_a_round_serve_the_next(tmp_path: Path, monkeypatch: pytest.M
     losses = torch.tensor([noted[f"loss.{client}"] for client in CLIENTS], dtype=torch.float64)
     expected = mirror_step(torch.tensor(list(w.values())), losses, gamma=20.0, rho=1.0)
     assert [noted[f"weight.{client}"] for client in CLIENTS] == pytest.approx(expected.tolist(), rel=1e-6)
-
-
-def test_the_released_projection_is_looser(tmp_path: Path) -> None:
-    found = {}
-    for divergence in ("chi_square", "released"):
-        weights = {"divergence": divergence, "rho": 1e-4, "gamma": 20.0}
-        session = session_of(tmp_path / divergence, count=3, weights=weights)
-        play(session, 1, 1)
-        noted = metrics(session)
-        v = torch.tensor([noted[f"loss.hospital-{k}"] for k in range(3)], dtype=torch.float64)
-        w = mirror_step(torch.ones(3), v, gamma=20.0, rho=1e-4, divergence=divergence)
-        assert [noted[f"weight.hospital-{k}"] for k in range(3)] == pytest.approx(w.tolist(), rel=1e-9)
-        found[divergence] = noted["chi_square"]
-        assert noted["chi_square"] == pytest.approx(float(chi_square(w)), rel=1e-9)
-    assert found["chi_square"] <= 1e-4 * (1 + 1e-9)
-    assert found["released"] > 1e-3
 
 
 def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,12 @@ from by_hand import assert_mean, descend, model_of, play, weights_of
 from fedaid_by_hand import without_statistics
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
-from polyfed.algorithms.feddra import FedDRA
-from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
-from polyfed.runs.config_files import merged, read_config
+from polyfed.runs.config_files import read_config
 from polyfed.runs.session import Session
 from sessions import metrics, prepared, woken
-from small_federations import Config
 
 Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")
@@ -165,37 +162,6 @@ def test_two_released_rounds_equal_plain_loops(tmp_path: Path, monkeypatch: pyte
         assert abs(float(w[0]) - 0.5) > 0.02
 
 
-@pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
-    """Step -> what a client sends in round 2 with the released options."""
-    return sent_in_round_two(tmp_path_factory.mktemp("released"), {})
-
-
-def sent_in_round_two(folder: Path, changed: Config) -> dict[str, Values]:
-    session = session_of(folder, **merged(RELEASED, changed))
-    with pytest.MonkeyPatch.context() as patch:
-        said = heard(session, patch)
-        play(session, 1, 2)
-    return {step: without_statistics(replies(said, step, 2)[CLIENTS[1]]["weights"]) for step in ("align", "bind")}
-
-
-@pytest.mark.parametrize(
-    ("changed", "step"),
-    [
-        ({"guidance": {"stages": "second"}}, "align"),
-        ({"frozen_encoder_mode": "evaluation"}, "align"),
-        ({"aligner_in_stage_two": "averaged"}, "bind"),
-        ({"guidance": {"anchor_mode": "evaluation"}}, "bind"),
-        ({"weighted_stages": "first"}, "bind"),
-    ],
-)
-def test_each_option_changes_what_its_stage_learns(
-    tmp_path: Path, released: dict[str, Values], changed: dict[str, str], step: str
-) -> None:
-    learnt = sent_in_round_two(tmp_path, changed)
-    assert furthest(released[step], learnt[step]) > 1e-5
-
-
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_equal_weights_are_at_distance_zero_in_training_mode(tmp_path: Path, norm: str) -> None:
     """With batch norms in the heads too, which is FedDRA's default; in evaluation mode they are far apart."""
@@ -236,15 +202,3 @@ def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.M
     after = dict(copies[0].named_buffers())
     assert before
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"guidance": {"measured": True}}, "needs measured_on 'aggregated'"),
-        ({"weighted_stages": "both"}, "no effect with weights.use 'aggregate'"),
-    ],
-)
-def test_options_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        FedDRA(**settings)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import polyfed
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import ClientOutput, ConsensusTarget, FedET, answers, limited
@@ -19,7 +18,6 @@ from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.randomness import generator
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.config_files import merged
-from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, of_samples, prepared, request, round_records, site_of
@@ -261,36 +259,6 @@ def test_one_wild_client_cannot_carry_its_type_away(tiny: Config, tmp_path: Path
 
 
 # ---- runs
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [None, 20])
-def test_weights_and_knowledge_cross(tiny: Config, tmp_path: Path, form: str, count: int | None) -> None:
-    config = config_of(tiny, form, public={"samples": count})
-    config["run"] |= {"rounds": 1}
-    rows = count or 80
-    if form == "representations":  # captions of one picture share its row
-        rows = len(set(prepared(config, tmp_path / "same").server.exchanged(count).items.tolist()))
-        assert rows == 16 if count is None else rows < 20
-    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert result.records.excluded() == ()
-    lines = [line for line in result.records.transfers if line.client == "image"]
-    known = [line for line in lines if line.kind == form]
-    assert [(line.direction, line.bytes) for line in known] == [("up", rows * 4 * (18 if form == "scores" else 8))]
-    assert {line.direction for line in lines if line.kind == "weights"} == {"up", "down"}
-    assert "accuracy" in result.records.metric_names("image", "test")
-
-
-def test_clients_of_one_modality_and_of_one_that_the_server_lacks(tiny: Config, tmp_path: Path) -> None:
-    config = config_of(tiny, "representations")
-    config["clients"] = {name: config["clients"][name] for name in ("image", "paired")}
-    image = config["server"]["model"]["encoders"]["image"]
-    config["server"] |= {"model": {"dim": 8, "encoders": {"image": image}}, "task": "classification"}
-    config["run"] |= {"rounds": 1, "precision": "bfloat16"}
-    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert result.records.excluded() == ()
-    assert "senders.text" not in result.records.metric_names("server", "train")
-    assert list(result.records.series("server", "senders.image", "train").values()) == [3.0]
 
 
 def test_unlabelled_public_sets_are_enough_without_a_task_of_the_servers_own(tiny: Config, tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import polyfed
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import DistillationTarget, FedGEMS
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.config_files import merged
-from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import crossing, first_cohort, of_samples, prepared, request, round_records, site_of, woken
@@ -211,20 +209,6 @@ def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool)
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_study_moves_a_client(tiny: Config, tmp_path: Path) -> None:
-    said = {}
-    for studies in (False, True):
-        settings = {} if studies else {"study": None}
-        session, method = session_of(tiny, tmp_path / str(studies), "representations", **settings)
-        said[studies] = asked(session, "image", method.public.server_outputs(session.server))["image"]
-    session, _ = session_of(tiny, tmp_path / "plain", "representations")
-    client = woken(session, "image")
-    client.fit(client.train, epochs=1)
-    plain = client.represent(client.public_set)["image"]
-    assert torch.allclose(said[False], plain, atol=1e-6)
-    assert not torch.allclose(said[True], plain, atol=1e-3)
-
-
 def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
     tiny["server"]["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 16}
     session, method = session_of(tiny, tmp_path, "representations", epsilon=0.0, distiller={"epochs": 6})
@@ -239,35 +223,3 @@ def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
     method.learn(server, lessons, method.distiller)
     server.model.eval()
     assert float(method.lesson_loss(server, batch, lessons, place).detach()) < 0.9 * before
-
-
-# ---- runs
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [None, 20])
-def test_what_crosses(tiny: Config, tmp_path: Path, form: str, count: int | None) -> None:
-    config = config_of(tiny, form, public={"samples": count})
-    config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert result.records.excluded() == ()
-    lines = [line for line in result.records.transfers if line.kind == form]
-    rows = {"image": count or 80, "paired-0": count or 80}
-    if form == "representations":  # captions of one picture share its row
-        pictures = len(set(prepared(config, tmp_path / "same").server.exchanged(count).items.tolist()))
-        assert pictures == 16 if count is None else pictures < 20
-        rows = {"image": pictures, "paired-0": pictures + (count or 80)}
-    for client, number in rows.items():
-        assert [line.bytes for line in lines if line.client == client] == [
-            4 * number * (18 if form == "scores" else 8)
-        ] * 2
-
-
-def test_clients_of_one_modality_alone(tiny: Config, tmp_path: Path) -> None:
-    del tiny["clients"]["paired"]
-    tiny["run"] |= {"precision": "bfloat16"}
-    result = polyfed.run(Experiment.parse(config_of(tiny, "representations")), tmp_path / "run", quiet=True)
-    names = result.records.metric_names("server", "train")
-    assert {"senders.image", "right.text", "ensemble.text"} <= set(names)
-    assert "senders.text" not in names
-    assert set(result.records.series("server", "ensemble.text", "train").values()) == {0.0}

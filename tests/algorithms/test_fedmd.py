@@ -18,8 +18,8 @@ from polyfed.models.model import Model
 from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
-from polyfed.wire.payload import Payload, Representations
-from sessions import of_samples, prepared, round_records, site_of, taught, woken
+from polyfed.wire.payload import Payload
+from sessions import prepared, round_records, taught, woken
 from small_federations import Config, one_classification, three_kinds
 
 CLIENTS = ("image", "text", "paired-0", "paired-1")
@@ -142,16 +142,6 @@ def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
     return found
 
 
-def test_clients_get_the_consensus_of_their_own_modalities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, "representations")
-    found = heard(session, monkeypatch)
-    play(session, 1, 1)
-    got = {r.client: tuple(r.payload.fields["consensus"]) for step, r, _ in found if step == "learn"}
-    sent = {r.client: tuple(reply.fields["knowledge"]) for step, r, reply in found if step == "tell"}
-    both = ("image", "text")
-    assert got == sent == {"image": ("image",), "text": ("text",), "paired-0": both, "paired-1": both}
-
-
 @pytest.mark.parametrize("exchange", FORMS)
 def test_public_samples_are_drawn_alike_by_all_and_anew_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str
@@ -181,23 +171,6 @@ def test_public_samples_are_drawn_alike_by_all_and_anew_each_round(
             once = step == "tell" and name == "image"  # a consensus may differ between captions of one picture
             assert len(values) == (pictures[request.round - 1] if once else 6)
         assert rows.order == orders[request.round - 1]
-
-
-def test_answers_to_another_rounds_samples_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, "representations", public={"samples": 6})
-    carry, old = session.engine.exchange, session.server.order(6)
-
-    def late(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for answer in carry(requests, deadline):
-            fields = dict(answer.payload.fields) if answer.payload is not None else {}
-            if answer.client == "text" and "knowledge" in fields and requests[0].round == 2:
-                fields["knowledge"] = Representations(dict(fields["knowledge"]), order=old)
-            yield Answer(answer.client, Payload(fields))
-
-    monkeypatch.setattr(session.engine, "exchange", late)
-    play(session, 1, 2)
-    assert session.cohorts.accepted["text"][0] == 1
-    assert session.cohorts.accepted["image"] == (2, 1)
 
 
 def test_a_modality_that_the_server_lacks_is_not_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,15 +263,6 @@ def test_a_metric_is_measured_after_each_pass_on_what_is_trained_on(
     play(session, 1, 1)
     size = len(session.server.public_set)
     assert sorted(measured) == sorted([(client.id, size) for client in session.server.clients] * 2)
-
-
-def test_by_default_nobody_trains_before_it_is_asked(tmp_path: Path) -> None:
-    session = session_of(tmp_path, "representations")
-    client = woken(session, "image")
-    expected = client.represent(client.public_set)["image"]
-    request = Request("image", "tell", 1, 0, None, Payload({"order": "x", "channels": '["image"]'}))
-    said = of_samples(session, site_of(session).handle(request).fields["knowledge"])
-    assert torch.equal(said["image"], expected)
 
 
 # ---- refusals and options

@@ -1,4 +1,4 @@
-"""FedProx: a round by hand, the pull towards the received model, what crosses the wire, and learning."""
+"""FedProx: two rounds by hand, and the pull towards the received model."""
 
 from __future__ import annotations
 
@@ -57,18 +57,6 @@ def test_two_rounds_equal_a_plain_loop(
                 }
                 with nullcontext() if same else pytest.raises(AssertionError):  # the term matters
                     assert_mean(server.weights[kind], trained, samples, tolerance)
-
-
-def test_a_larger_mu_keeps_clients_closer(tiny: Config, tmp_path: Path) -> None:
-    drifts = []
-    for mu in (0.0, 20.0, 100.0):
-        tiny["algorithm"] = {"name": "fedprox", "local_epochs": 2, "mu": mu}
-        session = prepared(plain_sgd(tiny), tmp_path / str(mu))
-        start = copies(session.server.weights)["image"]
-        session.experiment.algorithm.round(session.server, first_cohort(session))
-        names = [name for name in start if name.endswith("weight")]
-        drifts.append(sum(float((session.server.weights["image"][n] - start[n]).square().sum()) for n in names))
-    assert drifts[0] > drifts[1] > drifts[2] > 0
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1e3])

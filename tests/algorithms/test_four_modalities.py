@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import polyfed
-from misbehaving import contents, cut_short
 from polyfed.aggregation.ensemble import Ensembled, Rows
 from polyfed.aggregation.relations import relational_losses
 from polyfed.aggregation.weighting import Evidence
@@ -113,15 +112,11 @@ RUN = [method for method in METHODS if method not in OTHERS]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", RUN)
-def test_it_runs_and_ends_in_the_same_bits_after_an_interruption(method: str, tmp_path: Path) -> None:
-    config = suited(method)
-    whole = polyfed.run(Experiment.parse(config), tmp_path / "whole", quiet=True)
+def test_it_runs(method: str, tmp_path: Path) -> None:
+    whole = polyfed.run(Experiment.parse(suited(method)), tmp_path / "whole", quiet=True)
     assert not whole.records.events
     measured = [value for one in whole.records.measurements for value in one.metrics.values()]
     assert all(math.isfinite(value) for value in measured)
-    if type(whole.experiment.algorithm).asks_clients:
-        config["run"]["engine"] = {"name": "local", "serialize": True}
-        assert contents(polyfed.resume(cut_short(config, tmp_path / "run"), quiet=True)) == contents(whole)
 
 
 def suited(method: str) -> Config:
@@ -134,26 +129,3 @@ def suited(method: str) -> Config:
         config.pop("server")
     config["run"] |= {"rounds": 2, "eval_every": 2}
     return config
-
-
-@pytest.mark.slow
-def test_ray_ends_in_the_same_bits(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    runs = []
-    for engine in ("local", "ray"):
-        config = suited("creamfl")
-        config["run"]["engine"] = {"name": engine}
-        runs.append(contents(polyfed.run(Experiment.parse(config), tmp_path / engine, quiet=True)))
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "creamfl"])
-def test_modalities_may_be_missing(method: str, tmp_path: Path) -> None:
-    config = suited(method)
-    config["clients"]["all"]["missing"] = {"rates": {"audio": 0.4, "table": 0.4}, "test": True}
-    config["clients"]["two"]["task"] = {"name": "classification", "target": "label", "imputation": "placeholder"}
-    config["clients"]["two"]["missing"] = {"rates": {"audio": 0.5}, "test": True}
-    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert not run.records.events
-    assert all(math.isfinite(value) for one in run.records.measurements for value in one.metrics.values())

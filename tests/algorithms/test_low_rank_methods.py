@@ -1,4 +1,4 @@
-"""Methods of low-rank adapters: a round of each by hand, what crosses the wire, unequal ranks, refusals."""
+"""Methods of low-rank adapters: a round of each by hand, unequal ranks, refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import polyfed
 from by_hand import assert_mean, copies, model_of, plain_training
 from polyfed.aggregation.averagings.low_rank import Factors, factor_names, fresh
 from polyfed.core.errors import ConfigError
@@ -18,10 +17,9 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
-from small_federations import ADAPTED, Config, adapted, named, plain_sgd
+from small_federations import Config, adapted, named, plain_sgd
 
 Models = dict[str, dict[str, Tensor]]
-UNEQUAL = ("flora", "hetlora", "flexlora")
 
 
 def session_of(config: Config, folder: Path) -> Session:
@@ -177,21 +175,7 @@ def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> 
     assert float(tail) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fedit", "flora"])
-def test_only_adapters_and_what_is_new_cross(method: str, tmp_path: Path) -> None:
-    session = session_of(adapted(name=method), tmp_path)
-    for tensors in session.server.weights.values():
-        assert {part for name in tensors for part in ("lora_A", "lora_B", "project", "heads", "offset") if part in name}
-        assert all(any(part in name for part in ("lora_", "project", "heads", "offset")) for name in tensors)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        name if name in ("fedit", "flora") else pytest.param(name, marks=pytest.mark.slow)  # as one of these
-        for name in ADAPTED
-    ],
-)
+@pytest.mark.parametrize("method", ["fedit", "flora"])  # the others are as one of these
 def test_pictures_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:
     lora = {"name": "lora", "rank": 2, "offset": method in ("flora", "fedex_lora")}
     config = named(adapters={"image": lora, "text": lora}, name=method)
@@ -233,11 +217,3 @@ def test_models_without_adapters_are_refused(tiny: Config, tmp_path: Path) -> No
     tiny["algorithm"] = {"name": "fedit"}
     with pytest.raises(ConfigError, match="no client's model has low-rank adapters"):
         prepared(tiny, tmp_path)
-
-
-@pytest.mark.slow  # a round of each by hand is above
-@pytest.mark.parametrize("method", UNEQUAL)
-def test_unequal_ranks_run(method: str, tmp_path: Path) -> None:
-    config = unequal(name=method)
-    finished = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert finished.metrics()["r1_sum"] >= 0

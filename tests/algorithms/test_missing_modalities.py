@@ -122,17 +122,6 @@ def test_a_modality_that_one_sample_of_a_batch_has_is_left_out(tmp_path: Path) -
         assert bool(client.task_loss(batch).isfinite())
 
 
-def test_batches_without_a_pair_train_nothing(tmp_path: Path) -> None:
-    config = incomplete(tiny_experiment(), 0.45)
-    assert config is not None
-    paired = config["clients"]["paired"]
-    config["clients"] = {"paired": paired | {"test_split": None, "training": paired["training"] | {"batch_size": 4}}}
-    paired["missing"]["test"] = False
-    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert not run.records.events
-    assert all(math.isfinite(value) for value in run.records.series("server", "r1_sum").values())
-
-
 def test_a_batch_without_a_pair_has_a_loss_of_zero_and_trains_nothing(tmp_path: Path) -> None:
     client = woken(prepared(tiny_experiment(), tmp_path / "run"), "paired-0")
     items = client.train.items.unique()

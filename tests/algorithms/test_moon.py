@@ -1,4 +1,4 @@
-"""MOON: two rounds by hand, the first participation, what is kept and what crosses the wire, resuming, learning."""
+"""MOON: two rounds by hand, and what trains."""
 
 from __future__ import annotations
 
@@ -75,30 +75,6 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, projectio
     heads = [name for name in server.weights["paired"] if name.startswith("extras.") and name.endswith("weight")]
     assert len(heads) == (4 if projection else 0)
     assert not any(torch.equal(server.weights["paired"][name], start["paired"][name]) for name in heads)
-
-
-def test_the_first_participation_is_fedavg(config: Config, tmp_path: Path) -> None:
-    ours = prepared(config, tmp_path / "a")
-    plain = prepared(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}, tmp_path / "b")
-    for number in (1, 2):
-        for session in (ours, plain):
-            session.server.begin(number)
-            session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
-        pairs = zip(global_weights(ours), global_weights(plain), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs) == (number == 1)
-
-
-def global_weights(session: Session) -> list[Tensor]:
-    return [value for model in session.server.weights.values() for value in model.values()]
-
-
-def test_a_client_keeps_the_model_that_it_sent(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] = {"name": "moon", "local_epochs": 1}
-    session = prepared(tiny, tmp_path)
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    previous = woken(session, "image", (2, 0), after=(1, 0)).state["previous"]
-    assert previous.keys() == session.server.weights["image"].keys()
-    assert all(torch.equal(value, session.server.weights["image"][name]) for name, value in previous.items())
 
 
 def test_encoders_run_once_a_batch_and_frozen_models_learn_nothing(tiny: Config, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every method trains with every optimiser: all clients reply usably, and the models of all move."""
+"""Every method trains with its optimisers: all clients reply usably, and the models of all move."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ OPTIMIZERS: dict[str, Config] = {
     "adamp-nesterov": {"kind": "adamp", "nesterov": True},
 }
 THROUGHOUT = {"fedavg"}
-"""Fast with every optimiser."""
+"""With every optimiser."""
 IN_TURN = {"fedmd:digest", "fedafd:alternate"}
-"""Fast with these three: two loops in turn; two optimisers over parts of a model."""
+"""With three: two loops in turn; two optimisers over parts of a model."""
 COSTLY = {"creamfl_averaged", "fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED}
 COSTLY = COSTLY - {"fedit"} | {"fedgems", "fedmkd", "moon"}
 """Slow: they step once a batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""
 
 
 def cases() -> Iterator[Any]:
-    """With momentum every method that steps in its own way; with other optimisers three."""
+    """Every method with momentum; three with other optimisers."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
-        is_fast = form in THROUGHOUT or (optimizer == "sgd" and form not in COSTLY)
-        is_fast |= form in IN_TURN and optimizer in ("adam", "adamp-nesterov")
-        yield pytest.param(form, optimizer, marks=() if is_fast else pytest.mark.slow, id=f"{form}-{optimizer}")
+        in_turn = form in IN_TURN and optimizer in ("adam", "adamp-nesterov")
+        if form in THROUGHOUT or optimizer == "sgd" or in_turn:
+            marks = pytest.mark.slow if form in COSTLY else ()
+            yield pytest.param(form, optimizer, marks=marks, id=f"{form}-{optimizer}")
 
 
 @pytest.mark.parametrize(("form", "optimizer"), list(cases()))

@@ -1,4 +1,4 @@
-"""Methods over a public set: federations of one kind, all weightings, joint distillation; switches of FedAFD."""
+"""Methods over a public set: all weightings, and joint distillation."""
 
 from __future__ import annotations
 
@@ -11,46 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from by_hand import play
-from fedafd_sessions import RELEASED, known_of
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Answer, Request
-from polyfed.wire.payload import Payload, Weights
-from sessions import crossing, distil, prepared, request, round_records, site_of, taught
+from sessions import distil, prepared, taught
 from small_federations import three_kinds
-
-
-@pytest.mark.slow
-def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
-    """Each one alone, in one epoch of a client of texts; the first matters to paired ones only, the next to nobody."""
-    idle = {"adversarial.shared", "fusion.renormalise", "fusion.send", "fusion.cache", "distiller.loss"}
-    switches = [(section, key, value) for section, part in RELEASED.items() for key, value in part.items()]
-    found: dict[str, torch.Tensor] = {}
-    for section, key, value in [("adversarial", "weight", 0.5), *switches, ("fusion", "inputs", "embeddings")]:
-        session = prepared(three_kinds(name="fedafd", **{section: {key: value}}), tmp_path / f"{section}-{key}")
-        model = session.server.model.state_dict()
-        encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
-        known = known_of(session)
-        sent = crossing(session, known)
-        asked = request("text", Payload({"representations": sent, "encoders": encoders, "version": 1}))
-        found[f"{section}.{key}"] = site_of(session).handle(asked).fields["representations"]["text"]
-    default = found.pop("adversarial.weight")
-    assert {key for key, values in found.items() if torch.allclose(values, default, atol=1e-7)} == idle
-
-
-@pytest.mark.parametrize("kept", [("paired",), ("image",)])
-@pytest.mark.parametrize("method", ["fedafd", "fedmd", "creamfl"])
-def test_federations_of_one_kind(tmp_path: Path, method: str, kept: Sequence[str]) -> None:
-    config = three_kinds(name=method)
-    config["clients"] = {name: group for name, group in config["clients"].items() if name in kept}
-    session = play(prepared(config, tmp_path), 1, 1)
-    metrics = {key for record in round_records(session) for key in record["metrics"]}
-    assert "kd_distance_after.image" in metrics
-    assert ("kd_distance_after.text" in metrics) == (kept == ("paired",))
 
 
 def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""SCAFFOLD: two rounds by hand, option II, whose mean c is, refused replies, what crosses, resuming, learning."""
+"""SCAFFOLD: two rounds by hand, option II, whose mean c is, and refused replies."""
 
 from __future__ import annotations
 
@@ -170,20 +170,3 @@ def test_a_refused_reply_changes_nobodys_control(tiny: Config, tmp_path: Path, h
     rounds(session, 3)
     assert session.cohorts.accepted["paired-0"] == (3, 0)
     assert_invariant(session)
-
-
-def test_one_client_alone_is_plain_sgd(tiny: Config, tmp_path: Path) -> None:
-    tiny["clients"] = {"image": tiny["clients"]["image"]}
-    del tiny["server"], tiny["public"]
-    found = []
-    for name in ("scaffold", "fedavg"):
-        tiny["algorithm"] = {"name": name, "local_epochs": 1}
-        session = prepared(plain_sgd(tiny), tmp_path / name)
-        rounds(session, 1, 2, 3)
-        found.append(session.server.weights["image"])
-    for name, value in found[1].items():
-        assert torch.allclose(found[0][name], value, atol=1e-6)
-
-
-def size(tensors: Any) -> int:
-    return sum(value.numel() * value.element_size() for value in tensors)

@@ -27,13 +27,8 @@ def averaged(name: str, **settings: Any) -> Config:
 
 
 VARIATIONS: dict[str, tuple[Config, Config]] = {
-    "centralised in bf16": ({"local_epochs": None, "local_steps": 2}, BFLOAT16),
     "creamfl released": (
         {"task": {"order": "first"}, "distiller": {"optimizer": "shared", "loss": "mse", "weight": 0.6}},
-        {},
-    ),
-    "creamfl joint": (
-        {"task": {"order": "joint"}, "teacher": {"renormalise": True}, "distiller": {"loss": "cosine"}},
         {},
     ),
     "creamfl separate": (
@@ -43,18 +38,14 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
         },
         {},
     ),
-    "creamfl intra": ({"contrast": {"inter": None}}, {}),
     "creamfl inter": ({"contrast": {"intra": None}, "teacher": {"weights": {"name": "gca", "include_self": True}}}, {}),
     "creamfl_averaged in bf16": ({"contrast": {"weight": 1.0}}, BFLOAT16),
-    "creamfl_averaged without contrasts": ({"contrast": None, **averaged("by_type", mean="sequential")}, {}),
-    "creamfl_averaged adam": (averaged("by_type", server_optimizer="adam"), {}),
     "fed_mae in bf16": (averaged("by_slot", layers="blocks", range="modality") | {"mask_ratio": 0.6}, BFLOAT16),
     "fedafd released": (RELEASED, {}),
     "fedafd maps": (
         {"fusion": {"level": "maps", "broadcast_every": 2}, "public": {"samples": 10}, "local_epochs": 2},
         {},
     ),
-    "fedafd without both": ({"fusion": None, "adversarial": None, "teacher": {"weights": "mean"}}, {}),
     "fedafd without alignment": (
         {
             "adversarial": None,
@@ -68,28 +59,14 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
         {"fusion": None, "public": {"augment": True, "extraction": "train"}, "task": {"order": "last"}},
         {},
     ),
-    "fedafd thrice": ({"fusion": {"broadcast_every": 3}, "adversarial": {"batches_per_epoch": 1, "batch_size": 8}}, {}),
     "fedcola frozen": ({"complement": {"train_out": False}}, BFLOAT16),
     "fedcola modules": ({"complement": {"send": "modules", "layers": "mlp"}}, {}),
-    "fedcola sequential": (averaged("fedcola", mean="sequential", denominator="model", compensation=False), {}),
-    "fedcola released": (averaged("fedcola", layers="mlp_norm"), {}),
     "fedcola all": (
         averaged("fedcola", layers="blocks", range="all", server_optimizer={"name": "momentum", "momentum": 0.5}),
         {},
     ),
     "fedema in bf16": (averaged("by_slot", layers="attention", range="all", server_optimizer="adam"), BFLOAT16),
     "fediot all": (averaged("fediot", range="all", server_optimizer="yogi"), BFLOAT16),
-    "fediot sequential": (averaged("fediot", mean="sequential"), {}),
-    "fedmd kl": (
-        {
-            "scores": True,
-            "public": {"form": "scores"},
-            "distiller": {"loss": "kl"},
-            "digest": {"loss": "kl"},
-            "first_public": {"epochs": 1},
-        },
-        {},
-    ),
     "fedmd sed": (
         {
             "scores": True,
@@ -98,35 +75,16 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
         },
         {},
     ),
-    "fedmd joint": (
-        {
-            "digest": {"loss": "cosine"},
-            "public": {"augment": True},
-            "teacher": {"renormalise": True},
-            "task": {"order": "joint"},
-        },
-        {},
-    ),
     "margin_weighted scores": (
         {"scores": True, "public": {"form": "scores", "samples": 10}, "task": {"order": "joint"}},
         {},
     ),
-    "margin_weighted first": (
-        {"public": {"samples": 10}, "task": {"order": "first"}, "distiller": {"optimizer": "shared"}},
-        {},
-    ),
-    "fedprox plain": ({"norm": "plain", "averaging": ACROSS_TYPES}, BFLOAT16),
     "moon projected": ({"projection": 4, "averaging": ACROSS_TYPES}, BFLOAT16),
-    "fedavg adagrad": (averaged("by_type", server_optimizer="adagrad"), {}),
 }
 """Method and a word -> its settings, those of the run."""
-QUICK = {"creamfl released", "fedafd maps", "fedcola all", "fedema in bf16"}
-"""One of each family; the others are slow, as the contract has every method on a wire already."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIATIONS]
-)
+@pytest.mark.parametrize("name", VARIATIONS)
 def test_two_rounds_are_the_same_bits_with_messages_that_are_encoded(tmp_path: Path, name: str) -> None:
     settings, run = VARIATIONS[name]
     config = federation_for(name.split()[0], **settings)
