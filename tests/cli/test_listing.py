@@ -73,14 +73,6 @@ def test_presets_are_listed_by_family_with_what_differs(cli: Cli) -> None:
     assert (paper["weights"], paper["cost"], paper["root"]) == (True, "hours on two cores", "fedcola-flickr8k")
 
 
-def test_settings_are_listed_with_defaults_that_yaml_understands(cli: Cli) -> None:
-    code, out, _ = cli("list", "methods", "creamfl")
-    assert code == 0
-    assert yaml.safe_load(out)["name"] == "creamfl"
-    assert "local_epochs: 5  " in out
-    assert "# E, " in out
-
-
 def test_a_preset_is_shown_as_a_file_to_start_from(cli: Cli) -> None:
     name = next(iter(presets()))
     assert yaml.safe_load(cli("list", "presets", name)[1])["description"] == presets()[name]

@@ -13,7 +13,6 @@ from polyfed.models.aligner import AlignerSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
 from polyfed.privacy.settings import PrivacySettings
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.presets import presets
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.retrieval import PairRetrieval
 
@@ -59,12 +58,6 @@ def test_settings_with_an_effect_are_taken(kind: Any, settings: Config) -> None:
 def test_settings_without_effect_are_refused(kind: Any, settings: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_settings(kind, settings)
-
-
-@pytest.mark.parametrize("name", presets())
-def test_resolved_presets_load_again(name: str) -> None:
-    experiment = Experiment.load(name)
-    assert Experiment.parse(experiment.model_dump(mode="json")) == experiment
 
 
 # ---- what surrounds settings

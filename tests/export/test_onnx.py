@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,6 @@ def test_values_that_differ_are_no_export(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(onnx_programs, "loaded_program", lambda path: lambda x: network(x) + 1e-3)
     with pytest.raises(RunError, match="onnxruntime gives values that differ by"):
         onnx_programs.write_onnx(program, spec, "encoder 'x'")
-
-
-def represented_by(session: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
 
 
 def test_the_command_writes_what_gives_pictures_and_texts_the_same_vectors(

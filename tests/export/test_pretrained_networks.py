@@ -34,11 +34,9 @@ CASES = {
     ),
 }
 
-SLOW = {"siglip": pytest.mark.slow, "convolutions": pytest.mark.slow, "clip": pytest.mark.slow}
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW.get(case, ())) for case in CASES])
+@pytest.mark.parametrize("case", CASES)
 def test_an_export_gives_the_vectors_of_the_run(tiny: dict[str, Any], tmp_path: Path, case: str) -> None:
     image, text = CASES[case]
     for encoder in (image, text):

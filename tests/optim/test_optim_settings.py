@@ -36,8 +36,6 @@ def test_nesterov_reaches_those_that_have_it():
         ({"betas": (0.9, 1.0)}, "betas are"),
         ({"clip": 0}, "clip"),
         ({"momentum": 1.0}, "momentum"),
-        ({"kind": "adam", "nesterov": True}, "nesterov has no effect"),
-        ({"kind": "sgd", "momentum": 0, "nesterov": True}, "nesterov has no effect"),
         ({"learning_rate": 1}, "learning_rate"),
     ],
 )

@@ -74,10 +74,6 @@ def test_spread_over_clients(carry, means):
     assert (band.low[3], band.high[3]) == ((20.0, 30.0) if carry else (20.0, 20.0))
 
 
-def test_nobody_measured_is_no_chart():
-    assert not spread_chart("t", "u", {"a": {}}, 1)
-
-
 @pytest.mark.parametrize(
     ("clients", "labels"), [(20, [*(f"c{n}" for n in range(20)), "mean"]), (21, ["lowest", "highest", "mean"])]
 )
@@ -146,11 +142,6 @@ def test_weights_of_the_last_round_are_averaged_over_columns(tmp_path):
     chart = map_of(tmp_path)
     assert (chart.title, chart.rows, chart.columns[:2]) == ("weights, round 2", ["a", "b"], ["0 to 2", "3 to 5"])
     assert chart.values == pytest.approx(values[[1, 0]].reshape(2, 150, 3).mean(2))
-
-
-def test_the_last_column_of_a_map_may_be_narrower(tmp_path):
-    write_array(tmp_path, 1, np.arange(401.0)[None], ["a"])
-    assert map_of(tmp_path).values[0, [0, -1]].tolist() == [1.0, 399.5]
 
 
 # ---- text, sizes, colours

@@ -319,19 +319,6 @@ def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_p
     assert "recorded by the method" in page.text
 
 
-def test_chance_of_accuracy_is_a_uniform_guess(tmp_path):
-    write_measured(tmp_path, {"server": {"accuracy": 60.0, "classes": 8.0}}, kind="validation")
-    text = page_of(tmp_path).text
-    assert "server accuracy, validation 60.00 % best 60.00 in round 1 · chance 12.50" in text
-
-
-def test_the_page_names_the_worst_client_at_its_top(tmp_path):
-    write_measured(tmp_path, {"here": {"accuracy": 80.0}, "there": {"accuracy": 30.0}})
-    text = page_of(tmp_path).text
-    assert "worst 30.00 (there) · disparity 50.00 over 2 clients" in text
-    assert "mean, worst client, disparity" in text
-
-
 def test_kinds_of_clients_come_from_the_configuration(tmp_path):
     image, text = {"name": "resnet", "size": "tiny", "widths": [8, 16]}, {"name": "gru", "width": 64}
     models = [{"encoders": {"image": image, "text": text}}, {"encoders": {"image": {"name": "vit", "size": "tiny"}}}]

@@ -12,7 +12,6 @@ from matplotlib.patches import Rectangle
 
 from polyfed.reporting.plots import run_figures, save_figures
 from polyfed.runs.records import RunRecords
-from run_folders import write_lines, write_run
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +52,6 @@ def test_server_curves_show_the_recorded_values_and_chance(records):
     assert styles == {"test": "-", "validation": "--", "chance": ":"} | dict.fromkeys(("R@1", "R@5", "R@10"), "-")
 
 
-def test_clients_mean_uses_each_clients_latest_value(tmp_path):
-    def line(number, participant, value):
-        return {"round": number, "participant": participant, "kind": "test", "metrics": {"n": 3.0, "accuracy": value}}
-
-    write_lines(tmp_path / "metrics.jsonl", [line(1, "a", 10.0), line(2, "b", 30.0), line(3, "a", 20.0)])
-    (axes,) = axes_of(RunRecords.load(tmp_path), "clients")
-    assert (10.0, 20.0, 25.0) in drawn_lines(axes)
-
-
 def partition_of(folder: Path, holdings: dict[str, dict]) -> list[Axes]:
     (folder / "partition.json").write_text(json.dumps(holdings))
     return axes_of(RunRecords.load(folder), "partition")
@@ -77,24 +67,6 @@ def test_a_map_of_the_partition_has_the_counts(tmp_path):
     assert [label.get_text() for label in classes.get_xticklabels()] == ["class 2", "class 9", "class 10"]
     assert np.asarray(classes.images[0].get_array()).tolist() == [[0, 3, 1], [4, 0, 0]]
     assert [bar.get_width() for bar in bars_of(bars)] == [4, 4]
-
-
-@pytest.mark.parametrize("clients", [40, 400])
-def test_many_clients_and_classes_are_drawn(tmp_path, clients):
-    labels = {str(c): c + 1 for c in range(100)}
-    client = {"group": "g", "source": "s", "split": "t", "items": 9, "samples": 9, "labels": labels, "index": []}
-    classes, *others = partition_of(tmp_path, {f"c{n}": client for n in range(clients)})
-    assert np.asarray(classes.images[0].get_array()).shape == (clients, 100)
-    assert (len(bars_of(others[0])) == 40) == (clients == 40)
-
-
-def test_one_round_is_drawn(tmp_path):
-    records = RunRecords.load(write_run(tmp_path / "short", rounds=1))
-    (server, *_), (rounds, *_) = axes_of(records, "server"), axes_of(records, "traffic")
-    assert server.lines[0].get_marker() == "o"
-    assert server.lines[0].get_xdata() == [1]
-    assert [tick for tick in server.get_xticks() if 0.5 <= tick <= 1.5] == [1]
-    assert len(bars_of(rounds)) == 2
 
 
 def test_traffic_is_stacked_in_mib(records):

@@ -44,26 +44,8 @@ def test_figures_are_those_of_the_definition(metric, values, figures):
     assert spread == pytest.approx({"clients": len(values), **dict(zip(names, figures, strict=True))}, nan_ok=True)
 
 
-def test_adding_a_constant_moves_the_mean_and_keeps_the_disparity():
-    values = {"a": 1.0, "b": 4.0, "c": 2.5}
-    first = ClientSpread("g", "x", values, 3)
-    second = ClientSpread("g", "x", {client: value + 10 for client, value in reversed(values.items())}, 3)
-    assert second.mean == pytest.approx(first.mean + 10)
-    assert (second.disparity, second.std) == pytest.approx((first.disparity, first.std))
-    assert second.worst_client == first.worst_client == "a"
-
-
 def test_only_a_loss_is_better_if_lower():
     assert [lower_is_better(name) for name in ("loss", "test_loss", "lossless", "r1_sum")] == [True, True, False, False]
-
-
-def test_every_group_and_metric_of_a_run(records):
-    spreads = {(spread.group, spread.metric): spread for spread in client_spreads(records)}
-    assert set(spreads) == {(group, name) for group, name in spreads if name in ("accuracy", "r1_sum", "loss")}
-    assert {group for group, _ in spreads} == {"image", "text", "paired"}
-    assert dict(spreads["paired", "r1_sum"].values) == {
-        client: records.last(client)["r1_sum"] for client in records.groups["paired"]
-    }
 
 
 # ---- tables

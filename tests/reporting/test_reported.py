@@ -12,7 +12,6 @@ from polyfed import Experiment, open_run, plot, report, run
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.round_charts import RoundChart
-from polyfed.runs.events import Callback, Event, Measured
 from small_federations import Config
 
 
@@ -76,18 +75,6 @@ def test_a_notebook_shows_progress_by_itself(
     monkeypatch.setattr("rich.jupyter.display", lambda segments, text: printed.append(text))
     run(Experiment.load(tiny), tmp_path / "shown")
     assert "round 1/1" in "".join(printed) + capsys.readouterr().out
-
-
-def test_a_callback_of_five_lines(tiny: Config, tmp_path: Path) -> None:
-    measured: list[str] = []
-
-    class Watch(Callback):
-        def handle(self, event: Event) -> None:
-            if isinstance(event, Measured):
-                measured.append(event.participant)
-
-    run(Experiment.load(tiny), tmp_path / "run", callbacks=[Watch()])
-    assert measured.count("server") >= 2
 
 
 def test_an_experiment_is_built_in_python_with_the_names_of_yaml(tiny: Config) -> None:

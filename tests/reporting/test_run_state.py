@@ -84,9 +84,3 @@ def test_replayed_times_count_from_when_they_happened():
     state.happened_at(950.0)
     state.handle(ClientStarted("a", "fit"))
     assert (state.elapsed, state.work_in_words) == (60.0, "a: fit, 50 s")
-
-
-def test_nothing_tells_how_long_the_first_round_takes():
-    state = RunState()
-    state.handle(RunStarted("run", 5, 1))
-    assert state.left is None

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import polyfed
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack
 from polyfed.federation.paces import Pace
 from polyfed.privacy.settings import AggregationSettings
 from polyfed.runs.conflicts import CONFLICTS, Choice, conflicts
-from polyfed.runs.experiment import Experiment
-from small_federations import METHODS, tiny_experiment
+from small_federations import METHODS
 
 LATE, MASKED, ROBUST = {"pace": "buffered"}, {"secure": "pairwise_masks"}, {"robust": "median"}
 SEQUENTIAL = {"name": "fedavg", "averaging": {"name": "by_type", "mean": "sequential"}}
@@ -75,13 +71,3 @@ def test_what_averages_goes_with_each(sums: dict[str, Any]) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_with_itself(method: str) -> None:
     assert list(conflicts(choice(method))) == []
-
-
-@pytest.mark.parametrize("late", ["buffered", "async"])
-def test_masked_sums_need_rounds_that_wait(late: str, tmp_path: Path) -> None:
-    config = tiny_experiment() | {"aggregation": {"secure": "pairwise_masks"}}
-    config["run"] |= {"pace": late}
-    message = f"run.pace '{late}' does not go with aggregation.secure 'pairwise_masks': .* set run.pace to sync"
-    with pytest.raises(ConfigError, match=message):
-        polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from polyfed import Experiment, open_run
-from polyfed.core.errors import ConfigError, DataError, RunError
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.sources.scenes import Scenes, scenes_schema
 from polyfed.runs.evaluation import Target, evaluate_model
 from polyfed.runs.folder import RunFolder
@@ -40,11 +40,6 @@ def test_the_figures_of_the_run_are_found_again(tiny_run: Path, kind: str) -> No
     found = evaluate_model(tiny_run, Target("scenes", kind), which="last")
     assert found.metrics == RunRecords.load(tiny_run).last("server", kind)
     assert (found.model, found.round, found.items, found.samples) == ("last", 1, 12, 60)
-
-
-def test_a_classifier_finds_its_figures_again(classifier_run: Path) -> None:
-    found = evaluate_model(classifier_run, "private", which="last")
-    assert found.metrics == RunRecords.load(classifier_run).last("server")
 
 
 def test_figures_of_the_server_come_with_intervals_over_test_items(tiny_run: Path, classifier_run: Path) -> None:
@@ -120,11 +115,6 @@ def test_data_that_is_not_there(tiny_run: Path, parquet: Path, data: str, split:
     assert "\n" not in str(caught.value)
 
 
-def test_a_column_that_a_source_does_not_have(tiny_run: Path) -> None:
-    with pytest.raises(DataError, match="photo"):
-        evaluate_model(tiny_run, Target("scenes", columns={"image": "photo"}))
-
-
 def test_labels_of_other_classes_are_refused(classifier_run: Path, parquet: Path) -> None:
     assert evaluate_model(classifier_run, str(parquet)).metrics["n"] == 12
     pq.write_table(scenes_table("image", "topic"), parquet / "test-00000-of-00001.parquet")
@@ -140,13 +130,3 @@ def test_threads_are_as_before(tiny_run: Path) -> None:
     evaluate_model(tiny_run, "scenes")
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
-
-
-def test_an_unusable_device(tiny_run: Path) -> None:
-    with pytest.raises(ConfigError, match="'warp' is not usable here"):
-        evaluate_model(open_run(tiny_run, device="warp"), "scenes")
-
-
-def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run folder"):
-        evaluate_model(tmp_path, "scenes")

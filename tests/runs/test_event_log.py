@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -220,15 +219,6 @@ def test_a_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(tmp_p
     progress.close()
     (record,) = caplog.records
     assert record.getMessage().startswith(f"progress is no longer written to '{tmp_path / place}'")
-
-
-def test_a_run_of_another_thread_is_followed_to_its_end(path):
-    writer = threading.Thread(target=logged, args=(path,))
-    heard = Heard()
-    writer.start()
-    assert follow(path, heard, HERE, poll=0.001, finished=lambda: not writer.is_alive())
-    writer.join()
-    assert names(heard) == list(PLAYED)
 
 
 def test_all_callbacks_are_given_everything():

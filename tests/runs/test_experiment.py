@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,62 +28,6 @@ def test_every_preset_is_valid_and_described(name: str) -> None:
     assert experiment.name == name
     assert len(experiment.description) > 20
     assert Experiment.parse(yaml.safe_load(experiment.to_yaml())) == experiment
-
-
-def test_presets_are_federations_and_what_papers_and_released_codes_state() -> None:
-    """Methods, ablations and settings of one federation are rows of studies."""
-    variants = {
-        "scenes-demo": [""],
-        "creamfl": ["flickr8k", "flickr8k-pretrained", "flickr8k-features", "paper", "released", "paper-scale"],
-        "fedafd": ["flickr8k", "flickr8k-pretrained", "flickr8k-features", "paper", "released", "paper-scale"],
-        "fedcola": [
-            "flickr8k",
-            "flickr8k-features",
-            "flickr8k-tokens",
-            "flickr8k-pretrained",
-            "paper",
-            "released",
-            "paper-scale",
-        ],
-        "fedcola-coco-paper-scale": [""],
-        "fedaid": ["scenes", "fashion", "medpix", "cxr", "mimic"],
-        "feddra": ["mimic"],
-        "scarce-public": ["", "aligned"],
-        "adapters": ["flickr8k", "two-towers", "ranks"],
-        "clip": ["flickr30k-lora"],
-        "vqa": ["scenes", "easy", "easy-features", "daquar", "v2"],
-        "segmentation": ["scenes"],
-        "missing": ["fashion"],
-        "four-modalities": [""],
-    }
-    names = {f"{family}-{name}".removesuffix("-") for family, ending in variants.items() for name in ending}
-    assert names == {*presets()}
-
-
-def test_released_and_paper_presets_differ_in_the_switches() -> None:
-    paper, released = (Experiment.load(name).algorithm for name in ("creamfl-paper", "creamfl-released"))
-    assert (paper.contrast.schedule, paper.distiller.loss, paper.distiller.optimizer) == ("joint", "l2", "own")
-    assert (paper.teacher.weights.include_self, released.teacher.weights.include_self) == (False, True)
-    assert (released.contrast.schedule, released.distiller.loss) == ("separate_pass", "mse")
-    assert (released.contrast.inter.tau, released.task.order, released.distiller.optimizer) == (0.5, "first", "shared")
-
-
-def test_fedafds_released_and_paper_presets_differ_in_the_switches() -> None:
-    switches = {
-        "adversarial.update": ("joint", "alternate"),
-        "adversarial.loss": ("minimax", "non_saturating"),
-        "adversarial.double_sigmoid": (False, True),
-        "adversarial.shared": (False, True),
-        "fusion.shared_global_branch": (False, True),
-        "fusion.reset": (False, True),
-        "fusion.renormalise": (True, False),
-        "fusion.send": ("all", "all"),
-        "distiller.loss": ("l2", "mse"),
-    }
-    paper, released = (Experiment.load(name).algorithm for name in ("fedafd-paper", "fedafd-released"))
-    for name, values in switches.items():
-        assert (attrgetter(name)(paper), attrgetter(name)(released)) == values, name
-    assert (paper.teacher.weights.temperature, paper.task.order) == (1.0, "first")
 
 
 def test_what_presets_extend_holds_data_alone_and_is_no_preset() -> None:

@@ -69,11 +69,8 @@ def frame() -> pd.DataFrame:
     return pd.DataFrame([row | {"split": split} for split, part in splits().items() for row in part])
 
 
-@pytest.mark.parametrize("kind", ["lists", "frame", "datasets"])
-def test_data_of_a_notebook_train_a_federation_and_the_run_goes_on_with_them(
-    tiny: Config, tmp_path: Path, kind: str
-) -> None:
-    register_data("shop", {"lists": splits, "frame": frame, "datasets": hugging_face}[kind]())
+def test_data_of_a_notebook_train_a_federation_and_the_run_goes_on_with_them(tiny: Config, tmp_path: Path) -> None:
+    register_data("shop", hugging_face())
     first = run(Experiment.load(federation({"name": "memory", "data": "shop"})), tmp_path / "run")
     assert first.metrics()["gallery_image"] == 6
     again = resume(tmp_path / "run")

@@ -77,8 +77,6 @@ def finished(config: Config, folder: Path, **run_settings: Any) -> Run:
         ("serialized", "fedavg"),
         ("serialized", "creamfl"),
         pytest.param("ray", "fedavg", marks=pytest.mark.slow),  # which starts Ray, as a test of engines does
-        pytest.param("ray", "creamfl", marks=pytest.mark.slow),
-        pytest.param("flower", "fedavg", marks=pytest.mark.slow),
         pytest.param("flower", "creamfl", marks=pytest.mark.slow),
     ],
 )
@@ -304,7 +302,7 @@ def test_what_would_not_be_protected_is_refused(tmp_path: Path, method: str, pri
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("method", ["fedcola", "fedprox", "moon", "creamfl_averaged", "fedet", "fedmd", "mfcpl"])
+@pytest.mark.parametrize("method", ["fedcola", "creamfl_averaged", "fedmd", "mfcpl"])
 def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None:
     config = federation_for(method)
     clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
@@ -370,7 +368,7 @@ def test_a_reply_costs_by_the_kind_that_crosses(form: str, reply: Config, length
     assert calibrated.reply.noise_multiplier == pytest.approx(length * noise_for(3.0, 1e-5, 2))
 
 
-@pytest.mark.parametrize("method", ["fedmd", "fedgems", "fedmkd", "margin_weighted", "fedet"])
+@pytest.mark.parametrize("method", ["fedmd", "fedgems"])
 @pytest.mark.parametrize(
     ("form", "other", "missing"),
     [("representations", "logits", "representations"), ("scores", "representations", "logits")],

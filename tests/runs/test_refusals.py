@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import polyfed
-from polyfed.algorithms.fed_mae import FedMAE
 from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.data.sources.scenes import Scenes
 from polyfed.federation.data import OpenedData
@@ -90,17 +89,8 @@ def _dealt(group: str, partition: str, **settings: Any) -> Config:
     return {f"clients.{group}.partition": {"name": partition} | settings}
 
 
-def _optimized(**settings: Any) -> Config:
-    return {"clients.image.training.optimizer": settings}
-
-
-def _noise(**norms: float) -> Config:
-    return {"reply": {"noise_multiplier": 0.1} | norms, "metrics": "clear"}
-
-
 ACROSS = {"name": "by_slot", "layers": "encoder", "range": "modality"}
 MAE = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
-DEFAULTS = {name: FedMAE.model_fields[name].default for name in MAE}
 IMAGE_ONLY = {"server.model.encoders.text": GONE, "server.task": "classification"}
 LABELS = {"task": {"name": "classification", "target": "label"}}
 TEXT = transformers()["clients"]["text"]["model"]
@@ -259,7 +249,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
             (aligned(name=method), PICTURES, "clients of 'hospital' have only 'image'"),
         )
     ),
-    # prototypes
     # the run
     (
         tiny(name="creamfl"),
@@ -307,11 +296,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),
             # how clients are trained
             ({"clients.image.training.schedule": {"warmup": 3}}, r"schedule\.warmup is 3, but run\.rounds is 2"),
-            (_optimized(kind="sgd", betas=[0.8, 0.9]), "betas has no effect with kind: sgd"),
-            (_optimized(kind="sgd", eps=1e-6), "eps has no effect with kind: sgd"),
-            (_optimized(kind="sgd", momentum=0.0, nesterov=True), "nesterov has no effect with momentum: 0"),
-            (_optimized(kind="adamw", momentum=0.5), "momentum has no effect with kind: adamw"),
-            (_optimized(kind="adam", nesterov=True), "nesterov has no effect with kind: adam"),
             # what protects replies
             ({"aggregation": MASKED | {"clip": {}}}, r"does not go with aggregation\.clip: it looks at each reply"),
             ({"aggregation": MASKED | {"robust": "median"}}, "a rule compares single replies; choose one of the two"),
@@ -321,9 +305,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
                 {"aggregation": {"robust": "krum"}, "clients.image": GONE},
                 "needs 5 replies of it, and type 'paired' has 2",
             ),
-            ({"privacy": _noise(logits=1.0)}, "privacy does not cover .*no clipping norm: privacy.reply.weights"),
-            ({"privacy": _noise(weights=1.0) | {"metrics": "none"}}, r"run\.evaluate_clients: metrics of clients"),
-            ({"privacy": _noise(weights=1.0) | {"budget": {"epsilon": 1}}}, r"epsilon is 1, but 2 replies of a client"),
         )
     ),
     (tiny(name="local"), {"aggregation": {"robust": "median"}}, "its clients send nothing that is combined"),

@@ -57,15 +57,6 @@ def test_weights_a_million_times_too_long_move_a_mean_by_nothing(tiny: Config, t
             assert float((lied[name] - value).norm()) < 0.2 * float(value.norm()) + 0.2, name
 
 
-@pytest.mark.parametrize("how", ["half", "double", "flags"])
-def test_the_stored_types_are_the_servers(tiny: Config, tmp_path: Path, how: str) -> None:
-    session = prepared(lying(tiny, how, ("image-0",)), tmp_path)
-    before = {name: value.dtype for name, value in session.server.weights["image"].items()}
-    session.experiment.algorithm.round(session.server, session.cohort(1, Ledger()))
-    after = session.server.weights["image"]
-    assert {name: value.dtype for name, value in after.items()} == before
-
-
 def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path) -> None:
     config = lying(tiny, "far", LIARS, since=2)
     config["run"] = config["run"] | {"rounds": 3}

@@ -93,11 +93,6 @@ def test_a_model_that_is_not_there_is_named(copied: Path) -> None:
         open_run(copied).model_folder()
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run folder"):
-        open_run(tmp_path).model_folder()
-
-
 UNREADABLE, UNFIT = "no readable model in", "do not fit each other"
 
 

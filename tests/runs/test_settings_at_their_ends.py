@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,8 +23,6 @@ from polyfed.runs.session import Session
 from sessions import prepared
 from small_federations import METHODS, Config, federation_for
 
-THROUGHOUT = ("fedavg", "creamfl")
-"""Methods with which all of an experiment is tried; of others, settings of their own."""
 BEYOND = {"batch_size": 10_000}
 """Accepted values far beyond what there is."""
 UNMOVED = {"local"}
@@ -31,6 +30,7 @@ UNMOVED = {"local"}
 LARGE = 40
 """Whole numbers beyond it are counts whose cost grows with them; the other end is tried."""
 Path_ = tuple[str, ...]
+End = tuple[type, str, int | float]
 
 
 def ends_of(field: FieldInfo) -> Iterator[int | float]:
@@ -49,11 +49,13 @@ def ends_of(field: FieldInfo) -> Iterator[int | float]:
                 yield high - step  # type: ignore[misc, operator]
 
 
-def bounded(part: Any, path: Path_ = ()) -> Iterator[tuple[Path_, int | float]]:
-    """Paths of all bounded settings in a tree, with the ends of their ranges."""
+def bounded(part: Any, path: Path_ = ()) -> Iterator[tuple[End, Path_]]:
+    """All bounded settings in a tree with the ends of their ranges, and where they are."""
     if isinstance(part, Settings):
         for name, field in type(part).model_fields.items():
-            yield from (((*path, name), end) for end in [*ends_of(field), *([BEYOND[name]] if name in BEYOND else [])])
+            declaring = next(base for base in type(part).__mro__ if name in inspect.get_annotations(base))
+            for end in (*ends_of(field), *([BEYOND[name]] if name in BEYOND else [])):
+                yield (declaring, name, end), (*path, name)
             yield from bounded(getattr(part, name), (*path, name))
     elif isinstance(part, Mapping):
         for name, inner in part.items():
@@ -75,14 +77,14 @@ def changed(content: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
     return result
 
 
-def cases() -> Iterator[tuple[str, Path_, int | float]]:
-    for method in METHODS:
-        for path, end in dict.fromkeys(bounded(Experiment.parse(config_of(method)))):
-            if method in THROUGHOUT or path[0] == "algorithm":
-                yield method, path, end
-
-
-FAST = ("training", "optimizer", "partition")
+def cases() -> Iterator[Any]:
+    """Each setting in the first experiment that has it; that every method heeds its own is tested with methods."""
+    found: dict[End, tuple[str, Path_]] = {}
+    for method in ("creamfl", *METHODS):
+        for end, path in bounded(Experiment.parse(config_of(method))):
+            found.setdefault(end, (method, path))
+    for (_, _, end), (method, path) in found.items():
+        yield pytest.param(method, path, end, id=f"{method}-{'.'.join(path)}-{end:g}")
 
 
 DIVERGING = ("lr", "server_lr", "proto_weight")
@@ -97,15 +99,8 @@ NAMED_OTHERWISE: dict[str, list[str]] = {
 }
 
 
-def marked(method: str, path: Path_, end: float) -> Any:
-    is_fast = method == "fedavg" and path[:2] == ("clients", "paired") and set(FAST) & set(path)  # groups are alike
-    return pytest.param(
-        method, path, end, marks=() if is_fast else pytest.mark.slow, id=f"{method}-{'.'.join(path)}-{end:g}"
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "path", "end"), [marked(*case) for case in cases()])
+@pytest.mark.parametrize(("method", "path", "end"), list(cases()))
 def test_it_trains_or_is_refused_by_name(method: str, path: Path_, end: float, tmp_path: Path) -> None:
     content = changed(Experiment.parse(config_of(method)).model_dump(mode="json"), path, end)
     try:

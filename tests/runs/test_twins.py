@@ -185,13 +185,6 @@ def test_cohorts_by_group_lose_the_groups_that_are_left_out() -> None:
     assert (made.run.sampling.cohort, made.run.min_clients) == ({"paired": 0.5}, 0.5)
 
 
-def test_public_items_that_are_tested_on_are_refused_as_ever(tmp_path: Path) -> None:
-    config = creamfl()
-    config["clients"]["paired"]["test_split"] = "train"
-    with pytest.raises(DataError, match="the public set shares 8 items with 'scenes' train, which participants"):
-        federation(twin(config, "no-private"), tmp_path).require_sound()
-
-
 @pytest.mark.parametrize(
     ("changes", "held"),
     [
