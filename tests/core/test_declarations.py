@@ -75,17 +75,6 @@ def test_a_command_in_need_of_an_extra_says_how_to_get_it() -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_map_of_features_in_need_of_the_laboratory_says_how_to_get_it() -> None:
-    code = WITHOUT_EXTRAS.replace('"flwr"', '"sklearn", "flwr"') + (
-        "import torch\nfrom polyfed.lab.analysis.projections import pca\ntry:\n    pca(torch.ones(2, 2))\n"
-        "except Exception as error:\n    print(type(error).__name__, error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    expected = "ConfigError this needs the package 'sklearn', which is not there; pip install \"polyfed[lab]\"\n"
-    assert done.stdout == expected
-
-
 @pytest.mark.parametrize(("module", "extra"), [("flwr.app", "deploy"), ("ray", "flower"), ("wandb", "wandb")])
 def test_a_module_tells_its_extra(module: str, extra: str) -> None:
     assert extra_with(module) == extra

@@ -91,18 +91,6 @@ def test_parameters_without_gradient_are_left_alone():
     assert torch.equal(weight.detach(), torch.ones(2, 2))
 
 
-def test_closure_gives_the_loss():
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-
-    def closure():
-        loss = weight.sum()
-        loss.backward()
-        return float(loss.detach())
-
-    assert AdamP([weight], lr=0.1).step(closure) == 4.0
-    assert not torch.equal(weight.detach(), torch.ones(2, 2))
-
-
 def test_weights_of_different_types_share_an_optimiser():
     torch.manual_seed(8)
     values = [torch.randn(4, 3), torch.randn(3, 2, dtype=torch.float64), torch.randn(5)]

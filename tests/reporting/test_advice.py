@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from polyfed.reporting.advice import advice
-from polyfed.reporting.page import write_html_report
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_run
 
@@ -53,11 +52,3 @@ def test_the_first_condition_that_holds_speaks(tmp_path: Path, lines: list[dict[
     said = advice(RunRecords.load(folder))
     assert expected in said
     assert bool(said) == bool(expected)
-
-
-@pytest.mark.slow
-def test_the_page_begins_with_the_sentence_and_the_advice(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    write_lines(folder / "metrics.jsonl", [line(FEW)])
-    text = write_html_report(RunRecords.load(folder)).read_text()
-    assert text.index("no better than chance") < text.index("Advice: 100 test items cannot tell")

@@ -126,30 +126,6 @@ def test_the_clock_of_a_log_is_looked_at_while_nothing_is_told():
     assert stream.getvalue() == "building the model of the server ... 1:00\n"
 
 
-def test_plain_progress_of_a_resumed_run():
-    target, stream = console(terminal=False)
-    play(PlainProgress(target), done=2)
-    assert stream.getvalue().startswith("my [run]: 3 rounds, 4 clients, resumed after round 2\nround 3/3")
-
-
-def test_a_round_that_asks_no_client_says_so():
-    target, stream = console(terminal=False)
-    progress = PlainProgress(target)
-    for event in (RunStarted("run", 1, 5), RoundStarted(1, []), RoundComplete(1, 2.0)):
-        progress.handle(event)
-    assert "no client is asked" in stream.getvalue()
-    assert "5/5" not in stream.getvalue()
-
-
-def test_who_is_still_at_work_after_a_round_has_not_answered():
-    target, stream = console(terminal=False)
-    progress = PlainProgress(target)
-    events = RunStarted("run", 1, 5), RoundStarted(1, [*"abcde"]), Measured(1, "server", "pace", {"replies": 1.0})
-    for event in (*events, RoundComplete(1, 2.0)):
-        progress.handle(event)
-    assert "1/5 clients" in stream.getvalue()
-
-
 @pytest.mark.parametrize(
     ("of_clients", "expected"),
     [
@@ -166,6 +142,23 @@ def test_who_is_still_at_work_after_a_round_has_not_answered():
 )
 def test_means_are_over_the_clients_that_have_a_metric_and_say_over_how_many(of_clients, expected):
     assert summaries({(client, "test"): metrics for client, metrics in of_clients.items()}) == expected
+
+
+@pytest.mark.parametrize(
+    ("begun", "clients", "measured", "said"),
+    [
+        (RunStarted("run", 2, 5, done=1), ["a"], {}, "run: 2 rounds, 5 clients, resumed after round 1\nround 2/2"),
+        (RunStarted("run", 2, 5), [], {}, "no client is asked"),
+        (RunStarted("run", 2, 5), [*"abcde"], {"replies": 1.0}, "1/5 clients"),  # the others are still at work
+    ],
+)
+def test_a_line_says_how_many_were_asked_and_answered(begun, clients, measured, said):
+    target, stream = console(terminal=False)
+    progress, number = PlainProgress(target), begun.done + 1
+    for event in (begun, RoundStarted(number, clients), Measured(number, "server", "pace", measured)):
+        progress.handle(event)
+    progress.handle(RoundComplete(number, 2.0))
+    assert said in stream.getvalue()
 
 
 # ---- the picture

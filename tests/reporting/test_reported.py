@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import polyfed
-from polyfed import Experiment, open_run, plot, report, run
+from polyfed import Experiment, open_run, plot, run
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.round_charts import RoundChart
@@ -47,15 +47,6 @@ def test_figures_by_metric_and_by_name(run_folder: Path, tmp_path: Path) -> None
     assert sheet.save(tmp_path / "r1.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ConfigError, match="no metric 'r1_sun'; did you mean 'r1_sum'"):
         plot(opened, "r1_sun")
-
-
-@pytest.mark.slow
-def test_frames_and_the_report(run_folder: Path, tmp_path: Path) -> None:
-    opened = open_run(run_folder)
-    frame = opened.to_pandas()
-    assert list(frame.columns) == ["round", "participant", "group", "kind", "metric", "value"]
-    assert report(opened) == run_folder / "report.html"
-    assert report(opened, tmp_path / "mine.html").read_bytes() == (run_folder / "report.html").read_bytes()
 
 
 def test_run_and_resume_give_what_open_run_gives(tiny: Config, tmp_path: Path) -> None:

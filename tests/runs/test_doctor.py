@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from polyfed.runs import doctor
-from polyfed.runs.doctor import Observation, observation_lines, observations
+from polyfed.runs.doctor import Observation, observations
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -59,11 +59,3 @@ def test_a_torchvision_of_another_build_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "torchvision" else version(name))
     monkeypatch.setitem(sys.modules, "torchvision", None)
     assert found(tmp_path)["torchvision"].remedy.endswith("pip uninstall torchvision")
-
-
-def test_lines_stand_below_each_other() -> None:
-    assert observation_lines([Observation("a", "x"), Observation("long", "y", "mend it")]) == [
-        "a     x",
-        "long  y  <- mend it",
-        "1 to mend",
-    ]

@@ -126,19 +126,12 @@ def test_merging_keeps_settings_of_the_same_component_only() -> None:
         ("run.rounds=0", "run.rounds: Input should be greater than or equal to 1 (got 0)"),
         ("algorithm.contrasts=1", "algorithm: unknown key 'contrasts'; did you mean 'contrast'"),
         ("algorithm.contrast.weight=-1", "algorithm.contrast.weight: Input should be greater than 0 (got -1)"),
-        ("algorithm=creamlf", "algorithm: unknown algorithm 'creamlf'; did you mean 'creamfl'"),
-        ("clients.image.partition.alpha=x", "clients.image.partition.alpha: Input should be a valid number"),
         ("data.sources.flickr8k.name=parket", "did you mean 'parquet'"),
         ("run.rounds", "--set run.rounds: needs the form path.to.key=value"),
         ("run.rounds.x=3", "'x' is below a value"),
         ("run.serialize=true", "run: unknown key 'serialize'"),
-        ("run.engine=locl", "'locl'; did you mean 'local'"),
         ("run.engine={name: local, serialise: true}", "unknown key 'serialise'; did you mean 'serialize'"),
-        ("run.min_clients=-1", "run.min_clients"),
-        ("run.deadline=0", "run.deadline: Input should be greater than 0 (got 0)"),
         ("run.phases.fit.min_client=2", "run.phases.fit: unknown key 'min_client'; did you mean 'min_clients'"),
-        ("run.phases.fit.deadline=-1", "run.phases.fit.deadline: Input should be greater than 0 (got -1)"),
-        ("run.limits.row_norm=0", "run.limits.row_norm: Input should be greater than 0 (got 0)"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, message: str) -> None:
@@ -187,10 +180,8 @@ def test_unknown_presets_and_broken_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"algorithm": "fedavgg"},
         {"algorithm": {"name": "fedavg", "local_epoch": 1}},
         {"rnu": {}},
-        {"run": {"sampling": {"cohort": -1}}},
         {"run": {"engine": {"name": "ray", "workers": 0}}},
         {"server": {"source": "private"}},
     ],

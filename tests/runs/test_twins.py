@@ -233,9 +233,7 @@ def without(section: str) -> Callable[[Config], object]:
     [
         ("server-only", without("public"), "there is no public set; twins of 'three-kinds': local$"),
         ("pooled", without("public"), "there is no public set; twins of 'three-kinds': local$"),
-        ("no-private", without("public"), "there is no public set; twins of 'three-kinds': local$"),
         ("server-only", without("server"), "no server model; twins of 'three-kinds': no-private, local$"),
-        ("pooled", without("server"), "no server model; twins of 'three-kinds': no-private, local$"),
         (
             "server-only",
             lambda c: c["server"].update(validation_split=None),
