@@ -157,13 +157,6 @@ def test_an_interrupted_tuning_says_how_to_go_on(cli: Cli, config: Path, monkeyp
     assert (code, "the same command, with --out there, goes on with the tuning" in err) == (130, True)
 
 
-def test_an_export_says_where_it_is(cli: Cli, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.export.model.export_model", lambda run, out, **options: (run, out, options))
-    code, out, _ = cli("export", copied, "--out", "there", "--model", "last")
-    assert code == 0
-    assert all(part in out for part in ("exported and checked:", "there", "'which': 'last'"))
-
-
 def test_version_and_help(cli: Cli) -> None:
     assert cli("--version")[:2] == (0, f"polyfed {__version__}\n")
     assert "Usage: polyfed" in "".join(cli()[1:])  # without a command

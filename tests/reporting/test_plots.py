@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -50,23 +49,6 @@ def test_server_curves_show_the_recorded_values_and_chance(records):
     lines = zip(legend.get_texts(), legend.get_lines(), strict=True)
     styles = {text.get_text(): line.get_linestyle() for text, line in lines}
     assert styles == {"test": "-", "validation": "--", "chance": ":"} | dict.fromkeys(("R@1", "R@5", "R@10"), "-")
-
-
-def partition_of(folder: Path, holdings: dict[str, dict]) -> list[Axes]:
-    (folder / "partition.json").write_text(json.dumps(holdings))
-    return axes_of(RunRecords.load(folder), "partition")
-
-
-def test_a_map_of_the_partition_has_the_counts(tmp_path):
-    base = {"group": "image", "source": "s", "split": "train", "items": 4, "samples": 4, "index": []}
-    entries = {
-        "x": base | {"labels": {"class 10": 1, "class 9": 3}},
-        "y": base | {"labels": {"class 9": 0, "class 2": 4}},
-    }
-    classes, bars, *_ = partition_of(tmp_path, entries)
-    assert [label.get_text() for label in classes.get_xticklabels()] == ["class 2", "class 9", "class 10"]
-    assert np.asarray(classes.images[0].get_array()).tolist() == [[0, 3, 1], [4, 0, 0]]
-    assert [bar.get_width() for bar in bars_of(bars)] == [4, 4]
 
 
 def test_traffic_is_stacked_in_mib(records):

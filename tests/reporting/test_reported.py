@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
-import polyfed
 from polyfed import Experiment, open_run, plot, run
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.charts import FigureSheet
@@ -49,12 +47,6 @@ def test_figures_by_metric_and_by_name(run_folder: Path, tmp_path: Path) -> None
         plot(opened, "r1_sun")
 
 
-def test_run_and_resume_give_what_open_run_gives(tiny: Config, tmp_path: Path) -> None:
-    result = run(Experiment.load(tiny), tmp_path / "run")
-    assert isinstance(result, polyfed.Run)
-    assert polyfed.resume(tmp_path / "run") == result == open_run(tmp_path / "run")
-
-
 def test_a_notebook_shows_progress_by_itself(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,21 +58,3 @@ def test_a_notebook_shows_progress_by_itself(
     monkeypatch.setattr("rich.jupyter.display", lambda segments, text: printed.append(text))
     run(Experiment.load(tiny), tmp_path / "shown")
     assert "round 1/1" in "".join(printed) + capsys.readouterr().out
-
-
-def test_an_experiment_is_built_in_python_with_the_names_of_yaml(tiny: Config) -> None:
-    from polyfed.algorithms.fedavg import FedAvg
-    from polyfed.federation.settings import DataSettings, PublicSettings
-    from polyfed.runs.settings import RunSettings
-
-    built = Experiment(
-        name="tiny",
-        data=DataSettings.model_validate(tiny["data"]),
-        public=PublicSettings(source="scenes", items=16),
-        server=tiny["server"],
-        clients=tiny["clients"],
-        algorithm=FedAvg(local_epochs=1),
-        run=RunSettings(**tiny["run"]),
-    )
-    assert built == Experiment.load(tiny)
-    assert Experiment.load(yaml.safe_load(built.to_yaml())) == built

@@ -73,14 +73,6 @@ def test_a_ridge_across_two_kinds_is_climbed_in_a_second_sweep() -> None:
     assert search.best == {"a": 4.0, "b": 4.0}
 
 
-def test_rows_with_many_kinds_have_as_many_candidates_as_rows_with_two() -> None:
-    counts = {
-        number: len(searched(peak(*[16.0] * number), {str(kind): rates() for kind in range(number)})[0].scores)
-        for number in (2, 3, 4)
-    }
-    assert counts == {2: 9, 3: 9, 4: 9}
-
-
 def test_a_ladder_ends_at_its_ends() -> None:
     search, steps = searched(peak(64), {"passes": Kind({"epochs": 3}, (1, 2, 4))})
     assert steps == [["1"], ["2"], ["4"]]
