@@ -201,11 +201,6 @@ def test_directions_are_weighted(pairs, weight):
     assert float(loss(*pairs).detach()) == pytest.approx(2 * expected, abs=1e-5)
 
 
-def test_batch_of_one_is_zero():
-    z = torch.ones(1, 3)
-    assert float(info_nce(z, z, 10.0)) == 0.0
-
-
 def test_starts_at_the_temperature_and_may_be_fixed():
     assert float(InfoNCE(0.07).scale) == pytest.approx(14.2857, abs=1e-3)
     assert list(InfoNCE(learnable=False).parameters()) == []

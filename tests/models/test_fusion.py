@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from polyfed.models.fusion import GranularityFusion, PositionNorm, match_positions
-from polyfed.models.pooling import masked_mean
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
 
@@ -168,14 +167,6 @@ def test_norms_over_valid_positions_are_those_of_pytorch_on_what_is_valid(maps):
 def test_norms_are_differentiable_over_valid_positions(maps):
     norm = shaken(PositionNorm(8))
     assert torch.autograd.gradcheck(lambda x: norm(x, MASK), maps[0].requires_grad_())
-
-
-@pytest.mark.parametrize("mask", [None, MASK])
-def test_an_embedding_is_the_mean_of_the_map(maps, mask):
-    fusion = GranularityFusion(8).double()
-    fused = fusion(*maps, mask)
-    expected = fused.mean(1) if mask is None else masked_mean(fused, mask)
-    torch.testing.assert_close(fusion.embedding(*maps, mask), expected)
 
 
 def test_nan_shows(maps):
