@@ -70,7 +70,6 @@ def test_a_split_may_be_made_of_several(folder: Path) -> None:
     assert [row[0] for row in split.modality("words").values.to_pylist()] == [f"text {n}" for n in (5, 6, 7, *range(5))]
     train, plain = (source.open("train", name="pets", data_dir=folder) for source in (both, parquet(id="name")))
     assert train.ids == plain.ids
-    assert both.identity(folder) == parquet(id="name").identity(folder)
 
 
 def test_lists_are_kept_to_their_first_entries(folder: Path) -> None:
