@@ -132,6 +132,7 @@ def record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
+        "plan": list(PLANS["whole"]),
         "benchmarks": [
             {
                 "benchmark": outcome.benchmark,

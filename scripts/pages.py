@@ -1,20 +1,23 @@
-"""Pages of results from records of studies: docs/results/, blocks of other pages, and docs/reproduction.md.
+"""Pages of results from records: docs/results/, blocks of other pages, docs/reproduction.md, and figures of speed.
 
     python scripts/pages.py                        # from the records in docs/results
     python scripts/pages.py --from runs/studies    # take over what was run of polyfed's own studies before
 
-A record is ``study.yaml`` and ``results.json`` of a study's folder. Equal records give equal bytes, and a test compares
-pages with records, so that no page is edited by hand. Blocks stand in docs/results.md (what was run), the README and
-the papers' pages (what holds and where), and mkdocs.yml (the menu).
+A record is ``study.yaml`` and ``results.json`` of a study's folder; `make bench` writes that of all benchmarks. Equal
+records give equal bytes, and a test compares pages with records, so that no page is edited by hand. Blocks stand in
+docs/results.md (what was run), the README and the papers' pages (what holds and where), mkdocs.yml (the menu), and
+docs/reference/speed.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from polyfed.core.files import write_atomically
 from polyfed.lab.studies.drawings import Drawing
@@ -37,6 +40,7 @@ from study_records import (
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path("docs/results")
 GAINS, GAIN = Path("docs/images/gains.svg"), "leaderboard-scarce"  # the README's picture, and the study that it shows
+SPEED, BENCHMARKS = Path("docs/reference/speed.md"), Path("benchmarks/record.json")
 BEGIN, END = "made by: make pages", "end of what make pages makes"
 _MARKS: Mapping[str, tuple[str, str]] = {".md": ("<!-- ", " -->\n"), ".yml": ("      # ", "\n")}
 
@@ -89,12 +93,42 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     }
 
 
+def speed_text(record: Mapping[str, Any]) -> str:
+    """What all benchmarks measured, and which limits are not met."""
+    of = record["machine"]
+    lines = [
+        f"Commit {record['commit']}, {record['date']}, one thread; {of['cores']} cores ({of['system']}, "
+        f"{of['processor']}), Python {of['python']}, torch {of['torch']}.",
+        "",
+        "| by | what | measured | limit | against |",
+        "|---|---|---:|---:|---|",
+    ]
+    for each in record["benchmarks"]:
+        name = f"`{each['benchmark'].split()[0]}.py`"
+        lines += [f"| {name} | {_figure(figure)} |" for figure in each["figures"]]
+        lines += [f"| {name} | **failed** | | | |"] if each["failed"] else []
+        lines += [f"| {name} | not run: lacks {each['lacks']} | | | |"] if each["lacks"] else []
+    run = {each["benchmark"].split()[0] for each in record["benchmarks"]}
+    left = dict.fromkeys(command.split()[0] for command in record["plan"])
+    lines += [f"| `{name}.py` | **not run** for this table | | | |" for name in left if name not in run]
+    return "\n".join(lines)
+
+
+def _figure(figure: Mapping[str, Any]) -> str:
+    measured = f"{figure['ratio']:g} {figure['unit']}".strip()
+    measured = f"**{measured}, not met**" if figure["within"] is False else measured
+    sign = "≤" if figure["better"] == "smaller" else "≥"
+    limit = "" if figure["limit"] is None else f"{sign} {figure['limit']:g}"
+    return f"{figure['name']} | {measured} | {limit} | {figure['against']}"
+
+
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Path of each page -> its text."""
     recorded = records(root / HOME)
     return {
         **{root / HOME / record.page: record_text(record) for record in recorded},
         **{root / name: with_block(root / name, block) for name, block in blocks(recorded).items()},
+        root / SPEED: with_block(root / SPEED, f"\n{speed_text(json.loads((root / BENCHMARKS).read_text()))}\n\n"),
         root / "docs/reproduction.md": ledger_text(recorded),
     }
 

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     """A folder with the files that have blocks, and without records."""
     root = tmp_path / "repository"
     (root / pages.HOME).mkdir(parents=True)
-    for name in pages.blocks([]):
+    for name in (*pages.blocks([]), pages.SPEED, pages.BENCHMARKS):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(pages.ROOT / name, root / name)
     return root
