@@ -92,7 +92,7 @@ NAMED_OTHERWISE: dict[str, list[str]] = {
     "length": ["server.model must be the model of one type"],
     "tensor_norm": ["the limit is 1e-06"],
     "row_norm": ["the limit is 1e-06"],
-    **{key: ["usable reply", "NaN"] for key in (*DIVERGING, "regularisation")},
+    **{key: ["usable reply", "NaN"] for key in (*DIVERGING, "regularisation", "contrast", "tau")},
     "seed": ["the public set shares 8 items"],  # sources with one seed have the same items
 }
 
