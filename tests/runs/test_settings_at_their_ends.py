@@ -88,8 +88,7 @@ def cases() -> Iterator[Any]:
 DIVERGING = ("lr", "server_lr", "proto_weight")
 """At 100 and more they may end in numbers that are none, which the run says."""
 NAMED_OTHERWISE: dict[str, list[str]] = {
-    "size": ["server.model must be the model of one type"],
-    "length": ["server.model must be the model of one type"],
+    **{key: ["server.model must be the model of one type"] for key in ("size", "length", "rank")},
     "tensor_norm": ["the limit is 1e-06"],
     "row_norm": ["the limit is 1e-06"],
     **{key: ["usable reply", "NaN"] for key in (*DIVERGING, "regularisation", "contrast", "tau")},
