@@ -50,7 +50,7 @@ def test_relation_by_hand(a: tuple[float, float], b: tuple[float, float], expect
 
 def test_label_names_texture_and_shape_of_the_main_thing():
     scene = Scene((thing(0.5, 0.5, shape="ring", texture="dotted"), thing(0.1, 0.1)), (0, 1))
-    assert LABELS[scene.label] == "dotted ring"
+    assert LABELS[scene.things[0].label] == "dotted ring"
     assert len(set(LABELS)) == 18
 
 

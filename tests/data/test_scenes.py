@@ -83,7 +83,7 @@ def test_pictures_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPa
 
 def test_same_settings_give_the_same_bytes_and_fingerprints():
     first, second = opened(), opened()
-    module.drawn_scenes.cache_clear()
+    module.drawn_scene.cache_clear()
     for column in COLUMNS:
         assert first.read(column).fingerprint == second.read(column).fingerprint
         assert first.read(column).values.equals(second.read(column).values)

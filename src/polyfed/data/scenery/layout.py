@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -101,6 +102,10 @@ class Thing:
     y: float = 0.5
     turn: float = 0.0
 
+    @property
+    def label(self) -> int:
+        return SHAPES.index(self.shape) * len(TEXTURES) + TEXTURES.index(self.texture)
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -113,11 +118,6 @@ class Scene:
 
     things: tuple[Thing, ...]
     depth: tuple[int, ...]
-
-    @property
-    def label(self) -> int:
-        main = self.things[0]
-        return SHAPES.index(main.shape) * len(TEXTURES) + TEXTURES.index(main.texture)
 
 
 def relation(a: Thing, b: Thing) -> str | None:
@@ -139,10 +139,8 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
     attributes and understand relations to tell siblings apart.
     """
     family, rank = divmod(index, recipe.siblings)
-    shared = recipe.stream("family", family)
-    main, second = _pair(shared)
-    first_relation, swapped = int(shared.integers(4)), bool(rank % 2)
-    if swapped:
+    main, second, first_relation = _family(recipe, family)
+    if rank % 2:
         main, second = replace(main, colour=second.colour), replace(second, colour=main.colour)
     rng = recipe.stream("layout", index)
     placed = _related(main, second, RELATIONS[(first_relation + rank) % 4], recipe.difficulty, rng)
@@ -157,21 +155,34 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
         # squares and crosses look the same after a quarter turn
         most = math.pi / 4 if thing.shape in ("square", "cross") else math.pi
         share = 0.15 + 0.85 * recipe.difficulty
-        things.append(replace(thing, turn=float(rng.uniform(-1, 1)) * (share * most)))
+        things.append(replace(thing, turn=_uniform(-1, 1, rng) * (share * most)))
     return Scene(tuple(things), tuple(int(i) for i in rng.permutation(len(things))))
 
 
-def _pair(rng: np.random.Generator) -> tuple[Thing, Thing]:
+def shown(recipe: SceneRecipe, index: int) -> Thing:
+    """The main thing of scene number ``index``, but for its place, turn and colour: what labels and topics go by."""
+    return _family(recipe, index // recipe.siblings)[0]
+
+
+@lru_cache(maxsize=4096)
+def _family(recipe: SceneRecipe, number: int) -> tuple[Thing, Thing, int]:
+    """Both main things that siblings share, and the number of the first sibling's relation."""
+    rng = recipe.stream("family", number)
     size: Size = "large" if rng.random() < 0.7 else "medium"
     main = _thing(size, int(rng.integers(len(COLOUR_NAMES))), rng)
     step = int(rng.integers(1, len(COLOUR_NAMES)))
     second = _thing(_smaller(size, rng), (COLOUR_NAMES.index(main.colour) + step) % len(COLOUR_NAMES), rng)
-    return main, second
+    return main, second, int(rng.integers(4))
+
+
+def _uniform(low: float, high: float, rng: np.random.Generator) -> float:
+    """What ``rng.uniform`` draws, in a third of its time."""
+    return low + (high - low) * rng.random()
 
 
 def _thing(size: Size, colour: int, rng: np.random.Generator) -> Thing:
     shape, texture = pick(SHAPES, rng), pick(TEXTURES, rng)
-    radius = RADII[size] * float(rng.uniform(0.92, 1.1))
+    radius = RADII[size] * _uniform(0.92, 1.1, rng)
     return Thing(shape, COLOUR_NAMES[colour], texture, size, radius)
 
 
@@ -182,8 +193,8 @@ def _smaller(size: Size, rng: np.random.Generator) -> Size:
 def _related(main: Thing, second: Thing, where: str, difficulty: float, rng: np.random.Generator) -> list[Thing]:
     """Both things inside the picture, the main one ``where`` of the second."""
     reach = main.radius + second.radius
-    angle = _DIRECTIONS[where] + float(rng.uniform(-0.55, 0.55)) * (0.4 + 0.6 * difficulty)
-    apart = reach * float(rng.uniform(1.05 - 0.25 * difficulty, 1.35))
+    angle = _DIRECTIONS[where] + _uniform(-0.55, 0.55, rng) * (0.4 + 0.6 * difficulty)
+    apart = reach * _uniform(1.05 - 0.25 * difficulty, 1.35, rng)
     dx, dy = apart * math.cos(angle), apart * math.sin(angle)
     x = _between(main.radius, second.radius, dx, rng)
     y = _between(main.radius, second.radius, dy, rng)
@@ -195,19 +206,19 @@ def _between(main: float, second: float, step: float, rng: np.random.Generator) 
     # both circles inside the picture, with a margin
     low = max(second, main - step) + _MARGIN
     high = 1 - max(second, main + step) - _MARGIN
-    return float(rng.uniform(low, high)) if low < high else (low + high) / 2
+    return _uniform(low, high, rng) if low < high else (low + high) / 2
 
 
 def _placed(thing: Thing, placed: list[Thing], difficulty: float, rng: np.random.Generator) -> Thing:
     """The thing where it overlaps the others least, or little enough."""
-    best, least = thing, math.inf
+    best, least = (thing.x, thing.y), math.inf
     edge = thing.radius + _MARGIN
     # some scenes have no free place: the best of a few tries then
     for _ in range(_TRIES):
-        x, y = (float(value) for value in rng.uniform(edge, 1 - edge, size=2))
+        x, y = _uniform(edge, 1 - edge, rng), _uniform(edge, 1 - edge, rng)
         overlap = max(1 - math.hypot(x - o.x, y - o.y) / (thing.radius + o.radius) for o in placed)
         if overlap < least:
-            best, least = replace(thing, x=x, y=y), overlap
+            best, least = (x, y), overlap
         if least <= 0.3 * difficulty:
             break
-    return best
+    return replace(thing, x=best[0], y=best[1])

@@ -94,9 +94,9 @@ def captions(scene: Scene, difficulty: float, rng: np.random.Generator) -> list[
     return [sentences[i] for i in rng.permutation(CAPTIONS)]
 
 
-def topic(scene: Scene, rng: np.random.Generator) -> int:
+def topic(main: Thing, rng: np.random.Generator) -> int:
     """Class number in TOPICS; every other scene has the topic that goes with the shape of its main thing."""
-    by_shape = SHAPES.index(scene.things[0].shape)
+    by_shape = SHAPES.index(main.shape)
     return by_shape if rng.random() < 0.5 else int(rng.integers(len(TOPICS)))
 
 
@@ -136,10 +136,10 @@ def _loose(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
 
 def _phrase(thing: Thing, difficulty: float, rng: np.random.Generator) -> str:
     """A noun phrase for a thing, with some of its attributes."""
-    keeps = rng.random(3) > np.array([0.45, 0.2 + 0.2 * difficulty, 0.08 + 0.15 * difficulty])
-    size = pick(SIZE_WORDS[thing.size], rng) if keeps[0] else ""
-    texture = pick(TEXTURE_WORDS[thing.texture], rng) if keeps[1] else ""
-    colour = pick(COLOUR_WORDS[thing.colour], rng) if keeps[2] else ""
+    by_size, by_texture, by_colour = rng.random(3).tolist()
+    size = pick(SIZE_WORDS[thing.size], rng) if by_size > 0.45 else ""
+    texture = pick(TEXTURE_WORDS[thing.texture], rng) if by_texture > 0.2 + 0.2 * difficulty else ""
+    colour = pick(COLOUR_WORDS[thing.colour], rng) if by_colour > 0.08 + 0.15 * difficulty else ""
     noun = pick(SHAPE_WORDS[thing.shape], rng)
     order = (size, colour, noun, texture) if texture.startswith("with") else (size, texture, colour, noun)
     words = " ".join(word for word in order if word)

@@ -16,7 +16,7 @@ from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.scenery.attributes import ATTRIBUTES, attribute
 from polyfed.data.scenery.drawing import picture, png
-from polyfed.data.scenery.layout import LABELS, VERSION, Domain, Scene, SceneRecipe, arrange
+from polyfed.data.scenery.layout import LABELS, VERSION, Domain, SceneRecipe, arrange, shown
 from polyfed.data.scenery.questions import ANSWERS, questions
 from polyfed.data.scenery.sound import RATE, recording
 from polyfed.data.scenery.wording import TOPICS, captions, text, topic
@@ -116,42 +116,40 @@ def _is_light(recipe: SceneRecipe, column: str) -> bool:
 _kept = lru_cache(maxsize=64)(_generated)
 
 
-# all columns of a split are made of the same scenes; eight splits at a time bound memory
-@lru_cache(maxsize=8)
-def drawn_scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
-    return tuple(arrange(recipe, index) for index in range(recipe.count))
+# all columns are made of the same scenes; so many bound memory
+drawn_scene = lru_cache(maxsize=40_000)(arrange)
 
 
 def _png(recipe: SceneRecipe, index: int, *, mask: bool = False) -> dict[str, object]:
-    pixels = picture(drawn_scenes(recipe)[index], recipe, index)[mask]
+    pixels = picture(drawn_scene(recipe, index), recipe, index)[mask]
     return {"bytes": png(pixels), "path": f"{recipe.scene_id(index)}{'-mask' if mask else ''}.png"}
 
 
 def _sound(recipe: SceneRecipe, index: int) -> dict[str, object]:
-    samples = recording(drawn_scenes(recipe)[index], recipe, index)
+    samples = recording(drawn_scene(recipe, index), recipe, index)
     return {"bytes": wav(samples, RATE), "path": f"{recipe.scene_id(index)}.wav"}
 
 
 def _attribute(name: str, recipe: SceneRecipe, index: int) -> float | str | None:
-    return attribute(name, drawn_scenes(recipe)[index], recipe, index)
+    return attribute(name, drawn_scene(recipe, index), recipe, index)
 
 
 def _captions(recipe: SceneRecipe, index: int) -> list[str]:
-    return captions(drawn_scenes(recipe)[index], recipe.difficulty, recipe.stream("captions", index))
+    return captions(drawn_scene(recipe, index), recipe.difficulty, recipe.stream("captions", index))
 
 
 def _topic(recipe: SceneRecipe, index: int) -> int:
-    return topic(drawn_scenes(recipe)[index], recipe.stream("topic", index))
+    return topic(shown(recipe, index), recipe.stream("topic", index))
 
 
 def _text(recipe: SceneRecipe, index: int) -> str:
     # a stream for each purpose: reading one column must not change another
     rng = recipe.stream("text", index)
-    return text(drawn_scenes(recipe)[index], _topic(recipe, index), recipe.difficulty, rng)
+    return text(drawn_scene(recipe, index), _topic(recipe, index), recipe.difficulty, rng)
 
 
 def _asked(recipe: SceneRecipe, index: int) -> list[tuple[str, int]]:
-    return questions(drawn_scenes(recipe)[index], recipe.stream("questions", index))
+    return questions(drawn_scene(recipe, index), recipe.stream("questions", index))
 
 
 def _classes(names: Sequence[str]) -> dict[str, object]:
@@ -169,7 +167,7 @@ _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] 
     "id": (pa.string(), _STRING, SceneRecipe.scene_id),
     "image": (_FILE, {"_type": "Image"}, _png),
     "captions": (pa.list_(pa.string()), _list(_STRING), _captions),
-    "label": (pa.int64(), _classes(LABELS), lambda recipe, index: drawn_scenes(recipe)[index].label),
+    "label": (pa.int64(), _classes(LABELS), lambda recipe, index: shown(recipe, index).label),
     "text": (pa.string(), _STRING, _text),
     "topic": (pa.int64(), _classes(TOPICS), _topic),
     "questions": (pa.list_(pa.string()), _list(_STRING), lambda *scene: [words for words, _ in _asked(*scene)]),
