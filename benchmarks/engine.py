@@ -53,9 +53,9 @@ def in_memory(loop: Loop) -> Loop:
     return replace(loop, checkpoints=InMemory(**vars(loop.checkpoints)))
 
 
-def fedavg(model: dict[str, Any]) -> dict[str, Any]:
+def fedavg(model: dict[str, Any], device: str = "cpu", batch: int = BATCH) -> dict[str, Any]:
     """Settings of a run without evaluation in the rounds that are timed."""
-    training = {"optimizer": {"kind": "sgd", "lr": LR, "momentum": 0.0}, "batch_size": BATCH}
+    training = {"optimizer": {"kind": "sgd", "lr": LR, "momentum": 0.0}, "batch_size": batch}
     group = {
         "count": CLIENTS,
         "source": "noise",
@@ -73,7 +73,7 @@ def fedavg(model: dict[str, Any]) -> dict[str, Any]:
             "eval_every": 1000,
             "seed": SEED,
             "threads": threads,
-            "device": "cpu",
+            "device": device,
             "sampling": {"cohort": COHORT},
         },
     }
@@ -82,13 +82,14 @@ def fedavg(model: dict[str, Any]) -> dict[str, Any]:
 class PlainLoop:
     """FedAvg as one would write it for this one case: one model, no messages, no checks, nothing kept."""
 
-    def __init__(self, session: Session) -> None:
-        federation = session.federation
+    def __init__(self, session: Session, batch: int = BATCH, precision: torch.dtype = torch.float32) -> None:
+        federation, device = session.federation, session.experiment.run.device
+        self.device, self.batch, self.precision = torch.device(device), batch, precision
         members = federation.members.values()
         self.ids = [member.id for member in members]
         self.samples = [federation.train(member) for member in members]
         self.pictures: np.ndarray = self.samples[0].inputs["image"].pictures  # type: ignore[attr-defined]
-        self.model = federation.client_model(next(iter(members)))
+        self.model = federation.client_model(next(iter(members))).to(self.device)
         (self.head,) = self.model.heads.values()
         self.live = list(self.model.state_dict().values())  # counters of batches are equal for all clients
         self.floating = [k for k, value in enumerate(self.live) if value.is_floating_point()]
@@ -129,9 +130,11 @@ class PlainLoop:
         draw = generator(SEED, number, self.ids[client], "task-0")
         encoder: nn.Module = self.model.encoders["image"]
         self.model.train()
-        for index in torch.randperm(len(rows), generator=draw).split(BATCH):
-            x = normalised(torch.from_numpy(self.pictures[rows[index].numpy()]), "half")
-            loss = F.cross_entropy(self.head(encoder(x)), labels[index])
+        for index in torch.randperm(len(rows), generator=draw).split(self.batch):
+            x = normalised(torch.from_numpy(self.pictures[rows[index].numpy()]).to(self.device), "half")
+            wanted = labels[index].to(self.device)
+            with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+                loss = F.cross_entropy(self.head(encoder(x)), wanted)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

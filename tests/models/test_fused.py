@@ -180,6 +180,22 @@ def test_rows_of_an_evaluation_equal_batches_of_training(parts: Parts) -> None:
     assert torch.equal(RowNumbers(3)(torch.tensor([2, 0]), torch.Generator()), torch.tensor([2, 0]))
 
 
+class OfGpu(Tensor):
+    """Row numbers as a GPU has them: no table of the host takes them before they are fetched."""
+
+    def cpu(self) -> Tensor:  # type: ignore[override]
+        return self.as_subclass(Tensor)
+
+
+def test_rows_that_a_gpu_names_are_fetched_before_they_are_loaded(parts: Parts, monkeypatch) -> None:
+    _, others, mine, theirs = parts
+    unknown, taken = FusionGuidance(others, theirs, False, 2, {}), []
+    monkeypatch.setattr(Table, "__call__", lambda table, rows, generator=None: taken.append(rows) or table.values[rows])
+    partner, numbered = of_rows(unknown, mine)
+    partner("a", numbered.inputs["a"](ROWS["a"]).as_subclass(OfGpu))
+    assert {type(rows) for rows in taken} == {Tensor}
+
+
 def test_gradient_reaches_own_encoders_and_fusion_alone(parts: Parts) -> None:
     own, others, mine, _ = parts
     fused, _ = fused_of(parts, known=False)
