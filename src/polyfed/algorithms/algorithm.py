@@ -100,6 +100,9 @@ class Algorithm(Settings):
     """Whether all that clients learn of private data, they learn by ``client.fit`` of their own samples on the task
     alone, so that DP-SGD protects all that they send. A class says so for itself: what derives from it may do more."""
 
+    asks: ClassVar[Mapping[str, int]] = {}
+    """Client steps that a round asks for more than once -> how often at most; sites answer no more."""
+
     takes_late_replies: ClassVar[bool] = False
     """Whether replies may answer requests of earlier rounds, as ``run.pace`` gives them: trained ``weights`` as if they
     had started from the model of now, all else as it is, with ``Reply.mixing``."""

@@ -173,8 +173,7 @@ class Site:
         """``handle``, with what it raises as an answer; see ``told`` for what is told without ``tracebacks``."""
         refused = True
         try:
-            if self.terms.is_bounded and not 0 <= request.round <= self.spec.rounds:
-                raise PayloadError(f"'{request.step}' of round {request.round}: the run has {self.spec.rounds} rounds")
+            self._require_planned(request)
             performed = self._accepted(request)
             refused = False
             return Answer(request.client, performed())
@@ -183,6 +182,16 @@ class Site:
             details = traceback.format_exc() if tracebacks else ""
             in_full = tracebacks or (refused and isinstance(error, PayloadError))  # for what it asks, no data
             return Answer(request.client, error=told(error, in_full=in_full), details=details)
+
+    def _require_planned(self, request: Request) -> None:
+        name, method = f"'{request.step}' of round {request.round}", self.spec.algorithm
+        if self.terms.is_bounded and not 0 <= request.round <= self.spec.rounds:
+            raise PayloadError(f"{name}: the run has {self.spec.rounds} rounds")
+        asked = {step: method.asks.get(step, 1) for step, schema in self._steps.items() if schema.kind != "fresh"}
+        is_step = request.step in self._steps and self._steps[request.step].kind == "step"
+        if (is_step or request.step in MASKING) and not 0 <= request.phase < sum(asked.values()):
+            most = f"{sum(asked.values())} asks at most ({', '.join(asked)})"
+            raise PayloadError(f"{name} as its ask {request.phase}: a round of '{method.component_name()}' has {most}")
 
     def handle(self, request: Request) -> Payload:
         """Run a step for a client and make durable what it keeps; a step that fails changes nothing.
@@ -274,7 +283,8 @@ class Site:
         if secure is None:
             return None
         spec, terms = self.spec, self.terms
-        return MaskKeeper(secure, spec.fingerprint, spec.terms, self.store.folder, terms.sums, terms.identity)
+        asks, folder = spec.algorithm.asks, self.store.folder
+        return MaskKeeper(secure, spec.fingerprint, spec.terms, asks, folder, terms.sums, terms.identity)
 
     def train_of(self, member: Member) -> Samples:
         """What a client trains on."""

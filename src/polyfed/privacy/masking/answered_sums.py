@@ -1,14 +1,14 @@
 """Which masked sums a client has taken part in, so that what was asked is not answered again for others.
 
-Two sums of one request, of which the second leaves a client out, differ by that client's reply. Draws come from the
-run's seed, so this holds as well between two runs that differ in their names alone.
+Two sums of a round, of requests that are the same or nearly so, of which the second leaves a client out, differ by that
+client's reply. Draws come from the run's seed, so this holds as well between two runs that differ in their names alone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -28,11 +28,13 @@ class AnsweredSum:
         request: digest of what was asked.
         members: whose keys were exchanged, sorted; empty: none were yet.
         survivors: for whom shares were told, sorted; empty: none were told.
+        step: of the method; empty: of a record that does not say.
     """
 
     request: str
     members: list[str] = field(default_factory=list)
     survivors: list[str] = field(default_factory=list)
+    step: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,20 +44,23 @@ class AnsweredSums:
     Attributes:
         folder: of the record.
         terms: digest of the settings that decide replies, whatever the run is called.
+        asks: step -> how often a round asks for it, where that is not once.
     """
 
     folder: Path
     terms: str
+    asks: Mapping[str, int] = field(default_factory=dict)
 
     def require_same(self, ask: tuple[int, int], asked: AnsweredSum) -> None:
-        """Check that neither the ask nor its request was answered before for others.
+        """Check that the ask was not answered before for another request, nor any ask of its round for others.
 
         Args:
             ask: round and ask.
-            asked: what is asked now; members and survivors are empty while they are not known.
+            asked: what is asked now; members, survivors and step are empty while they are not known.
 
         Raises:
-            PayloadError: it was, in this run or in another one with these settings; or the record is damaged.
+            PayloadError: it was, in this run or in another one with these settings; the round has had all asks for this
+                step; or the record is damaged.
         """
         self._require_same(self._load(), ask, asked)
 
@@ -71,17 +76,31 @@ class AnsweredSums:
                 known = dict(self._load())
                 self._require_same(known, ask, answered)
                 before = known.get(self._key(ask))
-                survivors = answered.survivors or (before.survivors if before is not None else [])
-                known[self._key(ask)] = AnsweredSum(answered.request, answered.members, survivors)
-                if known[self._key(ask)] != before:
+                if before is not None:
+                    survivors, step = answered.survivors or before.survivors, answered.step or before.step
+                    answered = replace(answered, survivors=survivors, step=step)
+                known[self._key(ask)] = answered
+                if answered != before:
                     content = json.dumps({key: asdict(one) for key, one in known.items()})
                     write_atomically(self.folder / FILE, content.encode())
 
     def _require_same(self, known: Mapping[str, AnsweredSum], ask: tuple[int, int], asked: AnsweredSum) -> None:
         own, same_round = self._key(ask), self._key((ask[0], 0))[:-1]
-        for key, before in known.items():
-            if key == own or (key.startswith(same_round) and before.request == asked.request):
-                _require_alike(ask, before, asked)
+        of_round = {key: before for key, before in known.items() if key.startswith(same_round)}  # as they were answered
+        if own in known:
+            _require_alike(ask, known[own], asked)
+        elif asked.step:
+            most, had = self.asks.get(asked.step, 1), sum(one.step in ("", asked.step) for one in of_round.values())
+            if had >= most:
+                times = "once" if most == 1 else f"{most} times"
+                raise PayloadError(
+                    f"ask {ask[1]} of round {ask[0]}: a round asks for '{asked.step}' {times}, which this client has "
+                    "answered; a method that asks more often says so in its 'asks'"
+                )
+        if of_round and own != next(iter(of_round)):
+            first = next(iter(of_round.values()))
+            left = first.survivors or first.members
+            _require_alike(ask, AnsweredSum(asked.request, left, left), asked)
 
     def _key(self, ask: tuple[int, int]) -> str:
         return f"{self.terms}.{ask[0]}.{ask[1]}"

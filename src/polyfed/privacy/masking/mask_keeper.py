@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -88,6 +88,7 @@ class MaskKeeper:
         rule: that holds; the threshold is the site's to check.
         run: fingerprint of the run's spec.
         terms: digest of the settings that decide replies, whatever the run is called.
+        asks: step -> how often a round asks for it, where that is not once.
         folder: of clients' states.
         sums: folder of what was answered over all runs; None: beside the states of this run.
         identity: signs the clients' keys, and says whose signatures count; None: of a simulation, which has none.
@@ -96,6 +97,7 @@ class MaskKeeper:
     rule: SecureSum
     run: str
     terms: str
+    asks: Mapping[str, int]
     folder: Path
     sums: Path | None = None
     identity: SiteIdentity | None = None
@@ -167,6 +169,7 @@ class MaskKeeper:
                     f"'{request.step}' asks something else than was announced when this client made its keys; "
                     "with clients who are asked something else its masks do not cancel"
                 )
+            self._answered(request).require_same(_ask(request), self._sum(request, party))
             party.receive(bytes_in(received, SEALED), self.rule.required)
             del fields[SEALED]
 
@@ -176,8 +179,7 @@ class MaskKeeper:
                 return reply.payload()
             words = party.masked(reply.words)
             # masks are for one vector: a second one under them would give the difference away
-            record = AnsweredSum(_asked(party), sorted(party.members))
-            self._answered(request).record(_ask(request), record)
+            self._answered(request).record(_ask(request), self._sum(request, party))
             self._save(party)
             return SummedReply(words, reply.layout).payload()
 
@@ -191,7 +193,11 @@ class MaskKeeper:
         return context_of(self.run, *_ask(request), asked)
 
     def _answered(self, request: Request) -> AnsweredSums:
-        return AnsweredSums((self.sums or self.folder) / request.client, self.terms)
+        return AnsweredSums((self.sums or self.folder) / request.client, self.terms, self.asks)
+
+    @staticmethod
+    def _sum(request: Request, party: Party) -> AnsweredSum:
+        return AnsweredSum(_asked(party), sorted(party.members), step=request.step)
 
     def _path(self, client: str) -> Path:
         return self.folder / client / _FILE
