@@ -104,14 +104,18 @@ def wait_until(condition: Callable[[], bool], seconds: float, complaint: Callabl
         time.sleep(0.1)
 
 
-def marked(mark: str) -> list[str]:
-    """Command lines of the live processes whose environment has ``POLYFED_TEST=<mark>``."""
-    found = []
+def marked_processes(mark: str) -> dict[int, str]:
+    """Number -> command line, of the live processes whose environment has ``POLYFED_TEST=<mark>``."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
+
+
+def marked(mark: str) -> list[str]:
+    return [*marked_processes(mark).values()]
 
 
 def ports() -> tuple[int, int]:

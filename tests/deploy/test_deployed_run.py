@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import experiment_settings, started
+from federations import MARK, experiment_settings, marked_processes, started, wait_until
 from folders import Folders, Live, make, served
 
 from polyfed import Experiment, run
@@ -117,3 +118,53 @@ def test_sites_that_are_not_waited_for_train(tmp_path: Path, pace: dict[str, Any
     assert [line["round"] for line in steps] == [1, 2, 3, 4, 5, 6]
     assert any(line["metrics"]["staleness"] > 0 for line in steps)
     assert not RunRecords.load(tmp_path / "run").events
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_from_another_folder_to_the_same_bits(tmp_path: Path) -> None:
+    """Certificate and cache lie below the folder in which it was begun, and are named from there."""
+    settings = experiment_settings()
+    settings["run"]["rounds"] = 6
+    settings["data"]["cache_dir"] = str(tmp_path / "federation" / "cache")
+    folders = make(tmp_path / "federation", settings=settings)
+    out = folders.path / "run"
+    with served(folders, tmp_path) as live, ExitStack() as stack:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | live.environment
+        for name in settings["clients"]:
+            site = str(folders.site(name).path)
+            stack.enter_context(started("site", site, log=tmp_path / f"{name}.log", environment=live.environment))
+        command = [
+            sys.executable,
+            "-c",
+            CLI,
+            "run",
+            "server/experiment.yaml",
+            "--out",
+            "run",
+            "--set",
+            "run.engine.absence=10",
+        ]
+        with (tmp_path / "first.log").open("wb") as log:
+            first = subprocess.Popen(command, cwd=folders.path, env=environment, stdout=log, stderr=log)
+        wait_until((out / "checkpoints/round-000002.json").exists, 120, (tmp_path / "first.log").read_text)
+        first.kill()
+        first.wait()
+        for pid, line in marked_processes(live.environment[MARK]).items():
+            if "serverapp" in line:  # which would go on without whoever launched it
+                os.kill(pid, signal.SIGKILL)
+        assert not (out / "report.html").exists()
+        done = subprocess.run(
+            [sys.executable, "-c", CLI, "resume", str(out)],
+            cwd="/",
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + live.process.output
+    expected = in_one_process(settings, tmp_path / "alone")
+    assert (out / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
+    assert exchanged(out) == exchanged(expected)
+    assert str(tmp_path) not in (out / "config.yaml").read_text()
+    assert [event.incident for event in RunRecords.load(out).events] == ["resumed"]

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from PIL import Image
 
+import polyfed
+from misbehaving import creamfl, failing
+from polyfed import Experiment
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.sinks.mlflow import MLflow
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
 from polyfed.runs.events import RunStarted
-from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, Trackers, flat_settings, round_points, round_records
+from polyfed.runs.sink import (
+    Record,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    Trackers,
+    flat_settings,
+    round_points,
+    round_records,
+    told_settings,
+)
 from sink_rounds import CONFIG, EXPECTED, a_round, complete, sink_run
 
 # ---- what a round is made of
@@ -88,6 +103,73 @@ def test_a_missing_package_is_told_with_what_to_install(name, monkeypatch):
 def test_mlflow_needs_a_database_only_where_it_keeps_one():
     assert MLflow().packages == ("mlflow", "sqlalchemy", "alembic")
     assert MLflow(tracking_uri="https://example.org").packages == ("mlflow",)
+
+
+# ---- what trackers are told of a machine, and when a package is missing
+
+
+class Listening(Sink):
+    """Keeps every word that it is told, and a link out of the run folder in a folder of its own."""
+
+    heard: ClassVar[list[str]] = []
+
+    def open(self, run: SinkRun) -> SinkWriter:
+        self.heard.append(repr(run.config))
+        own = run.folder / "listening" / "logs"
+        own.mkdir(parents=True)
+        (own / "latest.log").symlink_to("/etc/hostname")
+        os.mkfifo(own / "pipe")
+        return ListeningWriter()
+
+
+class ListeningWriter(SinkWriter):
+    def write(self, records: Sequence[Record]) -> None:
+        Listening.heard.append(repr(records))
+
+    def close(self, failed: bool) -> None: ...
+
+
+def test_no_tracker_is_told_where_data_are_or_what_an_error_says(cli, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(Listening, "heard", [])
+    config = failing(creamfl(), "raise")
+    data = tmp_path / "Klinik_Secret"
+    for number in range(30):
+        (data / "one" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (8 * number, 0, 0)).save(data / "one" / "ab"[number % 2] / f"{number}.png")
+    folder = {"name": "folder", "path": "../Klinik_Secret/one", "fractions": {"validation": 0.2, "test": 0.2}}
+    config["data"]["sources"]["held"] = folder | {"columns": {"image": "image"}, "targets": {"label": "label"}}
+    config["data"]["sources"]["asked"] = {"name": "parquet", "path": str(data), "columns": {"text": "text"}}
+    config["data"] |= {"dir": str(data), "weights_dir": str(data), "cache_dir": str(data / "cache")}
+    address = {"name": "mlflow", "tracking_uri": f"sqlite:///{data}/mlflow.db"}
+    config["run"] |= {"rounds": 2, "sinks": ["tensorboard", f"{__name__}.Listening"]}
+    told = Experiment.parse(config | {"run": config["run"] | {"sinks": [address]}}).model_dump(mode="json")
+    Listening.heard.append(repr(told_settings(told)))
+    run = polyfed.run(Experiment.parse(config), tmp_path / "run")
+    board = b"".join(path.read_bytes() for path in (run.folder / "tensorboard").iterdir())
+    for words in (*Listening.heard, board.decode(errors="replace")):
+        assert not [mark for mark in ("Klinik_Secret", "no GPU left", str(tmp_path)) if mark in words]
+    assert "ValueError" in Listening.heard[-1]
+    assert b"ValueError" in board
+    assert "'columns': {'image': 'image'}" in Listening.heard[1]
+    for words in (("report", run.folder), ("export", run.folder, "--allow-code"), ("watch", run.folder)):
+        assert cli(*words)[0] == 0  # although a third party keeps links in its folder
+    for name in ("models", "arrays", ".privacy", "plots"):
+        (run.folder / name).mkdir(exist_ok=True)
+        link = run.folder / name / "link"
+        link.symlink_to("/etc/hostname")
+        assert f"'{link}' is a link out of the folder" in cli("report", run.folder)[2]
+        link.unlink()
+
+
+@pytest.mark.parametrize("begin", ["load", "run"])
+def test_a_missing_package_is_told_before_anything_is_built(tiny, begin, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("polyfed.runs.session.build_federation", None)
+    tiny["run"]["sinks"] = ["wandb"]
+    with pytest.raises(ConfigError, match="sink 'wandb' needs the package 'wandb'"):
+        Experiment.load(tiny) if begin == "load" else polyfed.run(Experiment.parse(tiny), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # ---- several sinks

@@ -62,7 +62,7 @@ def run_command(
     for experiment in experiments:
         name = f"{experiment.name}-seed{experiment.run.seed}"
         folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
-        _run_into(experiment, folder or _free_folder(Path("runs") / name), Path(source).parent)
+        _run_into(experiment, folder or _free_folder(Path("runs") / name))
 
 
 def _dry_run(experiment: Experiment) -> None:
@@ -88,7 +88,7 @@ def _free_folder(folder: Path) -> Path:
     return next(path for path in chain([folder], numbered) if not path.exists())
 
 
-def _run_into(experiment: Experiment, folder: Path, base: Path) -> None:
+def _run_into(experiment: Experiment, folder: Path) -> None:
     from polyfed.reporting.progress import FolderLine
     from polyfed.reporting.reported import run
 
@@ -98,7 +98,7 @@ def _run_into(experiment: Experiment, folder: Path, base: Path) -> None:
         if experiment.run.engine.is_deployed:
             from polyfed.deploy.launch import launch
 
-            launch(experiment, folder, callbacks, base=base)
+            launch(experiment, folder, callbacks)
         else:
             run(experiment, folder, callbacks)
 

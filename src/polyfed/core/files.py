@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from polyfed.core.errors import RunError
@@ -27,10 +27,14 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def require_plain(folder: Path) -> None:
+def require_plain(folder: Path, *, inside: Container[str] | None = None) -> None:
     """Check a folder that somebody handed over: it holds files and folders, and no link in it leads out of it.
 
     Whatever is read or written below it then is of this folder, and does not wait for another process.
+
+    Args:
+        folder: of which all is checked that is no folder.
+        inside: names of its folders that are looked into; None: all. What others keep in theirs, nobody reads here.
 
     Raises:
         RunError: it holds a pipe, a device or a socket, or a link that leads elsewhere.
@@ -43,6 +47,8 @@ def require_plain(folder: Path) -> None:
                 raise RunError(f"'{path}' is a link out of the folder; put what it leads to in its place, or remove it")
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
                 raise RunError(f"'{path}' is neither a file nor a folder; remove it")
+        if inside is not None and place == str(top):
+            folders[:] = [name for name in folders if name in inside]
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -96,15 +96,15 @@ def locate(name: str, weights: Path | None, *, key: str = "weights", files: Sequ
 def local_folder(name: str, weights: Path | None) -> Path | None:
     """The folder ``name``, absolute or below ``weights``; None if there is none."""
     path = Path(name).expanduser()
-    folder = path if weights is None else weights / path
+    folder = path if weights is None else weights.absolute() / path
     return folder if folder.is_absolute() and folder.is_dir() else None
 
 
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
     """The error for a folder that is not there."""
     return ConfigError(
-        f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); set data.weights_dir or "
-        "POLYFED_WEIGHTS to the folder that holds it"
+        f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); give the folder that holds it "
+        "as --weights-dir or data.weights_dir, or as POLYFED_WEIGHTS where neither is given"
     )
 
 

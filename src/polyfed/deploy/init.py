@@ -10,6 +10,7 @@ from typing import Any
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.files import write_atomically
+from polyfed.core.places import paths_from
 from polyfed.core.settings import parse_settings
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
 from polyfed.deploy.flower_programs import link_to
@@ -26,6 +27,7 @@ from polyfed.deploy.settings import (
 )
 from polyfed.federation.membership import member_ids
 from polyfed.privacy.clipping import Clipping
+from polyfed.runs.config_files import portable_content
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.preflight import require_real_clock
 
@@ -180,9 +182,6 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     used = {experiment.public.source} if experiment.public else set()
     used |= {experiment.server.source} if experiment.server else set()
     content["data"]["sources"] = _only(content["data"]["sources"], used)
-    for name in ("dir", "weights_dir", "cache_dir"):  # they were relative to where init was called
-        if (path := getattr(experiment.data, name)) is not None:
-            content["data"][name] = str(path.resolve())
     if content["privacy"] is not None:
         content["privacy"]["secret"] = None  # each site has its own
     if experiment.aggregation.secure is None and "clip" not in experiment.aggregation.model_fields_set:
@@ -246,7 +245,10 @@ def _create_site(
     host = address.hosts[0]
     shown = f"[{host}]" if ":" in host else host
     connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
-    config = site_config(name, experiment, digest).model_dump(mode="json")
+    folder = site.path.absolute()
+    with paths_from(folder):
+        settings = site_config(name, experiment, digest)
+    config = portable_content(settings.model_dump(mode="json"), folder, settings.data.data_folder)
     config = {key: config[key] for key in sorted(config, key=lambda key: key not in _LOCAL)}
     write_new(site.config, to_yaml(config, _SITE_COMMENT))
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))

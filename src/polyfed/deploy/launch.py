@@ -6,11 +6,12 @@ Sites get an app of two lines, which imports the polyfed that they installed the
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
@@ -18,12 +19,14 @@ from polyfed.core.version import __version__
 from polyfed.deploy.engines.flower import Flower
 from polyfed.deploy.flower_programs import Link
 from polyfed.deploy.server_app import Launch, ServedOutcome
+from polyfed.runs.config_files import START
 from polyfed.runs.event_log import PROGRESS, follow
 from polyfed.runs.events import Callback, Callbacks
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run, open_run
 
+_PREFIX = "polyfed-launch-"
 _STATUS_EVERY = 10.0  # seconds between questions to SuperLink whether the run is alive
 
 _APP = {
@@ -49,23 +52,23 @@ launch = ""
 }
 
 
-def launch(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = (), *, base: Path | None = None) -> Run:
+def launch(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> Run:
     """Run a deployed experiment into a new folder on this machine, which must be SuperLink's.
 
     Args:
         experiment: with ``run.engine`` flower and a SuperLink.
         out: run folder.
         callbacks: follow the run.
-        base: folder that relative paths of the experiment refer to; by default the current one.
 
     Raises:
         PolyfedError: as ``polyfed.run``, and if SuperLink cannot be reached or ends.
     """
     experiment.run.engine.require()
-    rooted = _rooted(experiment, (base or Path.cwd()).resolve())
+    rooted = _rooted(experiment)
     RunFolder.require_free(out)
     with _Launch(_flower(rooted), callbacks) as started:
         (started.folder / "experiment.yaml").write_text(rooted.to_yaml(), encoding="utf-8")
+        (started.folder / START).write_text(str(experiment.start), encoding="utf-8")
         return started.carry_out(Launch(str(out.resolve()), resume=False))
 
 
@@ -85,18 +88,21 @@ class _Launch:
 
     def __init__(self, engine: Flower, callbacks: Iterable[Callback]) -> None:
         assert engine.superlink is not None
-        self.folder = Path(tempfile.mkdtemp(prefix="polyfed-launch-"))
+        _clear_abandoned()
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._link = Link(self.folder / "flower", engine.superlink, engine.root_certificates)
-        self._callbacks = Callbacks(callbacks)
+        self._callbacks, self._held = Callbacks(callbacks), ExitStack()
         self._run, self._asked, self._gone = "", 0.0, ""
 
     def __enter__(self) -> _Launch:
+        self._held.enter_context(RunFolder(self.folder).lock())
         return self
 
     def __exit__(self, *problem: object) -> None:
         if self._run and ServedOutcome.read(self.folder) is None:
             with suppress(PolyfedError):
                 self._link.call("stop", self._run)
+        self._held.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def carry_out(self, launch: Launch) -> Run:
@@ -147,6 +153,17 @@ class _Launch:
         return f"the run has ended at SuperLink without a word (status {status})"
 
 
+def _clear_abandoned() -> None:
+    """Remove what launches that were killed have left, except where the run goes on at SuperLink."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError, ValueError, TypeError):
+            is_ours = folder.lstat().st_uid == os.getuid() and (folder / ".lock").is_file()
+            if is_ours and not RunFolder(folder).is_worked_on():
+                launch = Launch.read(folder)
+                if launch is None or not RunFolder(Path(launch.out)).is_worked_on():
+                    shutil.rmtree(folder)
+
+
 class ServerHalfError(Exception):
     """The server half of a deployed run failed in a way that nobody foresaw; the message has its traceback."""
 
@@ -155,16 +172,13 @@ def _flower(experiment: Experiment) -> Flower:
     engine = experiment.run.engine
     if not isinstance(engine, Flower) or not engine.is_deployed:
         raise ConfigError("run.engine is no deployment; it needs {name: flower, superlink: ..., sites: [...]}")
+    if engine.root_certificates and not engine.root_certificates.is_file():
+        raise ConfigError(f"run.engine.root_certificates: there is no file '{engine.root_certificates}'")
     return engine
 
 
-def _rooted(experiment: Experiment, base: Path) -> Experiment:
-    """With whole paths: the ServerApp runs elsewhere, and without this process's environment."""
-    data, engine = experiment.data, _flower(experiment)
+def _rooted(experiment: Experiment) -> Experiment:
+    """With the folders of this process's environment, which the ServerApp does not have."""
+    data = experiment.data
     folders = {"dir": data.data_folder, "weights_dir": data.weights_folder, "cache_dir": data.cache_folder}
-    rooted = {name: path and Path.cwd() / path for name, path in folders.items()}
-    certificates = engine.root_certificates and base / engine.root_certificates
-    if certificates and not certificates.is_file():
-        raise ConfigError(f"run.engine.root_certificates: there is no file '{certificates}'")
-    run = experiment.run.model_copy(update={"engine": engine.model_copy(update={"root_certificates": certificates})})
-    return experiment.model_copy(update={"data": data.model_copy(update=rooted), "run": run})
+    return experiment.model_copy(update={"data": data.model_copy(update=folders)})

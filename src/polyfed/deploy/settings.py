@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError
+from polyfed.core.places import Place, paths_from
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.settings import SiteSettings
 from polyfed.privacy.accounting import Neighbours
@@ -99,7 +100,7 @@ class SiteConfig(SiteSettings):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="name of the site in the federation")
-    state_dir: Path = Field(default=Path("state"), description="folder of what the clients keep between rounds")
+    state_dir: Place = Field(default=Path("state"), description="folder of what the clients keep between rounds")
     algorithms: list[str] = Field(
         default_factory=list,
         description="methods that may run here, by the name in a configuration; empty: all that polyfed ships",
@@ -107,7 +108,7 @@ class SiteConfig(SiteSettings):
     public_digest: str | None = Field(default=None, description="agreed digest of the public set; None: not compared")
     limits: Limits = Field(default_factory=Limits)
     demands: ProtectionDemands | None = Field(default=None, description="protection that a run must have; None: none")
-    roster: Path | None = Field(
+    roster: Place | None = Field(
         default=None,
         description="file of the sites whose keys this site believes in masked sums; None: any that the server sends",
     )
@@ -134,12 +135,8 @@ class SiteConfig(SiteSettings):
         Raises:
             ConfigError: not there, not YAML, or a key or value is wrong.
         """
-        config: SiteConfig = parse_settings(cls, read_config(path))
-        folder, folders = path.resolve().parent, ("dir", "weights_dir", "cache_dir")
-        rooted = {key: folder / value for key in folders if (value := getattr(config.data, key)) is not None}
-        data = config.data.model_copy(update=rooted)
-        files = {key: folder / path for key in ("secret", "roster") if (path := getattr(config, key)) is not None}
-        return config.model_copy(update={"state_dir": folder / config.state_dir, "data": data, **files})
+        with paths_from(path.resolve().parent):
+            return parse_settings(cls, read_config(path))
 
 
 _S = TypeVar("_S", bound=Settings)

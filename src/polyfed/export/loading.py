@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import require_plain
+from polyfed.core.places import named_in, whole
 from polyfed.core.untrusted import file_json
 from polyfed.data.backbones import NO_CODE
 from polyfed.data.samples import Inputs
@@ -32,8 +33,8 @@ def load_model(
     participant: str | None = None,
     *,
     which: str | None = None,
-    data_dir: Path | None = None,
-    weights_dir: Path | None = None,
+    data_dir: Path | str | None = None,
+    weights_dir: Path | str | None = None,
     device: str | None = None,
     allow_code: bool = False,
 ) -> LoadedModel:
@@ -67,7 +68,7 @@ def load_model(
             f"'{path}' is an export, and its programs are code; if you trust whoever made it, pass allow_code=True"
         )
     require_plain(path)
-    return _exported(path, weights_dir)
+    return _exported(path, None if weights_dir is None else whole(weights_dir))
 
 
 def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
@@ -89,7 +90,7 @@ def _encoder(
 ) -> LoadedEncoder:
     view = View.model_validate(entry["preparation"]["view"])
     if isinstance(view, Features) and weights_dir is None and not Path(view.backbone).is_absolute():
-        weights_dir = _weights_folder()
+        weights_dir = named_in("POLYFED_WEIGHTS")
     context = DataContext(cache=folder, weights=weights_dir)
     program = loaded_program(folder / entry["program"])
     length = entry["input"]["shape"][1] if entry["input"]["dtype"] == "int64" else None
@@ -135,9 +136,3 @@ def _vocabulary(folder: Path, facts: Mapping[str, Any]) -> Vocabulary:
         return rows
 
     return Vocabulary((), encode, pad, unknown)
-
-
-def _weights_folder() -> Path | None:
-    from polyfed.federation.settings import DataSettings
-
-    return DataSettings(sources={}).weights_folder

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.core.device import Threads
+from polyfed.core.places import Place, named_in
 from polyfed.core.settings import Settings
 from polyfed.data.pictures import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
@@ -20,16 +20,12 @@ from polyfed.partitions.rules import Iid
 from polyfed.tasks.task import Task
 
 
-def _folder(variable: str) -> Path | None:
-    return Path(os.environ[variable]) if os.environ.get(variable) else None
-
-
 class DataSettings(Settings):
     """Where data, weights and caches are, and the data sets by name."""
 
-    dir: Path | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
-    weights_dir: Path | None = Field(default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS")
-    cache_dir: Path | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
+    dir: Place | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
+    weights_dir: Place | None = Field(default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS")
+    cache_dir: Place | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
     max_pixels: int = Field(
         default=PIXELS, ge=1, le=MOST_PIXELS, description="pixels of the largest picture that is decoded"
     )
@@ -37,16 +33,16 @@ class DataSettings(Settings):
 
     @property
     def data_folder(self) -> Path | None:
-        return self.dir or _folder("POLYFED_DATA")
+        return self.dir or named_in("POLYFED_DATA")
 
     @property
     def weights_folder(self) -> Path | None:
-        return self.weights_dir or _folder("POLYFED_WEIGHTS")
+        return self.weights_dir or named_in("POLYFED_WEIGHTS")
 
     @property
     def cache_folder(self) -> Path:
         """Folder of caches: the setting, else POLYFED_CACHE, else ``~/.cache/polyfed``."""
-        return self.cache_dir or _folder("POLYFED_CACHE") or Path.home() / ".cache" / "polyfed"
+        return self.cache_dir or named_in("POLYFED_CACHE") or Path.home() / ".cache" / "polyfed"
 
 
 class PublicSettings(Settings):
@@ -284,6 +280,6 @@ class SiteSettings(Settings):
     public: PublicSettings | None = None
     clients: dict[GroupName, GroupSettings] = Field(description="group name -> clients of a kind that live here")
     run: HostSettings = Field(default_factory=HostSettings)
-    secret: Path | None = Field(
+    secret: Place | None = Field(
         default=None, description="file of the secret that noise of differential privacy is drawn from; None: made here"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterator, Mapping, Set
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Literal, Self
 
@@ -13,6 +12,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
+from polyfed.core.places import Place
 from polyfed.core.settings import Settings
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, noise_for
 from polyfed.privacy.clipping import Clipping
@@ -115,7 +115,7 @@ class PrivacySettings(Settings):
         description="metrics of clients' test samples: not sent (needs run.evaluate_clients: false), or sent as they "
         "are, which no epsilon covers",
     )
-    secret: Path | None = Field(
+    secret: Place | None = Field(
         default=None,
         description="file of 32 random bytes or more that noise is drawn from; None: made, and kept in the run folder",
     )

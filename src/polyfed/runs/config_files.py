@@ -17,6 +17,9 @@ from polyfed.runs.presets import parsed, preset_bases, preset_names, preset_text
 COST = "cost"
 """A key of presets alone: what a run takes, for people who choose one."""
 
+START = ".start"
+"""Of a run folder: where the paths of its configuration start on this machine; not to be handed over."""
+
 FAMILY = "family"
 """A key of presets alone: under which preset it is listed, where that is not the one that it extends."""
 
@@ -99,6 +102,22 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def start_of(folder: Path) -> Path | None:
+    """Where the paths of a run's configuration start; None: in the working folder, as it was handed over or moved.
+
+    Raises:
+        ConfigError: its note of it cannot be read.
+    """
+    note = folder / START
+    start = (folder.resolve() / _read(note).rstrip("\n")).resolve() if note.is_file() else None
+    return start if start is not None and start.is_dir() else None
+
+
+def way_from(folder: Path, start: Path) -> Path:
+    """The way from a run folder to where its paths start, which names nothing of the machine where the run is below."""
+    return Path(os.path.relpath(start, folder)) if folder.is_relative_to(start) else start
+
+
 def with_paths(content: Any, change: Callable[[Path], Path]) -> Any:
     """The content of a configuration with each absolute path in it changed."""
     if isinstance(content, Mapping):
@@ -110,16 +129,16 @@ def with_paths(content: Any, change: Callable[[Path], Path]) -> Any:
 
 
 def portable_content(content: dict[str, Any], folder: Path, data_folder: Path | None) -> dict[str, Any]:
-    """A configuration whose paths below the working folder are relative, and mean the same in it.
+    """A configuration whose paths below a folder are relative, and mean the same in it.
 
     Args:
         content: of the configuration.
-        folder: the working folder.
-        data_folder: to which paths of sources are relative; None: there is none yet, and it becomes the working folder.
+        folder: where they start; of the root, below which everything is, none does.
+        data_folder: to which paths of sources are relative; None: there is none yet, and it becomes ``folder``.
     """
 
     def relative(path: Path, to: Path = folder) -> Path:
-        inside = path.is_relative_to(folder) and to.is_relative_to(folder)
+        inside = path.is_relative_to(folder) and to.is_relative_to(folder) and folder != Path(folder.anchor)
         return Path(os.path.relpath(path, to)) if inside else path
 
     base = folder if data_folder is None else folder / data_folder

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from polyfed.core.effects import NoEffectError
 from polyfed.core.errors import ConfigError
+from polyfed.core.places import paths_from
 from polyfed.core.settings import S, first_problem, innermost_problem, parse_settings
 from polyfed.core.untrusted import yaml_content
-from polyfed.runs.config_files import layers_of, merged, read_layers
+from polyfed.runs.config_files import layers_of, merged, read_layers, start_of
 from polyfed.runs.preflight import require_settings
 from polyfed.runs.settings import ExperimentSettings
 from polyfed.runs.twins import twin_content
@@ -40,13 +41,23 @@ class Experiment(ExperimentSettings):
         """
         experiment = cls.read(source, overrides)
         require_settings(experiment)
+        for sink in experiment.run.sinks:
+            sink.require()
         return experiment
 
     @classmethod
     def read(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
         """As ``load``, of what need not fit together yet, as it is built on or was fitted when it ran."""
-        layers = layers_of(source, Path()) if isinstance(source, Mapping) else read_layers(source)
-        content = reduce(merged, layers)
+        if isinstance(source, Mapping):
+            return cls._read(layers_of(source, Path()), overrides)
+        folder = Path(source).absolute().parent
+        start = start_of(folder)  # of a run's configuration
+        with paths_from(start, start or folder):
+            return cls._read(read_layers(source), overrides)
+
+    @classmethod
+    def _read(cls, layers: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> Experiment:
+        content: dict[str, Any] = reduce(merged, layers, {})
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
         for override in overrides:
             content = _override(content, override)

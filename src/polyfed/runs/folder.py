@@ -34,9 +34,16 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from polyfed.core.errors import ExchangeError, RunError
 from polyfed.core.files import sync_file, sync_folder, write_atomically
 from polyfed.core.untrusted import file_json, lines, plain, typed
+from polyfed.runs.config_files import START, way_from
 
 if TYPE_CHECKING:  # what reads only logs and descriptions, such as a command's help, does not wait for torch
     from torch import Tensor
+
+FOLDERS = (
+    *("arrays", "checkpoints", "models", "vocabulary", ".privacy"),
+    *("analysis", "plots", "export", "hugging-face", "adapters"),
+)
+"""What polyfed keeps in a run folder; trackers and others may have folders of their own beside them."""
 
 LOGS = ("metrics", "ledger", "timing", "pace")
 
@@ -115,10 +122,13 @@ class RunFolder:
             )
         return folder
 
-    def begin(self, run: str, config: str, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
-        """Write what is fixed for the whole run; ``run`` identifies it."""
+    def begin(
+        self, run: str, config: str, start: Path, environment: Mapping[str, Any], partition: Mapping[str, Any]
+    ) -> None:
+        """Write what is fixed for the whole run: ``run`` identifies it, and paths of ``config`` begin at ``start``."""
         # run.json last: while it is missing, the run has not begun and its folder may be used again
         self.write("config.yaml", config)
+        self.write(START, f"{way_from(self.path.resolve(), start)}\n")
         self.write("environment.json", json.dumps(environment, indent=1) + "\n")
         self.write("partition.json", json.dumps(partition) + "\n")
         self.write("run.json", json.dumps({"run": run, "config": self.config_digest()}) + "\n")

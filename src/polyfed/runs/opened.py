@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import require_plain
+from polyfed.core.places import paths_from, whole
 from polyfed.core.untrusted import code_of
-from polyfed.runs.folder import Checkpoint, RunFolder
+from polyfed.runs.folder import FOLDERS, Checkpoint, RunFolder
 from polyfed.runs.model_folders import chosen_model, saved_models, untrained_best
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -43,8 +44,8 @@ _JUDGING = ("device", "threads", "precision", "evaluation_batch")  # settings of
 def open_run(
     folder: Path | str,
     *,
-    data_dir: Path | None = None,
-    weights_dir: Path | None = None,
+    data_dir: Path | str | None = None,
+    weights_dir: Path | str | None = None,
     device: str | None = None,
     allow_code: bool = False,
 ) -> Run:
@@ -63,8 +64,9 @@ def open_run(
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
         raise RunError(f"'{folder}' is no run folder (no config.yaml in it); give the folder of a run")
-    require_plain(folder)
-    return Run(folder, data_dir, weights_dir, device, allow_code)
+    require_plain(folder, inside=FOLDERS)
+    data, weights = (None if place is None else whole(place) for place in (data_dir, weights_dir))
+    return Run(folder, data, weights, device, allow_code)
 
 
 def as_run(run: Run | Path | str) -> Run:
@@ -146,12 +148,13 @@ class Run:
         return resolved_config(self.files.path / "config.yaml")
 
     def _settings(self, content: Mapping[str, Any]) -> Experiment:
+        from polyfed.runs.config_files import start_of
         from polyfed.runs.experiment import Experiment
 
-        with code_of(self.folder, self.allow_code):
+        with code_of(self.folder, self.allow_code), paths_from(start_of(self.folder)):
             experiment = Experiment.read(content)
         folders = {"dir": self.data_dir, "weights_dir": self.weights_dir}
-        moved = {key: folder.resolve() for key, folder in folders.items() if folder is not None}
+        moved = {key: folder for key, folder in folders.items() if folder is not None}
         return experiment.model_copy(update={"data": experiment.data.model_copy(update=moved)})
 
     @cached_property

@@ -39,13 +39,15 @@ from polyfed.runs.protection import prepare_secret, with_conspirators
 from polyfed.runs.records import SERVER
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server
-from polyfed.runs.sink import SinkRun, Trackers
+from polyfed.runs.sink import SinkRun, Trackers, told_settings
 from polyfed.wire.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
 
 def begin_run(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> Run:
+    for sink in experiment.run.sinks:  # a resumed run goes on without
+        sink.require()
     # threads are part of the configuration: a sum over a tensor has other last bits with another number of them
     with cpu_threads(experiment.run.threads), RunFolder.create(out) as folder, _logged(folder) as log:
         Session(experiment, folder, secrets.token_hex(8), [*callbacks, log]).start()
@@ -97,7 +99,7 @@ class Session:
     def trackers(self) -> Trackers:
         cfg = self.experiment
         name = f"{cfg.name}-seed{cfg.run.seed}"
-        run = SinkRun(self.folder.path, name, cfg.model_dump(mode="json"), self.identity)
+        run = SinkRun(self.folder.path, name, told_settings(cfg.model_dump(mode="json")), self.identity)
         return Trackers(cfg.run.sinks, run)
 
     @cached_property
@@ -190,8 +192,9 @@ class Session:
     def _begin(self) -> None:
         # a method may refuse what it finds in setup, so nothing is written before
         self.experiment.algorithm.setup(self.server)
-        config = self.experiment.to_yaml(Path.cwd())  # so that it says nothing of this machine
-        self.folder.begin(self.identity, config, environment(self.experiment), self.partition())
+        start = self.experiment.start
+        config = self.experiment.to_yaml(start)  # so that it says nothing of this machine
+        self.folder.begin(self.identity, config, start, environment(self.experiment), self.partition())
         self.loop().start()
 
     def loop(self) -> Loop:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.device import Threads
 from polyfed.core.effects import NoEffectError
+from polyfed.core.places import start_of_paths
 from polyfed.core.settings import Settings
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import InProcess
@@ -165,6 +166,7 @@ class ExperimentSettings(Settings):
     privacy: PrivacySettings | None = Field(default=None, description="differential privacy of what clients send")
     run: RunSettings = Field(default_factory=RunSettings)
     twin: TwinSettings | None = Field(default=None, description="run a twin of the experiment in its place")
+    _start: Path = PrivateAttr(default_factory=start_of_paths)
 
     @model_validator(mode="after")
     def _epochs_to_count(self) -> Self:
@@ -190,7 +192,7 @@ class ExperimentSettings(Settings):
             state_memory=run.state_memory,
         )
         # a simulation hosts its clients as an institution hosts its own: one code path for both
-        secret = self.privacy.secret.resolve() if self.privacy and self.privacy.secret else None
+        secret = self.privacy and self.privacy.secret
         return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host, secret=secret)
 
     @property
@@ -243,8 +245,13 @@ class ExperimentSettings(Settings):
         ]
         return "\n".join(lines)
 
+    @property
+    def start(self) -> Path:
+        """The folder from which relative paths started when these settings were read."""
+        return self._start
+
     def to_yaml(self, folder: Path | None = None) -> str:
-        """The resolved configuration: every default written out; of the working folder, if it is given, no path."""
+        """The resolved configuration: every default written out; of a folder, if it is given, no path."""
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text, three times faster
         content = self.model_dump(mode="json")
         if folder is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,12 +22,17 @@ from pydantic import Field
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.core.settings import Settings
+from polyfed.runs.config_files import with_paths
 from polyfed.runs.events import Callback, Event, Recorder, RoundComplete, RunStarted
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
 
 log = logging.getLogger(__name__)
 Record = Mapping[str, Any]
+
+_PLACES = ("dir", "weights_dir", "cache_dir")
+_TOLD = ("name", "columns", "targets")  # of a source
+_QUOTED = re.compile(r"'[^']*'")
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class SinkRun:
     Attributes:
         folder: the run folder; all that a sink keeps on disk belongs below it.
         name: name of the run, for people.
-        config: the resolved configuration.
+        config: the resolved configuration, as ``told_settings`` has it.
         run_id: the same for all processes that ever work on the run, and for no other run.
         resumed_from: last complete round when the run was resumed, 0 for a new run.
     """
@@ -125,7 +131,8 @@ class Trackers(Callback):
         if isinstance(event, RunStarted):
             self._open(replace(self._run, resumed_from=event.done))
         elif isinstance(event, RoundComplete):
-            self._write(round_records(event.round, self._recorder.take(), event.up, event.down, seconds=event.seconds))
+            records = told_records(self._recorder.take())
+            self._write(round_records(event.round, records, event.up, event.down, seconds=event.seconds))
 
     def _open(self, run: SinkRun) -> None:
         for number, sink in enumerate(self._sinks):
@@ -165,6 +172,32 @@ class Trackers(Callback):
             log.warning("the sink '%s' failed and is switched off: %s: %s", name, type(error).__name__, error)
             return False
         return True
+
+
+def told_settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as trackers are told it: no path, no text of a source but its columns, of sinks their names."""
+    told: dict[str, Any] = with_paths(content, lambda path: Path("..."))
+    data = {key: value for key, value in told["data"].items() if key not in _PLACES}
+    sources = {name: _without_texts(source) for name, source in data["sources"].items()}
+    sinks = [sink["name"] for sink in told["run"]["sinks"]]
+    return {**told, "data": data | {"sources": sources}, "run": told["run"] | {"sinks": sinks}}
+
+
+def _without_texts(source: Mapping[str, Any]) -> dict[str, Any]:
+    """A source, or one within it, without paths and whatever else may name files or people."""
+    inner = {key: _without_texts(value) for key, value in source.items() if isinstance(value, Mapping)}
+    told = {key: value for key, value in source.items() if key in _TOLD or isinstance(value, int | float)}
+    return inner | told
+
+
+def told_records(records: Iterable[Record]) -> list[Record]:
+    """A round as trackers are told it: of an event the class of error, whose text may name files or values."""
+    return [
+        {**record, "reason": _QUOTED.sub("'...'", str(record["reason"]).partition(":")[0])}
+        if "reason" in record
+        else record
+        for record in records
+    ]
 
 
 def _unopened(sink: Sink, error: Exception) -> ConfigError:

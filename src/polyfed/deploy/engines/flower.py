@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import torch
@@ -23,6 +22,7 @@ from pydantic import Field
 
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.extras import how_to_install
+from polyfed.core.places import PlaceBeside
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.quiet import be_quiet
 from polyfed.engines.ray import ray_here
@@ -47,8 +47,10 @@ class Flower(EngineSettings):
     nodes: int = Field(default=2, ge=1, description="simulation: virtual SuperNodes that the clients are dealt to")
     gpus: float = Field(default=0, ge=0, description="simulation: GPUs a process; 0.5 lets two share one")
     superlink: str | None = Field(default=None, description="deployment: host:port of the SuperLink's private API")
-    root_certificates: Path | None = Field(
-        default=None, description="deployment: certificate of the authority that signed the SuperLink's"
+    root_certificates: PlaceBeside | None = Field(
+        default=None,
+        description="deployment: certificate of the authority that signed the SuperLink's; a relative path starts from "
+        "the file's folder",
     )
     sites: list[str] = Field(default_factory=list, description="deployment: names of the sites, in client order")
     clients: dict[str, Annotated[int, Field(ge=1)]] = Field(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.places import whole
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import parse_settings
 from polyfed.data.samples import Samples
@@ -48,8 +49,8 @@ class ModelChoice:
     client: str | None = None
     encoders: Path | None = None
     seed: int = 42
-    data_dir: Path | None = None
-    weights_dir: Path | None = None
+    data_dir: Path | str | None = None
+    weights_dir: Path | str | None = None
     device: str | None = None
     allow_code: bool = False
 
@@ -86,7 +87,7 @@ class ModelChoice:
             raise ConfigError("--encoders is a model of its own: leave out --client and --model")
         settings, run = parse_settings(ModelSettings, read_config(file)), self._run()
         given = {"dir": self.data_dir, "weights_dir": self.weights_dir}
-        folders = {key: path.resolve() for key, path in given.items() if path is not None}
+        folders = {key: whole(path) for key, path in given.items() if path is not None}
         data = DataSettings(sources={}).model_copy(update=folders)
         context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels, seed=self.seed)
         context = context if run is None else run.federation.data.context

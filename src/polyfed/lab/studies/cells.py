@@ -14,6 +14,7 @@ from typing import Any
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.own_code import own_code
+from polyfed.core.places import whole
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import folder_of
 from polyfed.lab.studies.study import Overrides, Point, Study, point_label
@@ -43,8 +44,8 @@ class Places:
     None of it changes a figure.
     """
 
-    data_dir: Path | None = None
-    weights_dir: Path | None = None
+    data_dir: Path | str | None = None
+    weights_dir: Path | str | None = None
     engine: str | None = None
 
     @property
@@ -52,7 +53,7 @@ class Places:
         """As settings; paths are absolute, as a run is resumed from anywhere."""
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
         engine: Overrides = {"run.engine.name": self.engine} if self.engine else {}
-        return {**{key: str(path.resolve()) for key, path in folders.items() if path}, **engine}
+        return {**{key: str(whole(path)) for key, path in folders.items() if path}, **engine}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from polyfed.reporting.reported import resume, run
 from polyfed.runs.events import Callback
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.opened import Run
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.tuning import tuning_folder
 
 _OF_MODELS = ("models", "vocabulary", "checkpoints", "arrays")
@@ -77,7 +77,7 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
         _complete(order, callbacks)
     values, kept = ({}, RECORDS) if known is None else (known.values, known.keep)
     keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
-    run = Run(order.folder, order.places.data_dir, order.places.weights_dir)
+    run = open_run(order.folder, data_dir=order.places.data_dir, weights_dir=order.places.weights_dir)
     with cpu_threads(order.experiment.run.threads):  # probes and analyses, as the run itself
         measured = {column.digest: _measured(column, run) for column in _due(order.columns, CellFigures(values))}
     replies = len(run.records.shortened()), len(run.records.excluded())
