@@ -122,7 +122,7 @@ def test_two_files_whose_names_are_alike_are_named(tmp_path: Path) -> None:
         folder_table(FolderLayout(folder))
 
 
-@pytest.mark.parametrize("values", [["0", "1", "12"], ["-1.5", "2", "0.25"], ["1e-05", "2.5e3"]])
+@pytest.mark.parametrize("values", [["0", "1", "12"], ["-1.5", "2", "0.25"], ["1e-05", "2500.0"]])
 def test_columns_of_numbers_are_numbers(tmp_path: Path, values: list[str]) -> None:
     (tmp_path / "train.csv").write_text(
         "".join(f"{value},x\n" for value in ["label", *values]).replace("x\n", "text\n", 1)
@@ -152,7 +152,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
     ),
     "binary": ("captions.csv", b"file_name,caption\na.png,\0x\n", "no text at all, or UTF-16; save it as UTF-8"),
     "deep": ("captions.jsonl", b"[" * 100_000, "nested too deeply"),
-    "list": ("captions.jsonl", b"[1]\n", "a line is a list, not an object"),
+    "list": ("captions.jsonl", b"[1]\n", "line 1 is a list, not an object"),
     "mixed": (
         "captions.jsonl",
         b'{"file_name": "a.png", "x": 1}\n{"file_name": "c.png", "x": "y"}\n{"file_name": "d.png", "x": "y"}\n',
@@ -161,10 +161,18 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
     "coco": ("dataset.json", b'{"images": ["xsentencesx"]}', "has no captions"),
     "coco list": ("dataset.json", b"[]", "cannot be read as captions of COCO"),
     "karpathy": ("dataset.json", b'{"images": [{"sentences": 3, "filename": "a.png"}]}', "cannot be read as captions"),
-    "surrogate": ("captions.jsonl", b'{"file_name": "a.png", "caption": "\\ud800"}\n', "captions"),
-    "empty": ("captions.csv", b"", "cannot be read as a table"),
+    "surrogate": (
+        "captions.jsonl",
+        b'{"file_name": "a.png", "caption": "\\ud800"}\n',
+        "column 'caption' holds no text",
+    ),
+    "empty": ("captions.csv", b"", "has no rows"),
     "heading": ("captions.csv", b"file_name,caption\n", "has no rows"),
-    "ragged": ("captions.csv", b"file_name,caption\na.png,x,y,z\nb.png,1\n1,2,3,4,5,6\n", "cannot be read as a table"),
+    "ragged": (
+        "captions.csv",
+        b"file_name,caption\na.png,x,y,z\nb.png,1\n1,2,3,4,5,6\n",
+        "line 2 has 4 fields, the heading (line 1) 2",
+    ),
     "quote": ("captions.csv", b'file_name,caption\na.png,"x\n', "captions.csv"),
     "pipe": ("captions.csv", fifo, "not that of a regular file"),
     "link out": ("captions.csv", lambda path: path.symlink_to("/etc/passwd"), "leaves the data set's folder"),

@@ -83,6 +83,7 @@ def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
         "the same in two splits": [f"{first} = {second}" for first, second in findings.in_two_splits],
         "columns with nothing in them, and of how many items": _numbers("{}", findings.lacking),
         "pictures that no row names": findings.unused,
+        "files that are not read, by ending": _numbers("{}", findings.unread),
     }
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.untrusted import file_json
+from polyfed.data.delimited import DELIMITED, Rows, delimited_rows
 from polyfed.data.text_files import lines_of, text_of
 
 FILE, SPLIT, CAPTIONS = "file_name", "split", "captions"
@@ -25,8 +23,6 @@ SPLIT_NAMES = {
 }
 """Our splits, and what others call them; Karpathy's ``restval`` is trained on."""
 
-PICTURES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif"))
-
 _FILE_COLUMNS = (FILE, "filename", "file", "image", "image_name", "image_path", "img", "picture", "photo", "path")
 _KNOWN = (
     *("dataset_*.json", "dataset.json", "annotations/captions_*.json", "captions_*.json", "*.token", "*.token.txt"),
@@ -36,18 +32,25 @@ _KNOWN = (
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _READABLE = (".json", *_TABLES, ".txt", ".token")
 _TOKEN = re.compile(r"(?P<file>[^#\t]+)(#\d+)?\t(?P<text>.+)")
-_DELIMITERS = ",;\t|"
-_SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line that Excel writes and reads
-_QUOTED = re.compile(r'"[^"]*"')
 _TEXTS = re.compile("(caption|text|sentence|comment|report|finding|impression|question|answer)s?|raw")
 # written as programs write numbers: 007, 1e5 and 12:30 are names
-_NUMBER = r"-?(0|[1-9]\d*)(\.\d+)?|-?\d(\.\d+)?[eE]-\d+|-?\d\.\d+[eE]\+?\d+"
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?|-?\d(\.\d+)?e[+-]\d+", re.ASCII)
+_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 def split_called(name: str) -> str | None:
     """Our split that somebody calls so, as in ``val2017``; None if it is none."""
-    word = re.sub(r"[\W\d_]+", " ", name.lower()).split()
-    return next((split for split, names in SPLIT_NAMES.items() if not set(word).isdisjoint(names)), None)
+    words = _words(name)
+    return next((split for split, names in SPLIT_NAMES.items() if not set(words).isdisjoint(names)), None)
+
+
+def beside_split(name: str) -> tuple[str, ...]:
+    """The words of a name that call no split."""
+    return tuple(word for word in _words(name) if split_called(word) is None)
+
+
+def _words(name: str) -> list[str]:
+    return re.sub(r"[\W\d_]+", " ", name.lower()).split()
 
 
 def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:
@@ -56,6 +59,11 @@ def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:
     Raises:
         DataError: there are several that none of the known names tells apart.
     """
+    if any((folder / name).is_file() for name in _SAVED) and any(folder.rglob("*.arrow")):
+        raise DataError(
+            f"'{folder}' is what save_to_disk of `datasets` wrote, which needs no preparation: polyfed init opens it, "
+            f"and a source {{name: arrow, path: {folder.name}}}"
+        )
     known = _known_files(folder, has_pictures)
     if known:
         return known
@@ -84,7 +92,7 @@ def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in suffixes)
 
 
-def read_annotations(file: Path, file_column: str | None = None, folder: Path | None = None) -> pd.DataFrame:
+def read_annotations(file: Path, file_column: str | None = None, folder: Path | None = None) -> Rows:
     """The rows of a file; where they name pictures, the column is called ``file_name``, and may repeat.
 
     Args:
@@ -101,21 +109,21 @@ def read_annotations(file: Path, file_column: str | None = None, folder: Path | 
         rows = reader(text)
     except DataError as error:
         raise DataError(f"'{file}' {error}") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # pandas raises ValueErrors of its own
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"'{file}' cannot be read as {reader.__doc__} ({reason}); mend it or leave it out") from error
-    if rows.empty:
+    if not any(rows.values()):
         raise DataError(f"'{file}' has no rows")
     return _with_file_names(rows, file, file_column)
 
 
-def _reader(file: Path, text: str) -> Callable[[str], pd.DataFrame]:
+def _reader(file: Path, text: str) -> Callable[[str], Rows]:
     suffix = file.suffix.lower()
     if suffix == ".json":
         return _json
     if suffix in (".jsonl", ".ndjson"):
         return _json_lines
-    if suffix in (".csv", ".tsv"):
+    if suffix in DELIMITED:
         return _csv
     first = next(iter(lines_of(text[:10_000])), "")
     if _TOKEN.fullmatch(first.strip()) and "." in first.split("\t")[0]:
@@ -123,73 +131,75 @@ def _reader(file: Path, text: str) -> Callable[[str], pd.DataFrame]:
     return _csv if first.lower().replace(" ", "").startswith(("image,caption", "image|caption")) else _lines
 
 
-def _csv(text: str) -> pd.DataFrame:
+def _csv(text: str) -> Rows:
     """a table with a heading"""
-    first, start = next(iter(lines_of(text[:100_000])), ""), 0
-    if told := _SEPARATOR.fullmatch(first):
-        start = 1
-        delimiter = told[1]
-    else:
-        heading = _QUOTED.sub("", first)
-        delimiter = max(_DELIMITERS, key=heading.count)
-    # an empty field is missing; "NA" and "None" are texts, and so is all else until a whole column is of numbers
-    rows = pd.read_csv(
-        io.StringIO(text, newline=""),
-        sep=delimiter,
-        skiprows=start,
-        dtype=str,
-        keep_default_na=False,
-        na_values=[""],
-        skipinitialspace=True,
-        dtype_backend="pyarrow",
-    )
-    rows = rows.rename(columns=lambda name: str(name).strip())
-    return rows.apply(_numbers)
+    return {name: _numbers(name, values) for name, values in delimited_rows(text).items()}
 
 
-def _numbers(column: pd.Series) -> pd.Series:
-    """A column as numbers, where each value is one as programs write them, and its name is not that of texts."""
-    name = str(column.name).lower()
-    values = column.dropna()
-    if name in _FILE_COLUMNS or _TEXTS.fullmatch(name) or not len(values) or not values.str.fullmatch(_NUMBER).all():
-        return column
-    return pd.to_numeric(column, dtype_backend="pyarrow")
+def _numbers(name: str, texts: list[str | None]) -> list[Any]:
+    """A column as numbers, where writing these gives each text again, and its name is not that of texts."""
+    if name.lower() in _FILE_COLUMNS or _TEXTS.fullmatch(name.lower()) or not any(texts):
+        return texts
+    number_of = {text: _number(text) for text in set(texts) - {None}}
+    numbers = set(number_of.values())
+    if None in numbers or len(numbers) < len(number_of):  # 3 and 3.0 are two texts and one number
+        return texts
+    if any(isinstance(number, float) for number in numbers):
+        if any(float(number) != number for number in numbers):
+            return texts
+        number_of = {text: float(number) for text, number in number_of.items()}
+    return [number_of.get(text) for text in texts]
 
 
-def _json_lines(text: str) -> pd.DataFrame:
+def _number(text: str) -> Any:
+    """The number of 64 bits that is written so and no other way; None if there is none."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = int(text) if text.removeprefix("-").isdigit() else float(text)
+    return number if str(number) == text and -(1 << 63) <= number < 1 << 63 else None
+
+
+def _json_lines(text: str) -> Rows:
     """JSON objects, one a line"""
-    rows = [file_json(line) for line in lines_of(text) if line.strip()]
-    if (odd := next((row for row in rows if not isinstance(row, dict)), None)) is not None:
-        raise ValueError(f"a line is a {type(odd).__name__}, not an object")
-    return pd.DataFrame(rows)
+    rows = []
+    for number, line in enumerate(lines_of(text), 1):
+        if line.strip():
+            rows.append(file_json(line))
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f"line {number} is a {type(rows[-1]).__name__}, not an object")
+    return _rows_of(rows)
 
 
-def _lines(text: str) -> pd.DataFrame:
+def _rows_of(objects: Sequence[dict[str, Any]]) -> Rows:
+    names = dict.fromkeys(name for one in objects for name in one)
+    return {name: [one.get(name) for one in objects] for name in names}
+
+
+def _lines(text: str) -> Rows:
     """texts, one a line"""
-    return pd.DataFrame({"text": [line.strip() for line in lines_of(text) if line.strip()]})
+    return {"text": [line.strip() for line in lines_of(text) if line.strip()]}
 
 
-def _tokens(text: str) -> pd.DataFrame:
+def _tokens(text: str) -> Rows:
     """lines of a picture, a tab and a caption"""
     lines = [line.strip() for line in lines_of(text) if line.strip()]
     matches = [_TOKEN.fullmatch(line) for line in lines]
     if None in matches:
         raise ValueError(f"line {matches.index(None) + 1} is '{lines[matches.index(None)][:60]}'")
-    pairs = [(match["file"], match["text"]) for match in matches if match is not None]
-    return pd.DataFrame(pairs, columns=[FILE, CAPTIONS])
+    return _rows_of([{FILE: match["file"], CAPTIONS: match["text"]} for match in matches if match is not None])
 
 
-def _json(text: str) -> pd.DataFrame:
+def _json(text: str) -> Rows:
     """captions of COCO or of Karpathy's splits"""
     content = file_json(text)
     images: Sequence[dict[str, Any]] = content["images"]
     if images and "sentences" in images[0] and isinstance(images[0], dict):
-        return pd.DataFrame(_karpathy(image) for image in images)
+        return _rows_of([_karpathy(image) for image in images])
     if not any("caption" in entry for entry in content.get("annotations", ())[:1]):
         raise DataError("has no captions; name the file with captions (captions_*.json) in `annotations`")
     names = {image["id"]: image["file_name"] for image in images}
-    entries = [(names[entry["image_id"]], entry["caption"]) for entry in content["annotations"]]
-    return pd.DataFrame(entries, columns=[FILE, CAPTIONS])
+    entries = content["annotations"]
+    return {FILE: [names[one["image_id"]] for one in entries], CAPTIONS: [one["caption"] for one in entries]}
 
 
 def _karpathy(image: dict[str, Any]) -> dict[str, Any]:
@@ -197,13 +207,15 @@ def _karpathy(image: dict[str, Any]) -> dict[str, Any]:
     return {FILE: name, CAPTIONS: [one["raw"] for one in image["sentences"]], SPLIT: image["split"]}
 
 
-def _with_file_names(rows: pd.DataFrame, file: Path, column: str | None) -> pd.DataFrame:
-    names = [str(name) for name in rows.columns]
+def _with_file_names(rows: Rows, file: Path, column: str | None) -> Rows:
+    names = list(rows)
     if column is not None and column not in names:
         raise DataError(f"'{file}': no column '{column}' (file_column); {nearest(column, names)}")
     lower = {name.lower(): name for name in reversed(names)}
     found = column or next((lower[usual] for usual in _FILE_COLUMNS if usual in lower), None)
-    return rows if found is None else rows.rename(columns={found: FILE})
+    if found != FILE and FILE in names:
+        raise DataError(f"'{file}': '{found}' (file_column) is beside a column '{FILE}'; rename one of them")
+    return {FILE if name == found else name: values for name, values in rows.items()}
 
 
 def listed_splits(folder: Path) -> dict[str, str]:

@@ -34,6 +34,17 @@ def innermost(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """A type without categories and views: that of the values themselves, also within lists."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        made = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return kind if plain_type(kind.value_type) == kind.value_type else made(plain_type(kind.value_type))
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return views.get(kind, kind)
+
+
 def lacking(values: pa.ChunkedArray) -> Mask:
     """True where an entry is null or a blank text, or a list that is empty or has such an entry.
 

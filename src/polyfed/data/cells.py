@@ -68,6 +68,8 @@ def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
     Raises:
         DataError: values are neither, or too many names.
     """
+    if is_text(values.type) and _are_decimals(values):
+        values = values.cast(pa.float64())
     kind = innermost(values.type)
     if is_text(kind):
         names = sorted(unless_blank(values).unique().drop_null().to_pylist())
@@ -85,6 +87,13 @@ def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
     # a constant says nothing; its deviation is rounding, or 0
     constant = numbers.min() == numbers.max()
     return Cells(mean=float(numbers.mean()), std=1.0 if constant else float(numbers.std()))
+
+
+def _are_decimals(values: pa.ChunkedArray) -> bool:
+    """Whether all texts are numbers and one has a point: a table of texts keeps 2.50, which as a label is no 2.5."""
+    known = unless_blank(values).unique().drop_null()
+    numbers = pc.match_substring_regex(known, r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$")
+    return bool(pc.all(numbers).as_py()) and bool(pc.any(pc.match_substring(known, ".")).as_py())
 
 
 def _plain(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:

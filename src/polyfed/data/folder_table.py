@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-import pandas as pd
 import pyarrow as pa
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.annotations import (
     FILE,
-    PICTURES,
     SPLIT,
     annotation_files,
+    beside_split,
     listed_splits,
     read_annotations,
     split_called,
 )
 from polyfed.data.arrow import fingerprint_of
+from polyfed.data.delimited import Rows
+from polyfed.data.draws import drawn_splits, key_of
+from polyfed.data.pictures import opened_picture, picture_endings
 
-IMAGE, AUDIO, LABEL = "image", "audio", "label"
-"""Columns of pictures, of recordings in a folder without pictures, and of the names of class folders."""
+IMAGE, AUDIO, LABEL, MASK = "image", "audio", "label", "mask"
+"""Columns of pictures, of recordings in a folder without pictures, of the names of class folders, and of masks."""
 
 _SOUNDS = frozenset(("wav",))
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_MASKS = re.compile(r"(seg(mentation)?_?)?(masks?|labels?)|annotations|segmentations?|ground_?truth|gt", re.I)
+_OF_MASK = re.compile(r"[_-](mask|seg|segmentation|label|gt)s?$", re.I)  # at the end of a mask's name
+_COLOURS = 64  # of a mask at most; photos have more
 _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
 
 
@@ -77,6 +83,8 @@ class FolderTable:
         files: column of the pictures or recordings that the rows name, ``image`` or ``audio``; None: they name none.
         unused: pictures of the folder that no row names.
         without_picture: what rows call pictures that are not there, where these rows are left out.
+        unread: ending -> files of the folder that are neither pictures nor recordings, nor say anything about them.
+        is_drawn: whether splits are drawn, as nothing tells them.
     """
 
     rows: pa.Table
@@ -85,6 +93,8 @@ class FolderTable:
     files: str | None = None
     unused: tuple[str, ...] = ()
     without_picture: tuple[str, ...] = ()
+    unread: Mapping[str, int] = field(default_factory=dict)
+    is_drawn: bool = False
 
     def of(self, split: str) -> pa.Table:
         return self.rows.filter(pa.array([one == split for one in self.splits]))
@@ -132,37 +142,56 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _read(layout: FolderLayout, stamp: str) -> FolderTable:
-    pictures, column = _with_ending(layout.folder, PICTURES), IMAGE
+    pictures, column = _with_ending(layout.folder, picture_endings()), IMAGE
     if not pictures and (sounds := _with_ending(layout.folder, _SOUNDS)):
         pictures, column = sounds, AUDIO
-    rows, without_picture = _rows(layout, pictures)
-    splits = _splits(rows, layout)
-    table = _arrow(rows.drop(columns=[_BASE, _TOLD], errors="ignore"), layout)
+    annotations = _annotations(layout, pictures)
+    unread = _unread(layout, {*pictures, *(file.relative_to(layout.folder).as_posix() for file in annotations)})
+    rows, without_picture = _rows(layout, pictures, annotations)
+    table = _arrow({name: values for name, values in rows.items() if name not in (_BASE, _TOLD)}, layout)
+    told = _told_splits(rows, layout)
+    splits = told or _drawn(rows, layout)
+    parts = _pictures_of(rows, pictures, layout)
     if FILE not in rows:
-        return FolderTable(table, splits, stamp)
-    unused = sorted(set(pictures).difference(rows[FILE]))
-    return FolderTable(_with_pictures(table, column), splits, stamp, column, tuple(unused), without_picture)
+        return FolderTable(table, splits, stamp, unread=unread, is_drawn=not told)
+    for name, paths in ({column: rows[FILE]} | parts).items():
+        table = _with_pictures(table, name, paths)
+    unused = sorted(set(pictures).difference(rows[FILE], *parts.values()))
+    return FolderTable(table, splits, stamp, column, tuple(unused), without_picture, unread, not told)
 
 
 def _with_ending(folder: Path, endings: frozenset[str]) -> list[str]:
-    return [name for name in _files_in(folder) if name.rpartition(".")[2].lower() in endings]
+    return [name for name in _files_in(folder) if _ending(name) in endings]
 
 
-def _arrow(rows: pd.DataFrame, layout: FolderLayout) -> pa.Table:
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _unread(layout: FolderLayout, read: set[str]) -> dict[str, int]:
+    """Ending -> files of a folder that are not read; of a file that is named itself there is no folder to read."""
+    names = [] if layout.path.is_file() else [name for name in _files_in(layout.folder) if name not in read]
+    names = [name for name in names if not name.lower().endswith("images.txt")]
+    return dict(Counter(PurePosixPath(name).suffix.lower() or "without ending" for name in names).most_common())
+
+
+def _arrow(rows: Rows, layout: FolderLayout) -> pa.Table:
     columns = {}
-    for name in rows.columns:
+    for name, values in rows.items():
         try:
-            columns[str(name)] = pa.array(rows[name], from_pandas=True)
-        except (pa.ArrowException, UnicodeError) as error:
+            array = pa.array(values, from_pandas=True)
+            columns[name] = array.cast(pa.string()) if pa.types.is_null(array.type) else array
+        except (pa.ArrowException, UnicodeError, OverflowError) as error:
             reason = " ".join(str(error).split())
-            raise DataError(f"'{layout.path}', column '{name}' holds values of several types: {reason}") from error
+            what = "no text" if isinstance(error, UnicodeError) else "values of several types"
+            raise DataError(f"'{layout.path}', column '{name}' holds {what}: {reason}") from error
     return pa.table(columns)
 
 
-def _rows(layout: FolderLayout, pictures: Sequence[str]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _rows(layout: FolderLayout, pictures: Sequence[str], files: Sequence[Path]) -> tuple[Rows, tuple[str, ...]]:
     """The rows, and what those that are left out call pictures that are not there."""
-    if files := _annotations(layout, pictures):
-        rows = pd.concat([_annotated(file, layout) for file in files], ignore_index=True)
+    if files:
+        rows = _together([_annotated(file, layout) for file in files])
         # a file that is named itself may hold texts beside somebody's pictures
         is_of_pictures = FILE in rows or (pictures and not layout.path.is_file())
         if not is_of_pictures:
@@ -172,7 +201,7 @@ def _rows(layout: FolderLayout, pictures: Sequence[str]) -> tuple[pd.DataFrame, 
     if not pictures:
         wanted = "pictures or WAV files, captions.csv, metadata.csv, train.csv, texts.txt"
         raise DataError(f"there is nothing to read in '{layout.folder}'; it should hold {wanted}, or the like")
-    return _class_folders(pictures, layout), ()
+    return _with_masks(pictures, layout.folder) or _class_folders(pictures, layout), ()
 
 
 def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:
@@ -189,43 +218,72 @@ def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:
     return [file]
 
 
-def _annotated(file: Path, layout: FolderLayout) -> pd.DataFrame:
+def _annotated(file: Path, layout: FolderLayout) -> Rows:
     rows = read_annotations(file, layout.file_column, layout.folder)
     base = file.parent.relative_to(layout.folder).as_posix()
     told = file.stem if base in (".", "annotations") else f"{base} {file.stem}"
-    return rows.assign(**{_BASE: base, _TOLD: told})
+    count = _count(rows)
+    return rows | {_BASE: [base] * count, _TOLD: [told] * count}
+
+
+def _count(rows: Rows) -> int:
+    return len(next(iter(rows.values())))
+
+
+def _together(parts: Sequence[Rows]) -> Rows:
+    """The rows of several files; a column that is of texts in one is of texts in all, as numbers are written."""
+    columns = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part.get(name) or [None] * _count(part) for part in parts]
+        kinds = [{*map(type, column)} - {type(None)} for column in values]
+        if {str} in kinds and all(kind == {str} or kind <= {int, float} for kind in kinds):
+            values = [[None if value is None else str(value) for value in column] for column in values]
+        columns[name] = [value for column in values for value in column]
+    return columns
 
 
 # ---- pictures and their rows
 
 
-def _matched(
-    rows: pd.DataFrame, pictures: Sequence[str], layout: FolderLayout, file: Path
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _matched(rows: Rows, pictures: Sequence[str], layout: FolderLayout, file: Path) -> tuple[Rows, tuple[str, ...]]:
     """Rows with the paths of pictures in place of what the file calls them, and what it calls those not there."""
     if FILE not in rows:
-        columns = ", ".join(name for name in map(str, rows.columns) if name not in (_BASE, _TOLD))
+        columns = ", ".join(name for name in rows if name not in (_BASE, _TOLD))
         raise DataError(
             f"'{file}' has no column of file names, such as file_name; name it in file_column; columns: {columns}"
         )
     place = _finder(pictures)
     paths = [place(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
-    missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
-    _check_gaps(missing, rows, layout, file)
-    matched = rows.assign(**{FILE: pd.Series(paths, rows.index, dtype=object)})
-    return matched[[path is not None for path in paths]], tuple(dict.fromkeys(missing))
+    missing = [
+        (str(name), base) for name, base, path in zip(rows[FILE], rows[_BASE], paths, strict=True) if path is None
+    ]
+    told = _check_gaps(missing, len(paths), layout, file)
+    kept = [number for number, path in enumerate(paths) if path is not None]
+    matched = {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}
+    return matched, told
 
 
-def _check_gaps(missing: Sequence[str], rows: pd.DataFrame, layout: FolderLayout, file: Path) -> None:
-    if len(missing) == len(rows):
+def _check_gaps(missing: Sequence[tuple[str, str]], rows: int, layout: FolderLayout, file: Path) -> tuple[str, ...]:
+    """What rows call pictures that are not there, or not of a kind that is read."""
+    if not missing:
+        return ()
+    there = _finder([name for name in _files_in(layout.folder) if PurePosixPath(name).suffix])
+    ending = {name: PurePosixPath(there(name, base) or "").suffix for name, base in dict.fromkeys(missing)}
+    first = next((name for name in ending if ending[name]), None)
+    if first is not None and (len(missing) == rows or layout.refuses_gaps):
         raise DataError(
-            f"'{file}': no picture called '{missing[0]}', nor any other of its rows, is in '{layout.folder}'"
+            f"'{file}': '{first}' is there, but {ending[first]} is not read; convert it to a picture of another format"
         )
-    if missing and layout.refuses_gaps:
+    if len(missing) == rows:
         raise DataError(
-            f"'{file}' names {len(set(missing))} pictures that are not in '{layout.folder}', first '{missing[0]}'; "
+            f"'{file}': no picture called '{missing[0][0]}', nor any other of its rows, is in '{layout.folder}'"
+        )
+    if layout.refuses_gaps:
+        raise DataError(
+            f"'{file}' names {len(ending)} pictures that are not in '{layout.folder}', first '{missing[0][0]}'; "
             "add them, or leave these rows out (incomplete: leave_out)"
         )
+    return tuple(f"{name} (there, but {end} is not read; convert it)" if end else name for name, end in ending.items())
 
 
 def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
@@ -259,62 +317,143 @@ def _folded(path: str) -> str:
     return str(pure.with_suffix(pure.suffix.lower())) if pure.suffix else str(pure)
 
 
-def _joined(rows: pd.DataFrame) -> pd.DataFrame:
+def _joined(rows: Rows) -> Rows:
     """One row a picture; what differs among its rows becomes a list, without the missing ones."""
-    if rows[FILE].is_unique:
+    places: dict[str, list[int]] = {}
+    for number, path in enumerate(rows[FILE]):
+        places.setdefault(path, []).append(number)
+    if len(places) == _count(rows):
         return rows
-    groups = rows.groupby(FILE, sort=False)
-    columns = {}
-    for name in rows.columns.drop(FILE):
-        differs = any(isinstance(value, list) for value in rows[name]) or groups[name].nunique(dropna=False).max() > 1
-        columns[name] = groups[name].agg(_entries if differs else "first")
-    return pd.DataFrame(columns).reset_index()
+    joined: Rows = {FILE: list(places)}
+    for name in (name for name in rows if name != FILE):
+        groups = [[rows[name][number] for number in numbers] for numbers in places.values()]
+        differs = any(isinstance(group[0], list) or any(value != group[0] for value in group) for group in groups)
+        joined[name] = [[value for value in group if value is not None] if differs else group[0] for group in groups]
+    return joined
 
 
-def _entries(values: pd.Series) -> list[object]:
-    return values.dropna().tolist()
+def _with_masks(pictures: Sequence[str], folder: Path) -> Rows:
+    """Pictures with their masks, where folders such as ``images`` and ``masks`` hold equally called ones; else nothing.
 
-
-def _class_folders(pictures: Sequence[str], layout: FolderLayout) -> pd.DataFrame:
-    """Pictures with the last folder above them that is no split's as label."""
-    labels = [
-        next((part for part in reversed(_folders(path)) if not layout.split_called(part)), None) for path in pictures
-    ]
-    if None in labels:
+    Raises:
+        DataError: most of the masks have pictures, and some have not, or some pictures have no mask.
+    """
+    places = {place for path in pictures for place, part in enumerate(_folders(path)) if _MASKS.fullmatch(part)}
+    if len(places) != 1:
+        return {}
+    (level,) = places
+    halves: dict[bool, dict[str, str]] = {False: {}, True: {}}
+    for path in pictures:
+        folders, is_mask = _folders(path), bool(_MASKS.fullmatch("".join(_folders(path)[level : level + 1])))
+        stem = PurePosixPath(path).stem
+        key = "/".join((*folders[:level], *folders[level + 1 :], _OF_MASK.sub("", stem) if is_mask else stem))
+        halves[is_mask][key] = path
+    images, masks = halves.values()
+    common = images.keys() & masks.keys()
+    if 2 * len(common) < len(masks) or not _is_mask(folder / masks[min(common)]):
+        return {}
+    if odd := sorted(images.keys() ^ masks.keys()):
         raise DataError(
-            f"'{layout.folder}' has pictures alone, such as '{pictures[labels.index(None)]}'; add a captions.csv "
-            "(columns file_name, caption), or put them into folders of their classes"
+            f"'{folder}': {len(common)} pictures have masks of their names, but '{(images | masks)[odd[0]]}' has no "
+            "counterpart; add or remove it, or name the columns file_name and mask in a metadata.csv"
         )
-    return pd.DataFrame({FILE: list(pictures), LABEL: labels})
+    return {FILE: [images[key] for key in images], MASK: [masks[key] for key in images]}
+
+
+def _is_mask(file: Path) -> bool:
+    try:
+        with opened_picture(file.read_bytes()) as image:
+            return image.convert("RGB").getcolors(_COLOURS) is not None
+    except Exception:  # Pillow's decoders raise anything
+        return False
+
+
+def _class_folders(pictures: Sequence[str], layout: FolderLayout) -> Rows:
+    """Pictures with the innermost folder above them, but for that of the split, as label."""
+    level = _split_level(pictures, layout, needs_class=True)
+    labels = []
+    for path in pictures:
+        folders = _folders(path)
+        classes = [name for place, name in enumerate(folders) if place != level]
+        if not classes:
+            named = f" ('{folders[level]}' is taken for a split)" if level is not None and folders else ""
+            raise DataError(
+                f"'{layout.folder}' has pictures alone, such as '{path}'{named}; add a captions.csv (columns "
+                "file_name, caption), or put them into folders of their classes"
+            )
+        labels.append(classes[-1])
+    return {FILE: list(pictures), LABEL: labels}
 
 
 def _folders(path: str) -> tuple[str, ...]:
     return PurePosixPath(path).parts[:-1]
 
 
-def _with_pictures(table: pa.Table, column: str) -> pa.Table:
-    paths = table.column(FILE).combine_chunks().cast(pa.string())
-    image = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), paths], fields=list(_IMAGE))
+def _split_level(pictures: Sequence[str], layout: FolderLayout, needs_class: bool) -> int | None:
+    """The outermost level of folders of which each is a split's, of at least two; None if there is none.
+
+    Folders such as ``valid`` and ``test_strip``, which say more than a split, are classes where there are no others.
+    """
+    paths = [_folders(path) for path in pictures]
+    for level in range(min(map(len, paths), default=0)):
+        names = {folders[level] for folders in paths}
+        splits = {layout.split_called(name) for name in names}
+        if None not in splits and len(splits) > 1:
+            are_classes = needs_class and not layout.splits and any(len(folders) == 1 for folders in paths)
+            return None if are_classes and len(set(map(beside_split, names))) > 1 else level
+    return None
+
+
+def _with_pictures(table: pa.Table, column: str, names: Sequence[str | None]) -> pa.Table:
+    paths = pa.array(names, pa.string())
+    image = pa.StructArray.from_arrays(
+        [pa.nulls(len(paths), pa.binary()), paths], fields=list(_IMAGE), mask=paths.is_null()
+    )
     if column in table.column_names:
         table = table.drop_columns([column])
     return table.append_column(column, image)
 
 
+def _pictures_of(rows: Rows, pictures: Sequence[str], layout: FolderLayout) -> dict[str, list[str | None]]:
+    """Column of paths of other pictures of the folder, such as masks -> these.
+
+    Raises:
+        DataError: some of its pictures are not there.
+    """
+    found: dict[str, list[str | None]] = {}
+    there, bases = set(pictures), rows.get(_BASE) or [""] * _count(rows)
+    for name in rows.keys() - {IMAGE, FILE, _BASE, _TOLD} if FILE in rows else ():
+        known = [value for value in rows[name] if value is not None]
+        if not known or not all(isinstance(value, str) and _ending(value) in picture_endings() for value in known):
+            continue
+        paths = [
+            None if value is None else PurePosixPath(base, value.strip().replace("\\", "/")).as_posix()
+            for value, base in zip(rows[name], bases, strict=True)
+        ]
+        missing = [path for path in paths if path is not None and path not in there]
+        if len(missing) == len(known) or paths == rows[FILE]:
+            continue
+        if missing:
+            raise DataError(f"'{layout.path}', column '{name}': there is no picture '{missing[0]}'; add it")
+        found[name] = paths
+    return dict(sorted(found.items()))
+
+
 # ---- splits
 
 
-def _splits(rows: pd.DataFrame, layout: FolderLayout) -> tuple[str, ...]:
-    """Split of each row: by a column, by files or folders if these tell at least two, by lists; else drawn."""
+def _told_splits(rows: Rows, layout: FolderLayout) -> tuple[str, ...]:
+    """Split of each row, by a column, by files or folders if these tell at least two, or by lists; else nothing."""
     column = layout.split_column or SPLIT
     if column in rows:
         return tuple(_of_column(rows[column], column, layout))
     if layout.split_column is not None:
-        names = [str(name) for name in rows.columns if name not in (_BASE, _TOLD)]
+        names = [name for name in rows if name not in (_BASE, _TOLD)]
         raise DataError(f"'{layout.folder}': no column '{column}' (split_column); {nearest(column, names)}")
     for told in _told(rows, layout):
         if None not in told and len(set(told)) > 1:
             return tuple(str(split) for split in told)
-    return _drawn(rows, layout)
+    return ()
 
 
 def _of_column(values: Iterable[object], column: str, layout: FolderLayout) -> Iterable[str]:
@@ -330,29 +469,18 @@ def _of_column(values: Iterable[object], column: str, layout: FolderLayout) -> I
         yield split
 
 
-def _told(rows: pd.DataFrame, layout: FolderLayout) -> Iterable[list[str | None]]:
+def _told(rows: Rows, layout: FolderLayout) -> Iterable[list[str | None]]:
     if _TOLD in rows:
-        yield [layout.split_called(str(name)) for name in rows[_TOLD]]
+        yield [layout.split_called(name) for name in rows[_TOLD]]
     if FILE in rows:
-        yield [next(filter(None, map(layout.split_called, _folders(path))), None) for path in rows[FILE]]
+        level = _split_level(rows[FILE], layout, needs_class=_TOLD not in rows and MASK not in rows)
+        yield [None if level is None else layout.split_called(_folders(path)[level]) for path in rows[FILE]]
         listed: Mapping[str, str] = listed_splits(layout.folder)
         yield [listed.get(PurePosixPath(path).name) for path in rows[FILE]]
 
 
-def _drawn(rows: pd.DataFrame, layout: FolderLayout) -> tuple[str, ...]:
+def _drawn(rows: Rows, layout: FolderLayout) -> tuple[str, ...]:
     """By a hash of each picture's path, or of a text's content: the same on every machine, equal texts together."""
-    content = rows.drop(columns=[_BASE, _TOLD], errors="ignore")
-    keys = rows[FILE] if FILE in rows else content.map(str).agg("\x1f".join, axis=1)
-    order = sorted(set(keys), key=lambda key: hashlib.sha256(str(key).encode()).digest())
-    split_of = dict.fromkeys(order, "train")
-    counts = {split: round(share * len(order)) or bool(share) for split, share in layout.fractions}
-    if order and sum(counts.values()) >= len(order):
-        raise DataError(
-            f"'{layout.path}' has {len(order)} items, too few to draw {' and '.join(counts)} from and leave some for "
-            "train; add items, or set these shares to 0 (fractions)"
-        )
-    start = 0
-    for split, count in counts.items():
-        split_of |= dict.fromkeys(order[start : start + count], split)
-        start += count
-    return tuple(split_of[key] for key in keys)
+    content = [values for name, values in rows.items() if name not in (_BASE, _TOLD)]
+    keys = rows.get(FILE) or list(map(key_of, zip(*content, strict=True)))
+    return drawn_splits(keys, dict(layout.fractions), f"'{layout.path}'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +17,19 @@ def unless_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, texts.type), texts)
 
 
-def label_column(values: pa.ChunkedArray, names: tuple[str, ...], stamp: str, where: str) -> Column:
-    """Class numbers; each is checked, since a wrong one would only be found by a loss, on a GPU without a message."""
+def label_column(
+    values: pa.ChunkedArray, names: tuple[str, ...], stamp: str, where: str, codes: Sequence[int] = ()
+) -> Column:
+    """Class numbers; each is checked, since a wrong one would only be found by a loss, on a GPU without a message.
+
+    ``codes`` are what values hold in place of class numbers; empty: these.
+    """
     kind = values.type
-    encoded = is_text(kind)
+    encoded = is_text(kind) or bool(codes)
     if encoded:
-        values, stamp = pc.index_in(unless_blank(values), pa.array(names, kind)), fingerprint_of(stamp, *names)
+        known = pa.array(codes, kind) if codes else pa.array(names, kind)
+        values = pc.index_in(values if codes else unless_blank(values), known)
+        stamp = fingerprint_of(stamp, *names)
     elif pa.types.is_boolean(innermost(kind)):
         numbers = pa.int8()
         while is_list(kind):

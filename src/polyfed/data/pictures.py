@@ -88,6 +88,13 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
+@cache
+def picture_endings() -> frozenset[str]:
+    """Endings, in small letters and without a dot, of the files that are opened as pictures."""
+    known = _formats()
+    return frozenset(ending[1:] for ending, name in Image.registered_extensions().items() if name in known)
+
+
 def decode(
     data: bytes, size: int, fit: ImageFit, resampling: Resampling | MaskResampling, pixels: int = PIXELS
 ) -> UInt8[np.ndarray, "3 size size"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from polyfed.data.annotations import FILE, SPLIT_NAMES
 from polyfed.data.arrow import lacking
 from polyfed.data.folder_table import AUDIO, IMAGE, folder_table
 from polyfed.data.pictures import decode, opened_picture, picture_bytes, reason_of, scaling_of
-from polyfed.data.roles import ColumnRoles
+from polyfed.data.roles import ColumnRoles, is_picture
 from polyfed.data.sources.folder import Folder
 
 REPORT = "report.json"
@@ -45,6 +45,7 @@ class FolderFindings:
         lacking: column -> items that have nothing in it.
         unused: pictures of the folder that no row names.
         without_picture: what rows call pictures that are not there; these rows are left out.
+        unread: ending -> files of the folder that are not read.
         scaled: how values that are not of 8 bits were scaled -> pictures.
         roles: columns that hold pictures, texts and classes, as far as can be guessed.
     """
@@ -56,6 +57,7 @@ class FolderFindings:
     lacking: dict[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     without_picture: tuple[str, ...] = ()
+    unread: Mapping[str, int] = field(default_factory=dict)
     scaled: dict[str, int] = field(default_factory=dict)
     roles: ColumnRoles = field(default_factory=lambda: ColumnRoles(None, None, None))
 
@@ -79,7 +81,10 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
             f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them there"
         )
     findings = FolderFindings(
-        unused=content.unused, without_picture=content.without_picture, roles=ColumnRoles.of(content.rows)
+        unused=content.unused,
+        without_picture=content.without_picture,
+        unread=content.unread,
+        roles=ColumnRoles.of(content.rows),
     )
     found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
     with _appearing(destination) as temporary:
@@ -124,9 +129,15 @@ class _Found:
         return [row for number, row in enumerate(rows) if self._keeps(row, split)]
 
     def _keeps(self, row: dict[str, Any], split: str) -> bool:
-        data = self._picture(row) if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
-        if data is None:
-            return False
+        data = None if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
+        # the picture itself last: it tells whether the item is one of another split
+        for name in sorted(
+            (name for name, value in row.items() if isinstance(value, dict) and value.keys() == {"bytes", "path"}),
+            key=IMAGE.__eq__,
+        ):
+            data = self._picture(row, name)
+            if data is None:
+                return False
         name = str(row.get(FILE) or data[:60].decode())
         digest = hashlib.sha256(data).digest()
         if digest not in self.seen:
@@ -139,19 +150,20 @@ class _Found:
         self.findings.in_two_splits.append((f"{earlier}: {first}", f"{split}: {name}"))
         return not self.drop
 
-    def _picture(self, row: dict[str, Any]) -> bytes | None:
-        """Bytes of the picture, which the row gets; None if it is broken."""
+    def _picture(self, row: dict[str, Any], column: str) -> bytes | None:
+        """Bytes of a picture, which the row gets; None if it is broken."""
+        path = row[column]["path"]
         try:
-            data = picture_bytes(row[IMAGE], self.folder)
+            data = picture_bytes(row[column], self.folder)
             decode(data, 32, "squash", "bilinear")  # reads all of the file, as training does
             with opened_picture(data) as image:
                 scaling = scaling_of(image)
         except Exception as error:  # Pillow's decoders raise anything
-            self.findings.broken[row[FILE]] = reason_of(error)
+            self.findings.broken[path] = reason_of(error)
             return None
-        if scaling is not None:
+        if scaling is not None and column == IMAGE:
             self.findings.scaled[scaling.words] = self.findings.scaled.get(scaling.words, 0) + 1
-        row[IMAGE] = {"bytes": data, "path": row[FILE]}
+        row[column] = {"bytes": data, "path": path}
         return data
 
 
@@ -179,16 +191,17 @@ def _write(rows: pa.Table, split: str, folder: Path, found: _Found) -> int:
 
 
 def _schema(schema: pa.Schema) -> pa.Schema:
-    """The columns with Hugging Face metadata that make ``image`` pictures wherever the files are opened."""
+    """The columns with Hugging Face metadata that make pictures of them wherever the files are opened."""
     from datasets import Features, Image
 
     features = Features.from_arrow_schema(schema.remove_metadata())
-    if IMAGE in features:
-        features[IMAGE] = Image()
+    for entry in schema:
+        if is_picture(entry.type):
+            features[entry.name] = Image()
     return schema.with_metadata(features.arrow_schema.metadata)
 
 
 def _count_gaps(batch: pa.Table, findings: FolderFindings) -> None:
     for name in batch.column_names:
-        if name != IMAGE and (missing := int(lacking(batch.column(name)).sum())):
+        if not is_picture(batch.schema.field(name).type) and (missing := int(lacking(batch.column(name)).sum())):
             findings.lacking[name] = findings.lacking.get(name, 0) + missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from polyfed.data.arrow import innermost, is_list, is_text
 
 _TEXTS = ("captions", "caption", "text", "texts", "comment", "sentence", "title", "description", "report", "review")
+_REPEATING = re.compile("(" + "|".join(_TEXTS) + "|finding|impression|raw)s?")  # texts, however few differ
 _LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
 _FEW = 1000  # different values above which texts are no names of classes
 _NO_CONTENT = ("file_name", "split", "id", "path", "url")
@@ -30,10 +32,11 @@ class ColumnRoles:
     @classmethod
     def of(cls, table: pa.Table) -> ColumnRoles:
         """By the usual names; else by what values look like: texts are long and differ, classes repeat."""
-        image = _first(field.name for field in table.schema if _is_picture(field.type))
+        image = _first(field.name for field in table.schema if is_picture(field.type))
         free = [name for name in table.column_names if name != image and name.lower() not in _NO_CONTENT]
         texts = _texts(table, free)
-        label = _called(free, _LABELS) or _first(filter(lambda name: _repeats(table.column(name)), texts))
+        unusual = [name for name in texts if not _REPEATING.fullmatch(name.lower())]
+        label = _called(free, _LABELS) or _first(filter(lambda name: _repeats(table.column(name)), unusual))
         others = [name for name in texts if name != label]
         return cls(image, _called(others, _TEXTS) or _first(others), label)
 
@@ -52,7 +55,7 @@ def _first(names: Iterable[str]) -> str | None:
     return next(iter(names), None)
 
 
-def _is_picture(kind: pa.DataType) -> bool:
+def is_picture(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and {"bytes", "path"} <= {field.name for field in kind}
 
 

@@ -10,23 +10,38 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import Mask, class_names, empty, fingerprint_of, innermost, is_list, is_text, lacking
+from polyfed.data.arrow import (
+    Mask,
+    class_names,
+    empty,
+    fingerprint_of,
+    innermost,
+    is_list,
+    is_text,
+    lacking,
+    plain_type,
+)
+from polyfed.data.draws import drawn_splits, key_of
 from polyfed.data.labels import label_column, unless_blank
 from polyfed.data.source import Column, Source, Split, called
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""Of a whole, less than all of it."""
 
 _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
 _Take = Callable[[str, npt.NDArray[np.int64]], pa.ChunkedArray]
 _USUAL = ("train", "validation", "test")  # splits that may be named whether a source has them or not
+_SPARSE = 10  # classes for one that occurs, above which labels are codes
 _SHOWN = 20  # values that an error lists at most: a column of ids has thousands
 
 
@@ -106,9 +121,45 @@ class TableSource(Source):
         "with a null or blank one only to itself",
     )
 
+    fractions: dict[str, Share] = Field(
+        default_factory=dict,
+        description="validation or test -> share of train that is drawn for it, where the source has no such split; "
+        "the same rows on every machine",
+    )
+
+    @model_validator(mode="after")
+    def _leave_something(self) -> Self:
+        if unknown := self.fractions.keys() - {"validation", "test"}:
+            raise ValueError(f"fractions: '{min(unknown)}' is no split to be drawn; valid: validation, test")
+        if sum(self.fractions.values()) >= 1:
+            raise ValueError(f"fractions add up to {sum(self.fractions.values()):g}; leave something for train")
+        return self
+
     @abstractmethod
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The table of one split; arguments and errors are those of ``open``."""
+        """The table of one split as it is stored; arguments and errors are those of ``open``."""
+
+    def has(self, split: str, name: str = "", data_dir: Path | None = None) -> bool:
+        """Whether the split is stored."""
+        try:
+            self.table(split, name=name, data_dir=data_dir)
+        except DataError:
+            return False
+        return True
+
+    def missing_shares(self, name: str, data_dir: Path | None) -> dict[str, float]:
+        """Split that is not stored -> share of ``train`` that is drawn for it."""
+        return {
+            split: share for split, share in self.fractions.items() if share and not self.has(split, name, data_dir)
+        }
+
+    def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The table of one split, drawn where it is not stored; values as they are, whatever encodes them."""
+        shares = self.missing_shares(name, data_dir) if split in ("train", *self.fractions) else {}
+        if split != "train" and split not in shares:
+            return _decoded(self.table(split, name=name, data_dir=data_dir))
+        table = _decoded(self.table("train", name=name, data_dir=data_dir))
+        return _drawn(table, split, shares, name) if shares else table
 
     def most_items(self, split: str, name: str) -> int | None:
         """See ``Source``."""
@@ -118,21 +169,57 @@ class TableSource(Source):
         """Open one split; reads its schema, the ids, and the columns that decide which rows are items."""
         for other in sorted(self.first.keys() - {split, *_USUAL}):
             try:
-                self.table(other, name=name, data_dir=data_dir)
+                self.rows(other, name=name, data_dir=data_dir)
             except DataError as error:
                 usual = ", ".join(_USUAL)
                 raise DataError(
                     f"source '{name}', first.{other}: no split of the source; valid are {usual}, and what else it has "
                     f"({error})"
                 ) from error
-        return split_of_table(self.table(split, name=name, data_dir=data_dir), self, name)
+        return split_of_table(self.rows(split, name=name, data_dir=data_dir), self, name)
+
+
+def _decoded(table: SplitTable) -> SplitTable:
+    """Categories and views of texts as texts, wherever a column is read."""
+    kinds = {entry.name: plain_type(entry.type) for entry in table.schema}
+    odd = {entry.name: kinds[entry.name] for entry in table.schema if kinds[entry.name] != entry.type}
+    if not odd:
+        return table
+
+    def plain(read: Callable[[str], pa.ChunkedArray]) -> Callable[[str], pa.ChunkedArray]:
+        return lambda column: read(column).cast(odd[column]) if column in odd else read(column)
+
+    schema = pa.schema([entry.with_type(kinds[entry.name]) for entry in table.schema], table.schema.metadata)
+    everywhere = table.everywhere and plain(table.everywhere)
+    return replace(table, read=plain(table.read), schema=schema, everywhere=everywhere, take=None)
+
+
+def _drawn(table: SplitTable, split: str, shares: Mapping[str, float], name: str) -> SplitTable:
+    """The rows of ``train`` that a split has; equal ids, or without ids equal texts, are in one split."""
+    texts = [entry.name for entry in table.schema if is_text(innermost(entry.type))]
+    known = [table.ids] if table.ids in table.schema.names else texts
+    keys = list(map(key_of, zip(*(table.read(column).to_pylist() for column in known), strict=True)))
+    splits = drawn_splits(keys or range(table.count()), shares, f"source '{name}', {table.place}")
+    rows = np.array([one == split for one in splits])
+    stamp = f"{split} of {sorted(shares.items())}"
+    take = table.take
+    return replace(
+        table,
+        read=lambda column: table.read(column).filter(pa.array(rows)),
+        count=lambda: int(rows.sum()),
+        split=split,
+        fingerprint=fingerprint_of(table.fingerprint, stamp),
+        recipe=table.recipe and fingerprint_of(table.recipe, stamp),
+        take=None if take is None else lambda column, chosen: take(column, np.flatnonzero(rows)[chosen]),
+    )
 
 
 def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     """The rows of a table that are items, with the columns and targets that a source names.
 
     A target is a column of integers or booleans, of (nested) lists of these, or of texts, whose classes are the
-    different texts of all splits in alphabetical order.
+    different texts of all splits in alphabetical order. Integers that are codes of classes, such as 3, 40 and 2000000,
+    are numbered in their order, and name their classes.
 
     Args:
         table: all rows.
@@ -145,6 +232,8 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     table = _with_structs(table, source, name)
     _require_columns(table, source, name)
     names = class_names(table.schema, table.where)
+    codes = {column: _codes(table, column, names) for column in source.targets.values()}
+    names |= {column: tuple(map(str, numbers)) for column, numbers in codes.items() if numbers}
     classes = {target: _classes(table, source, target, names) for target in source.targets}
     # a column is read as labels wherever a target names it, and as it stands otherwise
     names_of_labels = {column: classes[target] for target, column in source.targets.items()}
@@ -160,7 +249,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
 
     @cache  # labels are small, and every participant wants them
     def labels(column: str, stamp: str, here: str) -> Column:
-        return label_column(kept(column), names_of_labels[column], stamp, here)
+        return label_column(kept(column), names_of_labels[column], stamp, here, codes[column])
 
     def read(column: str) -> Column:
         table.require(column, table.place)
@@ -389,6 +478,20 @@ def _classes(
     if column in source.column_names.values():
         raise DataError(f"{place}: its texts are a modality already; a target needs a column of its own")
     return tuple(sorted(unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))
+
+
+def _codes(table: SplitTable, column: str, names: Mapping[str, Sequence[str]]) -> list[int]:
+    """Whole numbers that are codes of classes, in their order; none where they are the classes' numbers.
+
+    Codes are 1 to k, or so far apart that not a tenth of the classes up to the largest would occur in any split.
+    """
+    if column in names or table.everywhere is None or not pa.types.is_integer(table.kind(column)):
+        return []
+    numbers = sorted(table.everywhere(column).unique().drop_null().to_pylist())
+    if len(numbers) < 2 or numbers[0] < 0:
+        return []
+    from_one = numbers[0] == 1 and numbers[-1] == len(numbers)
+    return numbers if from_one or numbers[-1] + 1 > _SPARSE * len(numbers) else []
 
 
 def _row_ids(table: SplitTable, rows: Mask | None) -> tuple[str, ...]:

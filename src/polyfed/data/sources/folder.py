@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.annotations import FILE
 from polyfed.data.folder_table import FolderLayout, folder_table
 from polyfed.data.source import folder_of
-from polyfed.data.tables import SplitTable, TableSource
-
-_Share = Annotated[float, Field(ge=0, lt=1)]
+from polyfed.data.tables import Share, SplitTable, TableSource
 
 
 class Folder(TableSource):
@@ -45,18 +43,14 @@ class Folder(TableSource):
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict, description="our split -> values of the column, or names of folders, that it is made of"
     )
-    fractions: dict[str, _Share] = Field(
+    fractions: dict[str, Share] = Field(
         default={"validation": 0.1, "test": 0.1},
         description="share of each split where nothing tells; the rest is train",
     )
 
-    @model_validator(mode="after")
-    def _leave_something(self) -> Folder:
-        if unknown := self.fractions.keys() - {"validation", "test"}:
-            raise ValueError(f"fractions: '{min(unknown)}' is no split to be drawn; valid: validation, test")
-        if sum(self.fractions.values()) >= 1:
-            raise ValueError(f"fractions add up to {sum(self.fractions.values()):g}; leave something for train")
-        return self
+    def missing_shares(self, name: str, data_dir: Path | None) -> dict[str, float]:
+        """None: shares are drawn as the folder is read, and only where nothing tells splits."""
+        return {}
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; lists the folder and reads its annotations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -92,6 +93,9 @@ class ParquetShards:
     def __init__(self, files: Sequence[Path], where: str) -> None:
         self.files, self.where = files, where
         self.schemas = [self._of_file(file, pq.read_schema) for file in files]
+        for file, schema in zip(files, self.schemas, strict=True):
+            if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
+                raise DataError(f"{where}/{file.name}: two columns are called '{twice[0]}'; rename one of them")
 
     def having(self, column: str) -> ParquetShards:
         files = zip(self.files, self.schemas, strict=True)
