@@ -140,7 +140,7 @@ def _numbers(name: str, texts: list[str | None]) -> list[Any]:
     """A column as numbers, where writing these gives each text again, and its name is not that of texts."""
     if name.lower() in _FILE_COLUMNS or _TEXTS.fullmatch(name.lower()) or not any(texts):
         return texts
-    number_of = {text: _number(text) for text in set(texts) - {None}}
+    number_of = {text: _number(text) for text in set(texts) if text is not None}
     numbers = set(number_of.values())
     if None in numbers or len(numbers) < len(number_of):  # 3 and 3.0 are two texts and one number
         return texts
@@ -148,7 +148,7 @@ def _numbers(name: str, texts: list[str | None]) -> list[Any]:
         if any(float(number) != number for number in numbers):
             return texts
         number_of = {text: float(number) for text, number in number_of.items()}
-    return [number_of.get(text) for text in texts]
+    return [None if text is None else number_of[text] for text in texts]
 
 
 def _number(text: str) -> Any:

@@ -29,6 +29,7 @@ REPORT = "report.json"
 
 BATCH_ITEMS = 64  # rows in memory at a time
 SHARD_BATCHES = 500_000_000  # bytes of rows, after which a new file begins
+_PICTURE = {"bytes", "path"}
 _ORDER = tuple(reversed(SPLIT_NAMES))  # test, validation, train: what is in two splits is left to the one that judges
 
 
@@ -129,15 +130,14 @@ class _Found:
         return [row for number, row in enumerate(rows) if self._keeps(row, split)]
 
     def _keeps(self, row: dict[str, Any], split: str) -> bool:
-        data = None if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
+        data = b"" if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
         # the picture itself last: it tells whether the item is one of another split
-        for name in sorted(
-            (name for name, value in row.items() if isinstance(value, dict) and value.keys() == {"bytes", "path"}),
-            key=IMAGE.__eq__,
-        ):
-            data = self._picture(row, name)
-            if data is None:
+        columns = [name for name, value in row.items() if isinstance(value, dict) and value.keys() == _PICTURE]
+        for column in sorted(columns, key=IMAGE.__eq__):
+            picture = self._picture(row, column)
+            if picture is None:
                 return False
+            data = picture
         name = str(row.get(FILE) or data[:60].decode())
         digest = hashlib.sha256(data).digest()
         if digest not in self.seen:

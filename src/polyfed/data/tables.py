@@ -196,8 +196,10 @@ def _decoded(table: SplitTable) -> SplitTable:
 
 def _drawn(table: SplitTable, split: str, shares: Mapping[str, float], name: str) -> SplitTable:
     """The rows of ``train`` that a split has; equal ids, or without ids equal texts, are in one split."""
+    if table.ids is not None:
+        table.require(table.ids, f"{table.place} (source '{name}', id)")
     texts = [entry.name for entry in table.schema if is_text(innermost(entry.type))]
-    known = [table.ids] if table.ids in table.schema.names else texts
+    known = texts if table.ids is None else [table.ids]
     keys = list(map(key_of, zip(*(table.read(column).to_pylist() for column in known), strict=True)))
     splits = drawn_splits(keys or range(table.count()), shares, f"source '{name}', {table.place}")
     rows = np.array([one == split for one in splits])

@@ -1,0 +1,201 @@
+"""Folders as people have them: files that are not read, classes called like splits, masks beside pictures, roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from polyfed.core.errors import DataError
+from polyfed.data.folder_table import FolderLayout, folder_table
+from polyfed.data.preparation import prepare_folder
+from polyfed.data.roles import ColumnRoles
+from polyfed.data.sources.folder import Folder
+from polyfed.data.sources.parquet import Parquet
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def pictures(folder: Path, *names: str, colour: str = "red", kind: str | None = None) -> Path:
+    for number, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.linear_gradient("L").convert("RGB").rotate(number) if colour == "photo" else None
+        (image or Image.new("RGB", (8, 8), colour)).save(path, kind)
+    return folder
+
+
+def labels(folder: Path) -> dict[str, Any]:
+    table = folder_table(FolderLayout(folder, fractions=(("test", 0.0),)))
+    rows = table.rows.to_pydict()
+    return {
+        path: (split, label) for path, split, label in zip(rows["file_name"], table.splits, rows["label"], strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (
+            "train/large_vehicles/train/1.png train/bus/2.png test/large_vehicles/train/3.png test/bus/4.png",
+            "train:train train:bus test:train test:bus",
+        ),
+        ("train/train/1.png train/bus/2.png test/train/3.png", "train:train train:bus test:train"),
+        ("bus/1.png car/2.png train/3.png", "train:bus train:car train:train"),
+        ("valid/1.png test_strip/2.png", "train:valid train:test_strip"),
+        ("crash_test_dummy/1.png cat/2.png", "train:crash_test_dummy train:cat"),
+        ("train/crash_test_dummy/1.png val2/cat/2.png", "train:crash_test_dummy validation:cat"),
+        ("cat/train/1.png cat/test/2.png dog/train/3.png", "train:cat test:cat train:dog"),
+        ("all/training_set/cat/1.png all/test_set/cat/2.png", "train:cat test:cat"),
+    ],
+)
+def test_the_split_is_the_outermost_folder_and_the_label_the_innermost(tmp_path: Path, paths: str, found: str) -> None:
+    told = labels(pictures(tmp_path / "data", *paths.split()))
+    assert " ".join(f"{split}:{label}" for split, label in (told[path] for path in paths.split())) == found
+
+
+@pytest.mark.parametrize("folders", [("train", "test"), ("train_images", "test_images")])
+def test_folders_of_splits_without_classes_say_so(tmp_path: Path, folders: tuple[str, str]) -> None:
+    folder = pictures(tmp_path / "data", *(f"{name}/1.png" for name in folders))
+    with pytest.raises(DataError, match=rf"\('{folders[1]}' is taken for a split\); .* folders of their classes"):
+        labels(folder)
+
+
+def test_files_that_are_not_read_are_listed_and_what_pillow_reads_is_read(cli: Cli, tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "data", *(f"{name}/{k}.png" for name in "ab" for k in range(10)))
+    pictures(folder, "a/x.jfif", kind="JPEG", colour="blue")
+    pictures(folder, "b/x.jp2", kind="JPEG2000", colour="blue")
+    for name in ("a/1.dcm", "a/2.DCM", "b/scan", "notes.txt"):
+        (folder / name).write_bytes(b"x")
+    table = folder_table(FolderLayout(folder))
+    assert {path for path in table.rows["file_name"].to_pylist() if "x" in path} == {"a/x.jfif", "b/x.jp2"}
+    assert table.unread == {".dcm": 2, "without ending": 1, ".txt": 1}
+    code, out, err = cli("prepare", folder, tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "files that are not read, by ending" in out
+    assert ".dcm: 2" in out
+
+
+def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "data", "a.png")
+    (folder / "b.dcm").write_bytes(b"x")
+    (folder / "captions.csv").write_text("file_name,caption\na.png,x\nb.dcm,y\n")
+    with pytest.raises(DataError, match=r"'b.dcm' is there, but .dcm is not read; convert it"):
+        folder_table(FolderLayout(folder))
+    assert folder_table(FolderLayout(folder, refuses_gaps=False)).without_picture == (
+        "b.dcm (there, but .dcm is not read; convert it)",
+    )
+
+
+# ---- masks
+
+
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [
+        ("images/{}.jpg", "masks/{}.png"),
+        ("{}.jpg", "mask/{}_mask.png"),
+        ("train/img/{}.jpg", "train/labels/{}.png"),
+        ("benign/images/{}.jpg", "benign/ground_truth/{}-gt.png"),
+    ],
+)
+def test_folders_of_masks_are_masks_of_their_pictures(tmp_path: Path, images: str, masks: str) -> None:
+    folder = pictures(tmp_path / "data", *(images.format(k) for k in range(12)), colour="photo")
+    pictures(folder, *(masks.format(k) for k in range(12)), colour="white")
+    table = folder_table(FolderLayout(folder))
+    assert table.rows.column_names == ["file_name", "image", "mask"]
+    pairs = zip(table.rows["image"].to_pylist(), table.rows["mask"].to_pylist(), strict=True)
+    assert {image["path"]: mask["path"] for image, mask in pairs} == {
+        images.format(k): masks.format(k) for k in range(12)
+    }
+    assert table.unused == ()
+    prepare_folder(Folder(path=str(folder)), tmp_path / "out")
+    train = Parquet(path=str(tmp_path / "out")).table("train", name="mine", data_dir=None)
+    assert train.read("mask")[0]["bytes"].as_py()[1:4] == b"PNG"
+    (folder / masks.format(3)).unlink()
+    with pytest.raises(DataError, match=r"11 pictures have masks .* '.*3.jpg' has no counterpart"):
+        folder_table(FolderLayout(folder))
+
+
+def test_photos_of_people_with_masks_are_classes(tmp_path: Path) -> None:
+    folder = pictures(
+        tmp_path / "data", *(f"{name}/{k}.png" for name in ("masks", "none") for k in range(3)), colour="photo"
+    )
+    assert set(labels(folder).values()) == {("train", "masks"), ("train", "none")}
+
+
+def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "data", "p/1.png", "p/2.png", "m/1.png")
+    (folder / "metadata.csv").write_text("file_name,mask,text\np/1.png,m/1.png,see a.png\np/2.png,,p/2\n")
+    rows = folder_table(FolderLayout(folder)).rows
+    assert rows["mask"].to_pylist() == [{"bytes": None, "path": "m/1.png"}, None]
+    assert ColumnRoles.of(rows) == ColumnRoles("image", "text", None)
+    (folder / "metadata.csv").write_text("file_name,mask\np/1.png,m/1.png\np/2.png,m/7.png\n")
+    with pytest.raises(DataError, match=r"column 'mask': there is no picture 'm/7.png'"):
+        folder_table(FolderLayout(folder))
+
+
+# ---- roles and labels
+
+
+@pytest.mark.parametrize("name", ["caption", "Captions", "text", "report", "findings", "impression", "sentence"])
+def test_texts_that_repeat_are_no_labels(name: str) -> None:
+    table = pa.table({name: ["no finding", "a nodule"] * 30})
+    assert ColumnRoles.of(table) == ColumnRoles(None, name, None)
+    assert ColumnRoles.of(table.append_column("site", pa.array(["x", "y"] * 30))).text == name
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "classes", "numbers"),
+    [
+        ([3, 40, 2_000_000], [40, 40], ("3", "40", "2000000"), [1, 1]),
+        ([1, 2, 3], [3, 1], ("1", "2", "3"), [2, 0]),
+        ([1, 3], [2, 2], ("1", "2", "3"), [1, 1]),
+        ([0, 1, 2], [2, 0], (), [2, 0]),
+        ([0, 1, 5], [5, 0], (), [5, 0]),
+        ([1, 1], [1, 1], (), [1, 1]),
+    ],
+)
+def test_codes_of_classes_are_numbered_densely_alike_in_all_splits(
+    tmp_path: Path, train: list[int], test: list[int], classes: tuple[str, ...], numbers: list[int]
+) -> None:
+    for name, values in (("train", train), ("test", test)):
+        pq.write_table(pa.table({"label": pa.array(values, pa.int32())}), tmp_path / f"{name}.parquet")
+    split = Parquet(path=str(tmp_path), targets={"label": "label"}).open("test", name="mine", data_dir=None)
+    assert split.classes.get("label", ()) == classes
+    assert split.read("label").values.to_pylist() == numbers
+
+
+def test_categories_and_views_are_texts_and_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    texts = pa.array(["a", "b", "a"])
+    columns = {
+        "text": texts.cast(pa.string_view()),
+        "label": texts.dictionary_encode(),
+        "tags": pa.array([["a"], [], ["b"]]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    source = Parquet(path=str(tmp_path), columns={"text": "text"}, targets={"label": "label"})
+    split = source.open("train", name="mine", data_dir=None)
+    assert split.modality("text").texts() == ["a", "b", "a"]
+    assert (split.classes["label"], split.read("label").values.to_pylist()) == (("a", "b"), [0, 1, 0])
+    pq.write_table(pa.Table.from_arrays([texts, texts], names=["x", "x"]), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"train.parquet: two columns are called 'x'"):
+        source.open("train", name="mine", data_dir=None)
+
+
+def test_every_table_draws_splits_that_it_lacks(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [f"text {k % 20}" for k in range(60)]}), tmp_path / "train.parquet")
+    source = Parquet(path=str(tmp_path), fractions={"validation": 0.1, "test": 0.25}, columns={"text": "text"})
+    parts = [
+        source.open(split, name="mine", data_dir=None).modality("text").texts()
+        for split in ("train", "validation", "test")
+    ]
+    assert [len(part) for part in parts] == [39, 6, 15]
+    assert len(set.union(*map(set, parts))) == sum(len(set(part)) for part in parts) == 20
+    pq.write_table(pa.table({"text": ["a test"]}), tmp_path / "test.parquet")
+    assert len(source.open("test", name="mine", data_dir=None)) == 1
