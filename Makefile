@@ -40,7 +40,7 @@ test: install
 
 # what pages promise and what tools count, slow ones too; the wheel's tests belong to make dist
 test-docs: install
-	$(BIN)/python -m pytest -q -n 2 $(HOUSE) --ignore=$(HOUSE)/test_wheel.py
+	$(BIN)/python -m pytest -q -n 2 $(HOUSE)
 
 # all tests, slow ones too, in parts that can run side by side: make -j 5 test-all
 METHODS := $(addprefix tests/,algorithms aggregation losses models optim presets tasks)
@@ -103,7 +103,7 @@ $(VENV)/.docs: $(STAMP)
 dist: install
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
-	$(BIN)/python -m pytest -q $(HOUSE)/test_wheel.py
+	$(BIN)/python -m pytest -q tests/journeys/test_wheel.py
 
 clean:
 	rm -rf dist site $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -90,4 +90,4 @@ def test_clients_of_one_modality_train_as_in_fedavg_and_learn(tmp_path: Path) ->
         session.experiment.algorithm.round(session.server, first_cohort(session))
     for name, value in ours.server.weights["text"].items():
         assert torch.equal(value, plain.server.weights["text"][name])
-    assert_learns_topics(ours)
+    assert_learns_topics(prepared(topics(name="fedmac"), tmp_path / "anew"))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from polyfed.cli.options import ExperimentOptions
 from polyfed.core.version import __version__
 from polyfed.federation.cohort import Engine
 from polyfed.runs.experiment import Experiment
@@ -299,3 +300,9 @@ def assert_refused(code: int, err: str, message: str) -> None:
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_settings_of_an_engine_stand_beside_the_option_that_names_it() -> None:
+    settings = ExperimentOptions(overrides=["run.engine.address=auto", "run.engine.workers=3"])
+    engine = settings.load("scenes-demo", {"run.engine.name": "ray", "run.rounds": 4}).run.engine
+    assert engine.model_dump() | {"name": "ray", "address": "auto", "workers": 3} == engine.model_dump()

@@ -60,7 +60,11 @@ class ExperimentOptions:
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
         values = {**(settings or {}), **{key: str(path.resolve()) for key, path in folders.items() if path}}
         given = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
-        return Experiment.load(source, [*(self.overrides or []), *given])
+        # what names a kind comes before its settings: another kind drops those that were there
+        named = [setting for setting in given if setting.partition("=")[0].endswith(".name")]
+        return Experiment.load(
+            source, [*named, *(self.overrides or []), *(each for each in given if each not in named)]
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The ray engine: clients stick to workers, which are processes on the cores and GPUs of a machine or a cluster.
 
-A client always runs in the same worker, so models, data and kept states stay where they are. What several clients
+A client runs in the same worker as long as the workers stay the same, so models, data and kept states stay where they
+are. What several clients
 receive is put into Ray's object store once, and workers read it there without a copy. Replies are taken one at a
 time, in client order; workers are never more than a few clients ahead.
 """
@@ -8,8 +9,10 @@ time, in client order; workers are never more than a few clients ahead.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
+import secrets
 import sys
 import time
 import warnings
@@ -17,13 +20,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from polyfed.core.activity import client_started
-from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.core.activity import client_started, preparing
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError, PolyfedError
 from polyfed.core.extras import how_to_install
 from polyfed.engines.engine import EngineSettings, Hosting, PortableSite
 from polyfed.engines.quiet import SPEED, be_quiet
@@ -36,18 +40,21 @@ from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _STARTING = 120.0  # seconds that a new worker may take before its clients' time begins to count
+_LOOK = 2.0  # seconds between two looks at what room the nodes have
 _SMALL = 1 << 16  # bytes of a frame that travels with each request; putting it into the store takes longer
 _AHEAD = 2  # clients a worker is given before the reply of the first is taken
 Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
 
 
 class Ray(EngineSettings):
-    """Steps execute in Ray workers, on this machine or on a cluster."""
+    """Steps execute in Ray workers, on this machine or on the nodes of a cluster."""
 
     pip_extra: ClassVar[str] = "ray"
 
     workers: int | None = Field(
-        default=None, ge=1, description="processes; None: as many as there are cores for run.threads each"
+        default=None,
+        ge=1,
+        description="processes; None: as many as this machine, or the cluster, has cores for run.threads each",
     )
     gpus: float = Field(default=0, ge=0, description="GPUs a worker; 0.5 lets two workers share one")
     address: str | None = Field(
@@ -61,17 +68,13 @@ class Ray(EngineSettings):
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Start workers, run ``body``, and stop them."""
-        threads = hosting.settings.run.threads
-        count = self.workers or max((os.cpu_count() or 1) // threads, 1)
-        options: dict[str, Any] = {"address": self.address}
+        threads, cores = hosting.settings.run.threads, os.cpu_count() or 1
+        wanted, options = self.workers, dict[str, Any](address=self.address)
         if self.address is None:
-            options = {"num_cpus": max(count * threads, os.cpu_count() or 1)}
-        with ray_here(**options):
-            pool = _Pool(hosting, min(count, max(len(hosting.federation.infos), 1)), self.gpus)
-            try:
-                return body(RayEngine(hosting.federation.infos, pool, self.retries))
-            finally:
-                pool.close()
+            wanted = self.workers or max(cores // threads, 1)
+            options = {"num_cpus": max(wanted * threads, cores)}
+        with ray_here(**options), _Pool(hosting, wanted, self) as pool:
+            return body(RayEngine(hosting.federation.infos, pool, self.retries))
 
 
 @contextlib.contextmanager
@@ -117,11 +120,22 @@ class Worker:
     """A process that hosts the clients that stick to it."""
 
     def __init__(self, portable: PortableSite, spec: str) -> None:
-        self.site = portable.open(RunSpec.model_validate_json(spec))
+        self._portable, self._spec = portable, spec
 
-    def ready(self) -> int:
-        """The process is up; returns its number."""
-        return os.getpid()
+    def ready(self, mark: str, token: str) -> str:
+        """Open the site; returns why this process cannot be used, or nothing.
+
+        Args:
+            mark: a file in the run folder, by which a node sees whether it has the folder of the run's own machine.
+            token: what it says.
+        """
+        try:
+            if Path(mark).read_text() != token:
+                return "it sees another folder there"
+            self.site = self._portable.open(RunSpec.model_validate_json(self._spec))
+        except (OSError, PolyfedError) as error:
+            return " ".join(str(error).split())
+        return ""
 
     def run(self, client: str, text: str, *frames: Portable) -> tuple[str, list[Portable], float]:
         """Perform a client's request; returns the answer and the seconds it took."""
@@ -135,46 +149,162 @@ class Worker:
         return reply, [_portable(frame) for frame in made], time.monotonic() - started
 
 
-class _Pool:
-    """Workers by number; one that died is replaced."""
+def _living() -> list[dict[str, float]]:
+    """What each node of the cluster that lives has."""
+    import ray
 
-    def __init__(self, hosting: Hosting, count: int, gpus: float) -> None:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+class _Pool:
+    """Workers by number, spread over the nodes that live. One that died is replaced where a node has room, else its
+    clients move to the others; room that comes is used from the next exchange on.
+
+    Args:
+        wanted: workers; None: as many as there is room for. Never more than clients.
+    """
+
+    def __init__(self, hosting: Hosting, wanted: int | None, settings: Ray) -> None:
         import ray
 
-        threads = hosting.settings.run.threads
+        self._threads, self._gpus = hosting.settings.run.threads, settings.gpus
         options: dict[str, Any] = {
-            "num_cpus": threads,
-            "num_gpus": gpus,
+            "num_cpus": self._threads,
+            "num_gpus": self._gpus,
+            "scheduling_strategy": "SPREAD",
             # Ray sets the number of threads of its workers by itself, on which floating-point sums depend
-            "runtime_env": {"env_vars": _environment(OMP_NUM_THREADS=str(threads))},
+            "runtime_env": {"env_vars": _environment(OMP_NUM_THREADS=str(self._threads))},
         }
         self._kind = ray.remote(**options)(Worker)
         self._arguments = hosting.portable, hosting.spec.model_dump_json()
+        self._folder, self._token = hosting.folder, secrets.token_hex(8)
+        self._mark = hosting.folder / ".seen-by-workers"
         self.limits = hosting.limits
-        self.workers = [self._spawn() for _ in range(count)]
+        self.workers: dict[int, Any] = {}
+        self._begun: dict[Any, tuple[int, Any]] = {}  # the word that a worker is ready -> its number, and the worker
+        self._numbers = itertools.count()
+        room = self.room()
+        if room < max(settings.workers or 1, 1):
+            asked = f"run.engine.workers is {settings.workers}, and " if settings.workers else ""
+            each = f"run.threads={self._threads}" + (f" and run.engine.gpus={self._gpus:g}" if self._gpus else "")
+            raise ConfigError(
+                f"{asked}each Ray worker takes {each}; the nodes have room for {room} of them ({self._nodes()})"
+            )
+        self._most = min(wanted or sys.maxsize, max(len(hosting.federation.infos), 1))
+
+    def __enter__(self) -> _Pool:
+        self._mark.write_text(self._token)
         try:
-            ray.get([worker.ready.remote() for worker in self.workers])
-        except ray.exceptions.RayError as error:
-            self.close()
-            raise ExchangeError(f"a Ray worker did not start: {error}") from error
+            self._begin(min(self._most, self.room()))
+            self._settle()
+            if not self.workers:
+                raise ExchangeError(f"no Ray worker started within {_STARTING:g} s ({self._nodes()})")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
-    def _spawn(self) -> Any:
-        return self._kind.remote(*self._arguments)
+    def __exit__(self, *_: object) -> None:
+        import ray
 
-    def replace(self, number: int) -> None:
-        """A new process instead of one that died or hangs; what its clients keep is on disk."""
+        for worker in (*self.workers.values(), *(worker for _, worker in self._begun.values())):
+            ray.kill(worker)
+        self._mark.unlink(missing_ok=True)
+
+    def room(self) -> int:
+        """Workers that the nodes that live have CPUs and GPUs for, whoever uses these now."""
+        needs = {"CPU": self._threads} | ({"GPU": self._gpus} if self._gpus else {})
+        return sum(min(int(node.get(kind, 0) / need + 1e-6) for kind, need in needs.items()) for node in _living())
+
+    def _nodes(self) -> str:
+        kinds = ("CPU", "GPU") if self._gpus else ("CPU",)
+        return "; ".join(
+            f"{kind}s by node: " + ", ".join(f"{node.get(kind, 0):g}" for node in _living()) for kind in kinds
+        )
+
+    def home(self, position: int) -> int:
+        """The number of the worker that client number ``position`` sticks to.
+
+        Raises:
+            ExchangeError: none is left.
+        """
+        numbers = sorted(self.workers)
+        if not numbers:
+            raise ExchangeError(
+                "no Ray worker is left, and no node has room for a new one; bring nodes back and resume"
+            )
+        return numbers[position % len(numbers)]
+
+    def grow(self) -> None:
+        """Use the workers that have become ready; begin more where nodes have joined."""
+        missing = self._most - len(self.workers) - len(self._begun)
+        if missing > 0:
+            self._begin(min(missing, self.room() - len(self.workers) - len(self._begun)))
+        if self._begun:
+            self._settle(patience=0)
+
+    def replace(self, number: int) -> bool:
+        """A new process instead of one that died or hangs, if there is room; what its clients keep is on disk."""
         import ray
 
         # one that hangs does not end by itself
-        ray.kill(self.workers[number])
-        self.workers[number] = self._spawn()
-        ray.wait([self.workers[number].ready.remote()], timeout=_STARTING)  # its start is not its clients' time
+        ray.kill(self.workers.pop(number))
+        self._begin(1, number)
+        self._settle()  # its start is not its clients' time
+        return number in self.workers
 
-    def close(self) -> None:
+    def _begin(self, count: int, number: int | None = None) -> None:
+        for _ in range(count):
+            worker: Any = self._kind.remote(*self._arguments)
+            place = next(self._numbers) if number is None else number
+            self._begun[worker.ready.remote(str(self._mark), self._token)] = place, worker
+
+    def _settle(self, patience: float = _STARTING) -> None:
+        """Take workers as they become ready, and give up those that no node has room for or that take too long.
+
+        Raises:
+            ConfigError: a worker does not see the run folder.
+        """
         import ray
 
-        for worker in self.workers:
+        end, count = time.monotonic() + patience, len(self._begun)
+        while self._begun:
+            ready, _ = ray.wait(list(self._begun), timeout=min(_LOOK, patience))
+            for word in ready:
+                self._admit(*self._begun.pop(word), word)
+            preparing(f"waiting for Ray workers: {count - len(self._begun)} of {count} are ready")
+            if ready:
+                continue
+            if len(self.workers) + len(self._begun) > self.room() or (patience and time.monotonic() >= end):
+                self._give_up(count)
+            if not patience:  # the others are looked at again
+                return
+
+    def _give_up(self, count: int) -> None:
+        import ray
+
+        for _, worker in self._begun.values():
             ray.kill(worker)
+        _log.warning("%d of %d Ray workers found no room (%s)", len(self._begun), count, self._nodes())
+        self._begun = {}
+
+    def _admit(self, number: int, worker: Any, word: Any) -> None:
+        import ray
+
+        try:
+            refused = ray.get(word)
+        except ray.exceptions.RayError as error:
+            _log.warning("a Ray worker did not start: %s", str(error).strip().splitlines()[-1])
+            return
+        if not refused:
+            self.workers[number] = worker
+            return
+        ray.kill(worker)
+        told = f"a Ray worker cannot use the run folder {self._folder}: {refused}"
+        if self.workers:  # a node that joined, or was left over
+            _log.warning("%s; it is left out", told)
+            return
+        raise ConfigError(f"{told}; --out, data and weights must be on storage that all nodes see under one path")
 
 
 @dataclass
@@ -183,6 +313,7 @@ class _Pending:
 
     request: Request
     envelope: Envelope
+    position: int
     worker: int
     reply: Any = None
     deaths: int = 0
@@ -193,21 +324,23 @@ class RayEngine:
 
     def __init__(self, infos: tuple[ClientInfo, ...], pool: _Pool, retries: int) -> None:
         self._infos, self._pool, self._retries = infos, pool, retries
-        # clients stick to a worker, so that their data and states are opened once
-        self._home = {info.id: position % len(pool.workers) for position, info in enumerate(infos)}
+        # clients stick to a worker while the pool stays the same, so that their data and states are opened once
+        self._position = {info.id: position for position, info in enumerate(infos)}
 
     def clients(self) -> tuple[ClientInfo, ...]:
         return self._infos
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Run the step in the clients' workers; see ``Engine.exchange``. Time in a worker's queue does not count."""
+        self._pool.grow()
         envelopes, frames = envelope_requests(requests)
         uses = Counter(place for envelope in envelopes for place in envelope.places)
         round_trip = _RoundTrip(self._pool, frames, uses, deadline, self._retries)
         for request, envelope in zip(requests, envelopes, strict=True):
             if round_trip.is_full():
                 yield round_trip.next()
-            round_trip.submit(_Pending(request, envelope, self._home[request.client]))
+            position = self._position[request.client]
+            round_trip.submit(_Pending(request, envelope, position, self._pool.home(position)))
         while round_trip.under_way:
             yield round_trip.next()
 
@@ -273,7 +406,7 @@ class _RoundTrip:
 
     def _died(self, pending: _Pending, details: str) -> Answer | None:
         pending.deaths += 1
-        _log.warning("the worker of client %s died; a new one takes over", pending.request.client)
+        _log.warning("the worker of client %s died", pending.request.client)
         if pending.deaths <= self.retries:
             self._restart(pending.worker)
             return None
@@ -282,11 +415,17 @@ class _RoundTrip:
         return Answer(pending.request.client, error=reason, details=details)
 
     def _restart(self, number: int, skip: _Pending | None = None) -> None:
-        self.pool.replace(number)
+        """Give the requests of a worker to a new one in its place, or to those that are left."""
+        waiting = [pending for pending in self.under_way if pending.worker == number and pending is not skip]
+        if not self.pool.replace(number):
+            left = len(self.pool.workers)
+            _log.warning("no node has room for a new Ray worker: its clients move to the %d that are left", left)
+            for pending in waiting:
+                pending.worker = self.pool.home(pending.position)
         self._free_since[number] = time.monotonic()
-        for pending in self.under_way:
-            if pending.worker == number and pending is not skip:
-                self._send(pending)
+        for pending in waiting:
+            self._free_since.setdefault(pending.worker, time.monotonic())
+            self._send(pending)
 
     def _send(self, pending: _Pending) -> None:
         frames = [self._place(number) for number in pending.envelope.places]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -81,7 +82,7 @@ def polyfed(installed: Install, tmp_path_factory: pytest.TempPathFactory) -> Run
         ("list", "scenes-demo"),
         (
             "list engines",
-            "ray     Steps execute in Ray workers, on this machine or on a cluster (not installed: pip install",
+            "ray     Steps execute in Ray workers, on this machine or on the nodes of a cluster (not installed: pip install",
         ),
         ("list engines ray", "workers: null"),
         ("run tiny.yaml --rounds 1 --out runs/tiny", "open runs/tiny/report.html"),
@@ -100,6 +101,26 @@ def test_a_command_needs_no_extra(polyfed: Run, arguments: str, shown: str) -> N
     done = polyfed(*arguments.split())
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+@pytest.mark.slow
+def test_every_command_that_a_run_prints_works(polyfed: Run) -> None:
+    told = polyfed(*"run tiny.yaml --rounds 1 --out runs/told".split()).stdout
+    printed = re.findall(r"^\w+ +polyfed (.+?)(?=^\w|\Z)", told.rpartition("report   open")[2], re.M | re.S)
+    assert len(printed) == 4
+    for command in printed:
+        done = polyfed(*command.replace("OTHER_RUN", "runs/told").split())
+        assert done.returncode == 0, (command, done.stderr)
+
+
+@pytest.mark.slow
+def test_the_readme_runs_as_it_stands(installed: Install, tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.+?)```", (ROOT / "README.md").read_text(), re.S)
+    python = [str(installed("") / "python"), "-c", block]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(python, capture_output=True, text=True, cwd=tmp_path, env=kept)
+    assert done.returncode == 0, done.stderr
+    assert "r1_sum" in done.stdout
 
 
 @pytest.mark.slow
