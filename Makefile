@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-docs test-methods test-engines test-deploy test-others test-studies test-all bench lint house docs dist clean
+.PHONY: help install demo test test-docs test-methods test-engines test-deploy test-journeys test-others test-studies test-all bench lint house docs dist clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, beside its server alone"
@@ -42,7 +42,7 @@ test: install
 test-docs: install
 	$(BIN)/python -m pytest -q -n 2 $(HOUSE)
 
-# all tests, slow ones too, in parts that can run side by side: make -j 5 test-all
+# all tests, slow ones too, in parts that can run side by side: make -j 6 test-all
 METHODS := $(addprefix tests/,algorithms aggregation losses models optim presets tasks)
 ENGINES := $(addprefix tests/,engines faults runs)
 HOUSE := tests/house
@@ -56,15 +56,19 @@ test-engines: install
 test-deploy: install
 	$(BIN)/python -m pytest -q tests/deploy
 
+# from the first command to the last: real processes and packages, other folders, relative paths, kills
+test-journeys: install
+	$(BIN)/python -m pytest -q -rs tests/journeys
+
 # every study in its smoke form, on the data sets and weights in POLYFED_DATA and POLYFED_WEIGHTS: hours, the first time
 test-studies: install
 	$(BIN)/python -m pytest -q -rs tests/lab/studies/test_smoke.py
 
 test-others: install
-	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(HOUSE) tests/deploy)
+	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(HOUSE) tests/deploy tests/journeys)
 
 test-all: export HYPOTHESIS_PROFILE := many
-test-all: test-docs test-methods test-engines test-deploy test-others
+test-all: test-docs test-methods test-engines test-deploy test-journeys test-others
 
 # all figures against their limits, in one table and in a record, of which make pages makes docs/reference/speed.md:
 # about half an hour on two cores; exit status 1 if one lies outside its limit
