@@ -38,7 +38,7 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --ignore=$(HOUSE)
 
-# what pages promise and what tools count, slow ones too; the wheel's tests belong to make dist
+# what pages promise and what tools count, slow ones too; the wheel is among the journeys
 test-docs: install
 	$(BIN)/python -m pytest -q -n 2 $(HOUSE)
 
