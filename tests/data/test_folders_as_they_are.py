@@ -21,17 +21,16 @@ from polyfed.data.sources.parquet import Parquet
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def pictures(folder: Path, *names: str, colour: str = "red", kind: str | None = None) -> Path:
+def pictures(folder: Path, *names: str, kind: str | None = None) -> Path:
     for number, name in enumerate(names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        image = Image.linear_gradient("L").convert("RGB").rotate(number) if colour == "photo" else None
-        (image or Image.new("RGB", (8, 8), colour)).save(path, kind)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(path, kind)
     return folder
 
 
 def labels(folder: Path) -> dict[str, Any]:
-    table = folder_table(FolderLayout(folder, fractions=(("test", 0.0),)))
+    table = folder_table(FolderLayout(folder))
     rows = table.rows.to_pydict()
     return {
         path: (split, label) for path, split, label in zip(rows["file_name"], table.splits, rows["label"], strict=True)
@@ -68,8 +67,8 @@ def test_folders_of_splits_without_classes_say_so(tmp_path: Path, folders: tuple
 
 def test_files_that_are_not_read_are_listed_and_what_pillow_reads_is_read(cli: Cli, tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", *(f"{name}/{k}.png" for name in "ab" for k in range(10)))
-    pictures(folder, "a/x.jfif", kind="JPEG", colour="blue")
-    pictures(folder, "b/x.jp2", kind="JPEG2000", colour="blue")
+    pictures(folder, "a/x.jfif", kind="JPEG")
+    pictures(folder, "b/x.jp2", kind="JPEG2000")
     for name in ("a/1.dcm", "a/2.DCM", "b/scan", "notes.txt"):
         (folder / name).write_bytes(b"x")
     table = folder_table(FolderLayout(folder))
@@ -85,7 +84,7 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
     folder = pictures(tmp_path / "data", "a.png")
     (folder / "b.dcm").write_bytes(b"x")
     (folder / "captions.csv").write_text("file_name,caption\na.png,x\nb.dcm,y\n")
-    with pytest.raises(DataError, match=r"'b.dcm' is there, but .dcm is not read; convert it"):
+    with pytest.raises(DataError, match=r"'b.dcm' \(there, but .dcm is not read; convert it\)"):
         folder_table(FolderLayout(folder))
     assert folder_table(FolderLayout(folder, refuses_gaps=False)).without_picture == (
         "b.dcm (there, but .dcm is not read; convert it)",
@@ -96,37 +95,19 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("images", "masks"),
-    [
-        ("images/{}.jpg", "masks/{}.png"),
-        ("{}.jpg", "mask/{}_mask.png"),
-        ("train/img/{}.jpg", "train/labels/{}.png"),
-        ("benign/images/{}.jpg", "benign/ground_truth/{}-gt.png"),
-    ],
+    ("images", "masks"), [("images/{}.jpg", "masks/{}.png"), ("train/img/{}.jpg", "train/gt/{}_gt.png")]
 )
-def test_folders_of_masks_are_masks_of_their_pictures(tmp_path: Path, images: str, masks: str) -> None:
-    folder = pictures(tmp_path / "data", *(images.format(k) for k in range(12)), colour="photo")
-    pictures(folder, *(masks.format(k) for k in range(12)), colour="white")
-    table = folder_table(FolderLayout(folder))
-    assert table.rows.column_names == ["file_name", "image", "mask"]
-    pairs = zip(table.rows["image"].to_pylist(), table.rows["mask"].to_pylist(), strict=True)
-    assert {image["path"]: mask["path"] for image, mask in pairs} == {
-        images.format(k): masks.format(k) for k in range(12)
-    }
-    assert table.unused == ()
+def test_folders_of_masks_are_no_classes(tmp_path: Path, images: str, masks: str) -> None:
+    names = [form.format(k) for k in range(4) for form in (images, masks)]
+    folder = pictures(tmp_path / "data", *names)
+    with pytest.raises(DataError, match=r"called as those of 'im.*name masks in a metadata.csv"):
+        folder_table(FolderLayout(folder))
+    rows = "".join(f"{images.format(k)},{masks.format(k)}\n" for k in range(4))
+    (folder / "metadata.csv").write_text(f"file_name,mask\n{rows}")
+    assert folder_table(FolderLayout(folder)).unused == ()
     prepare_folder(Folder(path=str(folder)), tmp_path / "out")
     train = Parquet(path=str(tmp_path / "out")).table("train", name="mine", data_dir=None)
     assert train.read("mask")[0]["bytes"].as_py()[1:4] == b"PNG"
-    (folder / masks.format(3)).unlink()
-    with pytest.raises(DataError, match=r"11 pictures have masks .* '.*3.jpg' has no counterpart"):
-        folder_table(FolderLayout(folder))
-
-
-def test_photos_of_people_with_masks_are_classes(tmp_path: Path) -> None:
-    folder = pictures(
-        tmp_path / "data", *(f"{name}/{k}.png" for name in ("masks", "none") for k in range(3)), colour="photo"
-    )
-    assert set(labels(folder).values()) == {("train", "masks"), ("train", "none")}
 
 
 def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None:
@@ -176,7 +157,6 @@ def test_categories_and_views_are_texts_and_two_columns_of_one_name_are_refused(
     columns = {
         "text": texts.cast(pa.string_view()),
         "label": texts.dictionary_encode(),
-        "tags": pa.array([["a"], [], ["b"]]),
     }
     pq.write_table(pa.table(columns), tmp_path / "train.parquet")
     source = Parquet(path=str(tmp_path), columns={"text": "text"}, targets={"label": "label"})

@@ -60,9 +60,9 @@ def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:
         DataError: there are several that none of the known names tells apart.
     """
     if any((folder / name).is_file() for name in _SAVED) and any(folder.rglob("*.arrow")):
+        source = f"{{name: arrow, path: {folder.name}}}"
         raise DataError(
-            f"'{folder}' is what save_to_disk of `datasets` wrote, which needs no preparation: polyfed init opens it, "
-            f"and a source {{name: arrow, path: {folder.name}}}"
+            f"'{folder}' was saved by `datasets`, and is no folder to prepare; the source {source} opens it"
         )
     known = _known_files(folder, has_pictures)
     if known:
@@ -138,25 +138,18 @@ def _csv(text: str) -> Rows:
 
 def _numbers(name: str, texts: list[str | None]) -> list[Any]:
     """A column as numbers, where writing these gives each text again, and its name is not that of texts."""
-    if name.lower() in _FILE_COLUMNS or _TEXTS.fullmatch(name.lower()) or not any(texts):
+    known = {text for text in texts if text is not None}
+    is_named_text = name.lower() in _FILE_COLUMNS or _TEXTS.fullmatch(name.lower())
+    if is_named_text or not known or not all(map(_NUMBER.fullmatch, known)):
         return texts
-    number_of = {text: _number(text) for text in set(texts) if text is not None}
-    numbers = set(number_of.values())
-    if None in numbers or len(numbers) < len(number_of):  # 3 and 3.0 are two texts and one number
+    kind = int if all(text.removeprefix("-").isdigit() for text in known) else float
+    number_of = {text: kind(text) for text in known}
+    # a whole number among others is written without a point; one of 65 bits is a name
+    written = all(text in (str(number), f"{number:.0f}") for text, number in number_of.items())
+    fits = kind is float or all(-(1 << 63) <= number < 1 << 63 for number in number_of.values())
+    if not written or not fits or len(set(number_of.values())) < len(known):
         return texts
-    if any(isinstance(number, float) for number in numbers):
-        if any(float(number) != number for number in numbers):
-            return texts
-        number_of = {text: float(number) for text, number in number_of.items()}
     return [None if text is None else number_of[text] for text in texts]
-
-
-def _number(text: str) -> Any:
-    """The number of 64 bits that is written so and no other way; None if there is none."""
-    if not _NUMBER.fullmatch(text):
-        return None
-    number = int(text) if text.removeprefix("-").isdigit() else float(text)
-    return number if str(number) == text and -(1 << 63) <= number < 1 << 63 else None
 
 
 def _json_lines(text: str) -> Rows:

@@ -35,14 +35,9 @@ def innermost(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A type without categories and views: that of the values themselves, also within lists."""
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        made = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return kind if plain_type(kind.value_type) == kind.value_type else made(plain_type(kind.value_type))
+    """The type of the values themselves, where ``kind`` is of categories or of views of them."""
     views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return views.get(kind, kind)
+    return plain_type(kind.value_type) if pa.types.is_dictionary(kind) else views.get(kind, kind)
 
 
 def lacking(values: pa.ChunkedArray) -> Mask:

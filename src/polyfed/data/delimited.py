@@ -7,16 +7,17 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from polyfed.core.errors import DataError
-from polyfed.data.text_files import MOST_BYTES
 
 Rows = dict[str, list[Any]]
 """Name of a column -> its values, None where there is none; all columns have as many."""
 
 DELIMITED = (".csv", ".tsv")
 
+_LONGEST = (1 << 31) - 1  # characters of a field
 _DELIMITERS = "\t;|,"  # of two that are equally likely the first: names have commas rather than tabs
 _SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line that Excel writes and reads
 _QUOTED = re.compile(r'"[^"]*"')
@@ -37,47 +38,36 @@ def delimited_rows(text: str) -> Rows:
     Raises:
         DataError: a row does not have the heading's fields, or quotes leave open what they mean; without the file.
     """
-    lines = io.StringIO(text, newline="").readlines()
-    start = 1 if lines and (told := _SEPARATOR.fullmatch(lines[0])) else 0
-    while start < len(lines) and not lines[start].strip():
-        start += 1
-    if start == len(lines):
+    # a carriage return among line feeds ends no line, and csv refuses it outside of quotes
+    lines = io.StringIO(text, newline="\n" if "\n" in text else "").readlines()
+    told = _SEPARATOR.fullmatch(lines[0]) if lines else None
+    start = next((number for number, line in enumerate(lines) if number >= bool(told) and line.strip()), None)
+    if start is None:
         raise DataError("has no rows")
     delimiter = told[1] if told else _delimiter("".join(lines[start:]))
-    records = _meant(lines, start, delimiter)
-    return _columns(records, delimiter)
+    return _columns(_meant(lines, start, delimiter), delimiter)
 
 
 def _delimiter(text: str) -> str:
     """What the heading is divided by, and where that leaves it open, the next line."""
-    match = _HEADING.match(text)
-    heading = match[0] if match else ""
+    heading = _HEADING.match(text)[0]  # type: ignore[index]  # it matches everything
     after = text[len(heading) :].lstrip().partition("\n")[0]
     return max(_DELIMITERS, key=lambda one: (_QUOTED.sub("", heading).count(one), _QUOTED.sub("", after).count(one)))
 
 
 def _meant(lines: Sequence[str], start: int, delimiter: str) -> list[_Record]:
     """The records of lines; a space after a delimiter is no content where the heading, or a quote, has one there."""
-    records = _records(lines, start, delimiter)
+    records, spaced = (_records(lines, start, delimiter, skipinitialspace=skips) for skips in (False, True))
     heading = records[0].fields
-    if len(heading) > 1 and all(name.startswith(" ") for name in heading[1:]):
-        records = _records(lines, start, delimiter, skipinitialspace=True)
-    elif any(f"{delimiter} " in line and '"' in line for line in lines):
-        spaced = _records(lines, start, delimiter, skipinitialspace=True)
-        if [_stripped(one) for one in spaced] != [_stripped(one) for one in records]:
-            records = spaced
+    by_hand = list(map(_stripped, records)) != list(map(_stripped, spaced))
+    if by_hand or (len(heading) > 1 and all(name.startswith(" ") for name in heading[1:])):
+        records = spaced
     long = next((one for one in records if one.last > one.first), None)
     if long and len(heading) > 1:
         plain = _records(lines, start, delimiter, quoting=csv.QUOTE_NONE)
         if all(len(one.fields) == len(heading) for one in plain if one.fields):
-            raise DataError(
-                f"lines {long.first} to {long.last} are one row if quotes hold texts together, and a row each if they "
-                "do not; write quotes in texts twice, or save the table as JSON lines"
-            )
-    ends = {lines[one.last - 1].endswith("\n") for one in records if lines[one.last - 1][-1] in "\r\n"}
-    if len(ends) > 1:
-        odd = next(one for one in records if lines[one.last - 1].endswith("\r"))
-        raise DataError(f"line {odd.last} ends in a carriage return, others in line feeds; write one end of lines")
+            where = f"lines {long.first} to {long.last}"
+            raise DataError(f"{where} are one row or, if quotes are letters, several; write quotes in texts twice")
     return records
 
 
@@ -86,7 +76,7 @@ def _stripped(record: _Record) -> list[str]:
 
 
 def _records(lines: Sequence[str], start: int, delimiter: str, **form: Any) -> list[_Record]:
-    limit = csv.field_size_limit(min(MOST_BYTES, (1 << 31) - 1))
+    csv.field_size_limit(_LONGEST)
     reader = csv.reader(lines[start:], delimiter=delimiter, strict=True, **form)
     records, first = [], start + 1
     try:
@@ -94,49 +84,33 @@ def _records(lines: Sequence[str], start: int, delimiter: str, **form: Any) -> l
             records.append(_Record(fields, first, start + reader.line_num))
             first = start + reader.line_num + 1
     except csv.Error as error:
-        raise DataError(
-            f"line {first}: a text that begins with a quote does not end with one ({error}); put the whole text in "
-            "quotes, and write those within it twice"
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
+        remedy = "put a text that begins with a quote in quotes, and write those within it twice"
+        raise DataError(f"line {first}: quotes or ends of lines are odd ({error}); {remedy}") from error
     return records
 
 
 def _columns(records: Sequence[_Record], delimiter: str) -> Rows:
     heading, *rows = records
     names = [name.strip() for name in heading.fields]
+    rows = [row for row in rows if row.fields and (row.fields != [""] or len(names) == 1)]
+    widths = {len(row.fields) for row in rows}
+    if len(widths) == 1 < len(names) and not any("".join(row.fields[len(names) :]) for row in rows):
+        names += [""] * (max(widths) - len(names))  # a delimiter at the end of each row
     if names[0].startswith("# "):
         raise DataError(f"line {heading.first} is a comment, not a heading ('{names[0][:40]}'); remove it")
-    rows = [row for row in rows if row.fields and (row.fields != [""] or len(names) == 1)]
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise DataError(f"line {heading.first} names two columns '{twice[0]}'; rename one of them")
     named = max((place for place, name in enumerate(names, 1) if name), default=0)
-    widest = {len(row.fields) for row in rows}
-    if len(widest) == 1 < len(names) and not any("".join(row.fields[len(names) :]) for row in rows):
-        names += [""] * (max(widest) - len(names))  # a delimiter at the end of each row
     for row in rows:
-        if len(row.fields) not in (len(names), named):
-            raise _of_another_length(row, heading, delimiter)
-    twice = next((name for name, count in Counter(filter(None, names)).items() if count > 1), None)
-    if twice is not None:
-        raise DataError(f"line {heading.first} names two columns '{twice}'; rename one of them")
-    columns = {}
-    for place, name in enumerate(names):
-        values = [row.fields[place] or None if place < len(row.fields) else None for row in rows]
-        if name or any(values):
-            columns[name or f"Unnamed: {place}"] = values
-        if not name and place and any(values):
-            row = next(row for row, value in zip(rows, values, strict=True) if value)
-            raise DataError(
-                f"line {row.first} has '{row.fields[place][:40]}' where the heading names no column; name it, or quote "
-                f"texts that hold '{delimiter}'"
-            )
-    return columns
-
-
-def _of_another_length(row: _Record, heading: _Record, delimiter: str) -> DataError:
-    more = f"quote texts that hold '{delimiter}', and remove lines above the heading"
-    remedy = more if len(row.fields) > len(heading.fields) else "write empty fields too"
-    return DataError(
-        f"line {row.first} has {len(row.fields)} fields, the heading (line {heading.first}) {len(heading.fields)}; "
-        f"{remedy}"
-    )
+        # the first column may lack a name: that of an index which pandas wrote
+        nameless = any(field and not name for name, field in zip(names[1:], row.fields[1:], strict=False))
+        if nameless or len(row.fields) not in (len(names), named):
+            counts = f"line {row.first} has {len(row.fields)} fields, the heading (line {heading.first}) {named}"
+            raise DataError(f"{counts}; quote texts that hold '{delimiter}', and leave nothing above the heading")
+    columns = list(zip_longest(*(row.fields for row in rows))) or [()] * len(names)
+    named_columns = zip(names, columns, strict=False)
+    return {
+        name or "Unnamed: 0": [value or None for value in column]
+        for name, column in named_columns
+        if name or any(column)
+    }

@@ -25,17 +25,15 @@ from polyfed.data.annotations import (
 )
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.delimited import Rows
-from polyfed.data.draws import drawn_splits, key_of
-from polyfed.data.pictures import opened_picture, picture_endings
+from polyfed.data.pictures import picture_endings
 
-IMAGE, AUDIO, LABEL, MASK = "image", "audio", "label", "mask"
-"""Columns of pictures, of recordings in a folder without pictures, of the names of class folders, and of masks."""
+IMAGE, AUDIO, LABEL = "image", "audio", "label"
+"""Columns of pictures, of recordings in a folder without pictures, and of the names of class folders."""
 
 _SOUNDS = frozenset(("wav",))
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _MASKS = re.compile(r"(seg(mentation)?_?)?(masks?|labels?)|annotations|segmentations?|ground_?truth|gt", re.I)
 _OF_MASK = re.compile(r"[_-](mask|seg|segmentation|label|gt)s?$", re.I)  # at the end of a mask's name
-_COLOURS = 64  # of a mask at most; photos have more
 _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
 
 
@@ -49,7 +47,6 @@ class FolderLayout:
         file_column: column with file names; None: one of the usual.
         split_column: column that says the split; None: ``split``, if there is one.
         splits: pairs of our split and the names that mean it; empty: the usual ones.
-        fractions: pairs of a split and its share, where nothing tells.
         refuses_gaps: whether rows of pictures that are not there are an error.
     """
 
@@ -58,7 +55,6 @@ class FolderLayout:
     file_column: str | None = None
     split_column: str | None = None
     splits: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    fractions: tuple[tuple[str, float], ...] = ()
     refuses_gaps: bool = True
 
     @property
@@ -84,7 +80,7 @@ class FolderTable:
         unused: pictures of the folder that no row names.
         without_picture: what rows call pictures that are not there, where these rows are left out.
         unread: ending -> files of the folder that are neither pictures nor recordings, nor say anything about them.
-        is_drawn: whether splits are drawn, as nothing tells them.
+        is_told: whether anything tells splits; else all is ``train``.
     """
 
     rows: pa.Table
@@ -94,7 +90,7 @@ class FolderTable:
     unused: tuple[str, ...] = ()
     without_picture: tuple[str, ...] = ()
     unread: Mapping[str, int] = field(default_factory=dict)
-    is_drawn: bool = False
+    is_told: bool = False
 
     def of(self, split: str) -> pa.Table:
         return self.rows.filter(pa.array([one == split for one in self.splits]))
@@ -150,14 +146,14 @@ def _read(layout: FolderLayout, stamp: str) -> FolderTable:
     rows, without_picture = _rows(layout, pictures, annotations)
     table = _arrow({name: values for name, values in rows.items() if name not in (_BASE, _TOLD)}, layout)
     told = _told_splits(rows, layout)
-    splits = told or _drawn(rows, layout)
+    splits = told or ("train",) * _count(rows)
     parts = _pictures_of(rows, pictures, layout)
     if FILE not in rows:
-        return FolderTable(table, splits, stamp, unread=unread, is_drawn=not told)
+        return FolderTable(table, splits, stamp, unread=unread, is_told=bool(told))
     for name, paths in ({column: rows[FILE]} | parts).items():
         table = _with_pictures(table, name, paths)
     unused = sorted(set(pictures).difference(rows[FILE], *parts.values()))
-    return FolderTable(table, splits, stamp, column, tuple(unused), without_picture, unread, not told)
+    return FolderTable(table, splits, stamp, column, tuple(unused), without_picture, unread, bool(told))
 
 
 def _with_ending(folder: Path, endings: frozenset[str]) -> list[str]:
@@ -201,7 +197,7 @@ def _rows(layout: FolderLayout, pictures: Sequence[str], files: Sequence[Path]) 
     if not pictures:
         wanted = "pictures or WAV files, captions.csv, metadata.csv, train.csv, texts.txt"
         raise DataError(f"there is nothing to read in '{layout.folder}'; it should hold {wanted}, or the like")
-    return _with_masks(pictures, layout.folder) or _class_folders(pictures, layout), ()
+    return _class_folders(pictures, layout), ()
 
 
 def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:
@@ -250,40 +246,33 @@ def _matched(rows: Rows, pictures: Sequence[str], layout: FolderLayout, file: Pa
     if FILE not in rows:
         columns = ", ".join(name for name in rows if name not in (_BASE, _TOLD))
         raise DataError(
-            f"'{file}' has no column of file names, such as file_name; name it in file_column; columns: {columns}"
+            f"'{file}' has no column of file names, such as file_name; name it (file_column) among {columns}"
         )
     place = _finder(pictures)
     paths = [place(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
-    missing = [
-        (str(name), base) for name, base, path in zip(rows[FILE], rows[_BASE], paths, strict=True) if path is None
-    ]
+    missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
     told = _check_gaps(missing, len(paths), layout, file)
     kept = [number for number, path in enumerate(paths) if path is not None]
-    matched = {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}
-    return matched, told
+    return {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}, told
 
 
-def _check_gaps(missing: Sequence[tuple[str, str]], rows: int, layout: FolderLayout, file: Path) -> tuple[str, ...]:
+def _check_gaps(missing: Sequence[str], rows: int, layout: FolderLayout, file: Path) -> tuple[str, ...]:
     """What rows call pictures that are not there, or not of a kind that is read."""
     if not missing:
         return ()
-    there = _finder([name for name in _files_in(layout.folder) if PurePosixPath(name).suffix])
-    ending = {name: PurePosixPath(there(name, base) or "").suffix for name, base in dict.fromkeys(missing)}
-    first = next((name for name in ending if ending[name]), None)
-    if first is not None and (len(missing) == rows or layout.refuses_gaps):
-        raise DataError(
-            f"'{file}': '{first}' is there, but {ending[first]} is not read; convert it to a picture of another format"
-        )
+    there = {PurePosixPath(name).name for name in _files_in(layout.folder)}
+    hints = dict.fromkeys(missing, "")
+    for name in (name for name in hints if PurePosixPath(name.replace("\\", "/")).name in there):
+        hints[name] = f" (there, but {PurePosixPath(name).suffix} is not read; convert it)"
+    first, hint = max(hints.items(), key=lambda entry: bool(entry[1]))
     if len(missing) == rows:
-        raise DataError(
-            f"'{file}': no picture called '{missing[0][0]}', nor any other of its rows, is in '{layout.folder}'"
-        )
+        raise DataError(f"'{file}': no picture called '{first}', nor any other of its rows, is in the folder{hint}")
     if layout.refuses_gaps:
         raise DataError(
-            f"'{file}' names {len(ending)} pictures that are not in '{layout.folder}', first '{missing[0][0]}'; "
+            f"'{file}' names {len(hints)} pictures that are not in '{layout.folder}', first '{first}'{hint}; "
             "add them, or leave these rows out (incomplete: leave_out)"
         )
-    return tuple(f"{name} (there, but {end} is not read; convert it)" if end else name for name, end in ending.items())
+    return tuple(name + hint for name, hint in hints.items())
 
 
 def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
@@ -300,7 +289,7 @@ def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
             by_name.setdefault(name, []).append(path)
 
     def find(name: str, base: str) -> str | None:
-        wanted = PurePosixPath(base, name.strip().replace("\\", "/")).as_posix()
+        wanted = _below(base, name)
         if wanted in paths:
             return wanted
         folded = PurePosixPath(_folded(wanted))
@@ -332,42 +321,6 @@ def _joined(rows: Rows) -> Rows:
     return joined
 
 
-def _with_masks(pictures: Sequence[str], folder: Path) -> Rows:
-    """Pictures with their masks, where folders such as ``images`` and ``masks`` hold equally called ones; else nothing.
-
-    Raises:
-        DataError: most of the masks have pictures, and some have not, or some pictures have no mask.
-    """
-    places = {place for path in pictures for place, part in enumerate(_folders(path)) if _MASKS.fullmatch(part)}
-    if len(places) != 1:
-        return {}
-    (level,) = places
-    halves: dict[bool, dict[str, str]] = {False: {}, True: {}}
-    for path in pictures:
-        folders, is_mask = _folders(path), bool(_MASKS.fullmatch("".join(_folders(path)[level : level + 1])))
-        stem = PurePosixPath(path).stem
-        key = "/".join((*folders[:level], *folders[level + 1 :], _OF_MASK.sub("", stem) if is_mask else stem))
-        halves[is_mask][key] = path
-    images, masks = halves.values()
-    common = images.keys() & masks.keys()
-    if 2 * len(common) < len(masks) or not _is_mask(folder / masks[min(common)]):
-        return {}
-    if odd := sorted(images.keys() ^ masks.keys()):
-        raise DataError(
-            f"'{folder}': {len(common)} pictures have masks of their names, but '{(images | masks)[odd[0]]}' has no "
-            "counterpart; add or remove it, or name the columns file_name and mask in a metadata.csv"
-        )
-    return {FILE: [images[key] for key in images], MASK: [masks[key] for key in images]}
-
-
-def _is_mask(file: Path) -> bool:
-    try:
-        with opened_picture(file.read_bytes()) as image:
-            return image.convert("RGB").getcolors(_COLOURS) is not None
-    except Exception:  # Pillow's decoders raise anything
-        return False
-
-
 def _class_folders(pictures: Sequence[str], layout: FolderLayout) -> Rows:
     """Pictures with the innermost folder above them, but for that of the split, as label."""
     level = _split_level(pictures, layout, needs_class=True)
@@ -382,7 +335,19 @@ def _class_folders(pictures: Sequence[str], layout: FolderLayout) -> Rows:
                 "file_name, caption), or put them into folders of their classes"
             )
         labels.append(classes[-1])
+    _refuse_masks(pictures, labels, layout)
     return {FILE: list(pictures), LABEL: labels}
+
+
+def _refuse_masks(pictures: Sequence[str], labels: Sequence[str], layout: FolderLayout) -> None:
+    """Raise DataError if what seems a class are masks of pictures that are called as they are."""
+    stems: dict[str, set[str]] = {}
+    for path, label in zip(pictures, labels, strict=True):
+        stems.setdefault(label, set()).add(_OF_MASK.sub("", PurePosixPath(path).stem))
+    for label in filter(_MASKS.fullmatch, stems):
+        if other := next((one for one in stems if one != label and stems[one] == stems[label]), None):
+            names = f"'{layout.folder}': pictures of '{label}' are called as those of '{other}'"
+            raise DataError(f"{names}; name masks in a metadata.csv (columns file_name, mask), or rename the class")
 
 
 def _folders(path: str) -> tuple[str, ...]:
@@ -426,17 +391,17 @@ def _pictures_of(rows: Rows, pictures: Sequence[str], layout: FolderLayout) -> d
         known = [value for value in rows[name] if value is not None]
         if not known or not all(isinstance(value, str) and _ending(value) in picture_endings() for value in known):
             continue
-        paths = [
-            None if value is None else PurePosixPath(base, value.strip().replace("\\", "/")).as_posix()
-            for value, base in zip(rows[name], bases, strict=True)
-        ]
-        missing = [path for path in paths if path is not None and path not in there]
-        if len(missing) == len(known) or paths == rows[FILE]:
+        paths = [value and _below(base, value) for value, base in zip(rows[name], bases, strict=True)]
+        if there.isdisjoint(paths) or paths == rows[FILE]:
             continue
-        if missing:
-            raise DataError(f"'{layout.path}', column '{name}': there is no picture '{missing[0]}'; add it")
+        if missing := set(paths) - there - {None}:
+            raise DataError(f"'{layout.path}', column '{name}': there is no picture '{min(missing)}'; add it")
         found[name] = paths
     return dict(sorted(found.items()))
+
+
+def _below(base: str, name: str) -> str:
+    return PurePosixPath(base, name.strip().replace("\\", "/")).as_posix()
 
 
 # ---- splits
@@ -473,14 +438,7 @@ def _told(rows: Rows, layout: FolderLayout) -> Iterable[list[str | None]]:
     if _TOLD in rows:
         yield [layout.split_called(name) for name in rows[_TOLD]]
     if FILE in rows:
-        level = _split_level(rows[FILE], layout, needs_class=_TOLD not in rows and MASK not in rows)
+        level = _split_level(rows[FILE], layout, needs_class=_TOLD not in rows)
         yield [None if level is None else layout.split_called(_folders(path)[level]) for path in rows[FILE]]
         listed: Mapping[str, str] = listed_splits(layout.folder)
         yield [listed.get(PurePosixPath(path).name) for path in rows[FILE]]
-
-
-def _drawn(rows: Rows, layout: FolderLayout) -> tuple[str, ...]:
-    """By a hash of each picture's path, or of a text's content: the same on every machine, equal texts together."""
-    content = [values for name, values in rows.items() if name not in (_BASE, _TOLD)]
-    keys = rows.get(FILE) or list(map(key_of, zip(*content, strict=True)))
-    return drawn_splits(keys, dict(layout.fractions), f"'{layout.path}'")

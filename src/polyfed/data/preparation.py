@@ -81,16 +81,15 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
         raise DataError(
             f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them there"
         )
-    findings = FolderFindings(
-        unused=content.unused,
-        without_picture=content.without_picture,
-        unread=content.unread,
-        roles=ColumnRoles.of(content.rows),
-    )
+    findings = FolderFindings(unused=content.unused, without_picture=content.without_picture, unread=content.unread)
+    findings.roles = ColumnRoles.of(content.rows)
     found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
     with _appearing(destination) as temporary:
-        for split in (name for name in _ORDER if name in content.splits):
-            rows = content.of(split)
+        for split in (
+            one for one in _ORDER if one in content.splits or (folder.fractions.get(one) and not content.is_told)
+        ):
+            table = folder.rows(split, name="prepare", data_dir=None)
+            rows = pa.table({column: table.read(column) for column in table.schema.names})
             findings.items[split] = _write(rows, split, temporary, found)
             if not findings.items[split]:
                 raise DataError(f"'{folder.path}', split '{split}': none of {len(rows)} items is left; {found.reasons}")

@@ -19,18 +19,7 @@ import pyarrow.compute as pc
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import (
-    Mask,
-    class_names,
-    empty,
-    fingerprint_of,
-    innermost,
-    is_list,
-    is_text,
-    lacking,
-    plain_type,
-)
-from polyfed.data.draws import drawn_splits, key_of
+from polyfed.data.arrow import Mask, class_names, empty, fingerprint_of, innermost, is_list, is_text, lacking
 from polyfed.data.labels import label_column, unless_blank
 from polyfed.data.source import Column, Source, Split, called
 
@@ -121,45 +110,20 @@ class TableSource(Source):
         "with a null or blank one only to itself",
     )
 
-    fractions: dict[str, Share] = Field(
-        default_factory=dict,
-        description="validation or test -> share of train that is drawn for it, where the source has no such split; "
-        "the same rows on every machine",
-    )
-
-    @model_validator(mode="after")
-    def _leave_something(self) -> Self:
-        if unknown := self.fractions.keys() - {"validation", "test"}:
-            raise ValueError(f"fractions: '{min(unknown)}' is no split to be drawn; valid: validation, test")
-        if sum(self.fractions.values()) >= 1:
-            raise ValueError(f"fractions add up to {sum(self.fractions.values()):g}; leave something for train")
-        return self
-
     @abstractmethod
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The table of one split as it is stored; arguments and errors are those of ``open``."""
 
+    def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The table of one split, stored or drawn."""
+        return self.table(split, name=name, data_dir=data_dir)
+
     def has(self, split: str, name: str = "", data_dir: Path | None = None) -> bool:
         """Whether the split is stored."""
         try:
-            self.table(split, name=name, data_dir=data_dir)
+            return bool(self.table(split, name=name, data_dir=data_dir))
         except DataError:
             return False
-        return True
-
-    def missing_shares(self, name: str, data_dir: Path | None) -> dict[str, float]:
-        """Split that is not stored -> share of ``train`` that is drawn for it."""
-        return {
-            split: share for split, share in self.fractions.items() if share and not self.has(split, name, data_dir)
-        }
-
-    def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The table of one split, drawn where it is not stored; values as they are, whatever encodes them."""
-        shares = self.missing_shares(name, data_dir) if split in ("train", *self.fractions) else {}
-        if split != "train" and split not in shares:
-            return _decoded(self.table(split, name=name, data_dir=data_dir))
-        table = _decoded(self.table("train", name=name, data_dir=data_dir))
-        return _drawn(table, split, shares, name) if shares else table
 
     def most_items(self, split: str, name: str) -> int | None:
         """See ``Source``."""
@@ -179,41 +143,63 @@ class TableSource(Source):
         return split_of_table(self.rows(split, name=name, data_dir=data_dir), self, name)
 
 
-def _decoded(table: SplitTable) -> SplitTable:
-    """Categories and views of texts as texts, wherever a column is read."""
-    kinds = {entry.name: plain_type(entry.type) for entry in table.schema}
-    odd = {entry.name: kinds[entry.name] for entry in table.schema if kinds[entry.name] != entry.type}
-    if not odd:
-        return table
+class StoredSource(TableSource):
+    """A source of tables that somebody stored; a split that is missing may be drawn from ``train``."""
 
-    def plain(read: Callable[[str], pa.ChunkedArray]) -> Callable[[str], pa.ChunkedArray]:
-        return lambda column: read(column).cast(odd[column]) if column in odd else read(column)
+    fractions: dict[str, Share] = Field(
+        default_factory=dict,
+        description="validation or test -> share of train that is drawn for it, where the source has no such split; "
+        "the same rows on every machine",
+    )
 
-    schema = pa.schema([entry.with_type(kinds[entry.name]) for entry in table.schema], table.schema.metadata)
-    everywhere = table.everywhere and plain(table.everywhere)
-    return replace(table, read=plain(table.read), schema=schema, everywhere=everywhere, take=None)
+    @model_validator(mode="after")
+    def _leave_something(self) -> Self:
+        if unknown := self.fractions.keys() - {"validation", "test"}:
+            raise ValueError(f"fractions: '{min(unknown)}' is no split to be drawn; valid: validation, test")
+        if sum(self.fractions.values()) >= 1:
+            raise ValueError(f"fractions add up to {sum(self.fractions.values()):g}; leave something for train")
+        return self
+
+    def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """See ``TableSource``."""
+        shares = {}
+        if split in ("train", *self.fractions):
+            shares = {one: share for one, share in self.fractions.items() if not self.has(one, name, data_dir)}
+        stored = self.table("train" if split in shares else split, name=name, data_dir=data_dir)
+        return _drawn(stored, split, shares) if shares and stored.split == "train" else stored
 
 
-def _drawn(table: SplitTable, split: str, shares: Mapping[str, float], name: str) -> SplitTable:
-    """The rows of ``train`` that a split has; equal ids, or without ids equal texts, are in one split."""
+def _drawn(table: SplitTable, split: str, shares: Mapping[str, float]) -> SplitTable:
+    """The rows of ``train`` that a split has, by a hash of ids, or without ids of all but pictures and recordings.
+
+    They are the same on every machine, and equal ids, or equal contents, are in one split.
+    """
     if table.ids is not None:
-        table.require(table.ids, f"{table.place} (source '{name}', id)")
-    texts = [entry.name for entry in table.schema if is_text(innermost(entry.type))]
-    known = texts if table.ids is None else [table.ids]
-    keys = list(map(key_of, zip(*(table.read(column).to_pylist() for column in known), strict=True)))
-    splits = drawn_splits(keys or range(table.count()), shares, f"source '{name}', {table.place}")
-    rows = np.array([one == split for one in splits])
-    stamp = f"{split} of {sorted(shares.items())}"
-    take = table.take
+        table.require(table.ids, table.place)
+    plain = [entry.name for entry in table.schema if not _is_binary(entry.type)] if table.ids is None else [table.ids]
+    rows = zip(*(table.read(column).to_pylist() for column in plain), strict=True)
+    keys = ["\x1f".join("<NA>" if value is None else str(value) for value in row) for row in rows]
+    keys = keys or [str(row) for row in range(table.count())]
+    order = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
+    counts = {one: round(share * len(order)) or bool(share) for one, share in shares.items()}
+    if order and sum(counts.values()) >= len(order):
+        remedy = f"too few to draw {' and '.join(counts)} from; add some, or set these shares to 0 (fractions)"
+        raise DataError(f"'{table.where}' has {len(order)} items, {remedy}")
+    parts = [one for one, count in counts.items() for _ in range(count)]
+    split_of = dict.fromkeys(order, "train") | dict(zip(order, parts, strict=False))
+    mask = pa.array([split_of[key] == split for key in keys])
     return replace(
         table,
-        read=lambda column: table.read(column).filter(pa.array(rows)),
-        count=lambda: int(rows.sum()),
+        read=lambda column: table.read(column).filter(mask),
+        count=lambda: pc.sum(mask).as_py(),
         split=split,
-        fingerprint=fingerprint_of(table.fingerprint, stamp),
-        recipe=table.recipe and fingerprint_of(table.recipe, stamp),
-        take=None if take is None else lambda column, chosen: take(column, np.flatnonzero(rows)[chosen]),
+        fingerprint=fingerprint_of(table.fingerprint, split, sorted(shares.items())),
+        take=None,
     )
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(innermost(kind)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:

@@ -11,13 +11,13 @@ from pydantic import Field
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import dataset_column, fingerprint_of, fingerprint_of_files, joined
 from polyfed.data.source import folder_of
-from polyfed.data.tables import SplitTable, TableSource
+from polyfed.data.tables import SplitTable, StoredSource
 
 _ENDINGS = (".arrow", ".feather", ".ipc")
 _SAVED = ("dataset_dict.json", "state.json")
 
 
-class Arrow(TableSource):
+class Arrow(StoredSource):
     """What ``save_to_disk`` of ``datasets`` wrote, or files ``train.arrow`` (.feather, .ipc) in a folder, as they are.
 
     A data set without splits, or a single file, is ``train``. Pictures are image features with their bytes, or with

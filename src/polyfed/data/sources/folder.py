@@ -11,10 +11,10 @@ from polyfed.core.errors import DataError, nearest
 from polyfed.data.annotations import FILE
 from polyfed.data.folder_table import FolderLayout, folder_table
 from polyfed.data.source import folder_of
-from polyfed.data.tables import Share, SplitTable, TableSource
+from polyfed.data.tables import Share, SplitTable, StoredSource
 
 
-class Folder(TableSource):
+class Folder(StoredSource):
     """A folder of pictures with captions or labels, of pictures in class folders, or of texts, without conversion.
 
     Found without being told: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
@@ -48,9 +48,10 @@ class Folder(TableSource):
         description="share of each split where nothing tells; the rest is train",
     )
 
-    def missing_shares(self, name: str, data_dir: Path | None) -> dict[str, float]:
-        """None: shares are drawn as the folder is read, and only where nothing tells splits."""
-        return {}
+    def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """See ``TableSource``; shares are drawn only where nothing tells splits."""
+        is_told = folder_table(self.layout(name, data_dir)).is_told
+        return (self.table if is_told else super().rows)(split, name=name, data_dir=data_dir)
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; lists the folder and reads its annotations."""
@@ -88,6 +89,5 @@ class Folder(TableSource):
             file_column=self.file_column,
             split_column=self.split_column,
             splits=tuple(self.splits.items()),
-            fractions=tuple(self.fractions.items()),
             refuses_gaps=self.incomplete == "refuse",
         )

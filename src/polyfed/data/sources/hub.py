@@ -9,10 +9,10 @@ from pydantic import Field
 
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import dataset_column, fingerprint_of, joined
-from polyfed.data.tables import SplitTable, TableSource
+from polyfed.data.tables import SplitTable, StoredSource
 
 
-class Hub(TableSource):
+class Hub(StoredSource):
     """A data set of the Hugging Face hub, downloaded once, then read column by column from its cache."""
 
     repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of, joined
 from polyfed.data.registered import digest_of_registered, registered_data
-from polyfed.data.tables import SplitTable, TableSource
+from polyfed.data.tables import SplitTable, StoredSource
 
 
-class Memory(TableSource):
+class Memory(StoredSource):
     """Data of this Python process, such as a notebook's: a ``datasets.Dataset``, a pandas frame, a list of rows.
 
     ``polyfed.register_data(NAME, DATA)`` puts them there. A run with them can be resumed, evaluated and exported with

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of_files, innermost, is_text
+from polyfed.data.arrow import fingerprint_of_files, innermost, is_text, plain_type
 from polyfed.data.source import OTHER_LAYOUTS, folder_of
-from polyfed.data.tables import SplitTable, TableSource
+from polyfed.data.tables import SplitTable, StoredSource
 
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
 _T = TypeVar("_T")
 
 
-class Parquet(TableSource):
+class Parquet(StoredSource):
     """A folder with ``<split>.parquet`` or ``<split>-00000-of-00002.parquet``, ... for every split.
 
     Only the columns that are asked for are read. Class names come from the files' Hugging Face metadata. Files may hold
@@ -113,7 +113,7 @@ class ParquetShards:
             common = field.type
             for kind in kinds:
                 common = _common(common, kind) or common
-            schema = schema.set(place, field.with_type(common))
+            schema = schema.set(place, field.with_type(plain_type(common)))
         return schema
 
     def read(self, column: str) -> pa.ChunkedArray:
@@ -150,7 +150,7 @@ class ParquetShards:
                     "write both files with one type"
                 )
             common, holder = both, holder if both == common else file
-        return common
+        return plain_type(common)
 
     def _of_file(self, file: Path, read: Callable[[Path], _T]) -> _T:
         try:
