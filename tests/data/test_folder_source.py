@@ -223,7 +223,7 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
         (
             {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},
             {},
-            "has no column of file names.* among name, caption",
+            "has no column of file names.*: name, caption",
         ),
         (
             {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},

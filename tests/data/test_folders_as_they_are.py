@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +20,8 @@ from polyfed.data.preparation import prepare_folder
 from polyfed.data.roles import ColumnRoles
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.starter_encoders import StarterEncoders
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -179,3 +184,83 @@ def test_every_table_draws_splits_that_it_lacks(tmp_path: Path) -> None:
     assert len(set.union(*map(set, parts))) == sum(len(set(part)) for part in parts) == 20
     pq.write_table(pa.table({"text": ["a test"]}), tmp_path / "test.parquet")
     assert len(source.open("test", name="mine", data_dir=None)) == 1
+
+
+# ---- what prepare and init say before anything is written
+
+
+def test_a_sample_and_classes_that_a_split_lacks_are_shown(cli: Cli, tmp_path: Path) -> None:
+    rows = "".join(f"{name}{k}.png,{name} of {k},{name},{split}\n" for k, (name, split) in enumerate(SPLIT_CLASSES))
+    folder = pictures(tmp_path / "data", *(f"{name}{k}.png" for k, (name, _) in enumerate(SPLIT_CLASSES)))
+    (folder / "labels.csv").write_text("file_name,title,label,split\n" + rows)
+    (folder / "scan.dcm").write_bytes(b"x")
+    code, out, err = cli("prepare", folder, tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "'cat' is not in test" in " ".join(out.split())
+    for line in ("image (picture): 8 x 8 PNG", "title (text): cat of 0", "label (class): cat"):
+        assert line in out
+    code, out, err = cli("init", "mine.yaml", "--pictures", folder, "--clients", 1)
+    assert (code, err) == (0, "")
+    assert "label (class): cat" in out
+    assert "warning: 'cat' is not in test" in out
+    assert "warning: 1 .dcm: not read" in out
+
+
+SPLIT_CLASSES = [(name, "train") for name in ("cat", "dog", "cow") * 8] + [("dog", "test"), ("cow", "test")] * 4
+
+
+def test_what_a_view_or_a_network_cannot_read_is_refused_before_anything_is_written(cli: Cli, tmp_path: Path) -> None:
+    for k in range(8):
+        path = tmp_path / "sounds" / "ab"[k % 2] / f"{k}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile(path)
+    pictures(tmp_path / "photos", *(f"{name}/{k}.png" for name in "ab" for k in range(8)))
+    for name, file in (("reader", "tokenizer.json"), ("viewer", "preprocessor_config.json")):
+        (tmp_path / "weights" / name).mkdir(parents=True)
+        for part in ("config.json", file, "model.safetensors"):
+            (tmp_path / "weights" / name / part).write_text("{}")
+    for given, words in (
+        (("--pictures", tmp_path / "sounds"), "column 'audio' holds no pictures"),
+        (
+            ("--pictures", tmp_path / "photos", "--image-encoder", "reader"),
+            "--image-encoder reader: .* reads no images",
+        ),
+        (("--pictures", tmp_path / "photos", "--text-encoder", "viewer"), "--text-encoder viewer: .* reads no texts"),
+    ):
+        code, _, err = cli("init", "mine.yaml", *given, "--weights-dir", tmp_path / "weights")
+        assert code == 2
+        assert re.search(words, " ".join(err.split()))
+        assert not Path("mine.yaml").exists()
+
+
+def soundfile(path: Path) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(b"\0\0" * 800)
+
+
+def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_path: Path) -> None:
+    rows = {"text": [f"text {k} of it" for k in range(60)], "label": [("a", "b")[k % 2] for k in range(60)]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    code, _, err = cli("prepare", tmp_path / "saved", tmp_path / "out")
+    assert code == 2
+    assert "was saved by `datasets`, and needs no preparation; the source {name: arrow, path: saved}" in " ".join(
+        err.split()
+    )
+    code, _, err = cli("init", "mine.yaml", "--texts", tmp_path / "saved", "--clients", 2)
+    assert (code, err) == (0, "")
+    source = Experiment.load("mine.yaml").data.sources["texts"]
+    assert source.component_name() == "arrow"
+    assert len(source.open("test", name="texts", data_dir=None)) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("minilm", "Ein Hund läuft", True),
+        ("minilm", "a dog of the park", False),
+        ("multilingual-e5", "Ein Hund", False),
+    ],
+)
+def test_the_language_of_the_text_network_is_told(name: str, text: str, said: bool) -> None:
+    assert bool(StarterEncoders({"text": name}).languages([text] * 5)) == said

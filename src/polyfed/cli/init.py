@@ -74,8 +74,14 @@ def init_command(
         file.unlink()
         raise
     Terminal().print_tables(tables)
-    for warning in sources[0].warnings:
-        typer.echo(f"warning: {warning}")
+    for source in sources:
+        typer.echo("\n  ".join([f"the first training item of {source.kind}:", *source.sample]))
+        for warning in [
+            *(source.warnings if source is sources[0] else ()),
+            *source.told_of,
+            *encoders.languages(source.texts),
+        ]:
+            typer.echo(f"warning: {warning}")
     if missing := encoders.missing(modalities_of(paths)):
         typer.echo(OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")

@@ -60,6 +60,7 @@ def prepare_command(
     ):
         findings = prepare_folder(folder, destination, drop_duplicates=drop_duplicates)
     console.print_tables(_tables(findings, destination / REPORT))
+    typer.echo("\n  ".join(["the first training item:", *findings.sample]))
     typer.echo("as a source of an experiment, below `data.sources`:")
     typer.echo(
         f"  {destination.name}: {{name: parquet, path: {destination.name}{_id(findings)}, {findings.roles.settings}}}"
@@ -79,6 +80,7 @@ def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
         "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
         "rows whose pictures are not there, left out": findings.without_picture,
         "pictures whose values are not of 8 bits, scaled": _numbers("from {}", findings.scaled),
+        "classes that a split lacks": findings.absent,
         "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],
         "the same in two splits": [f"{first} = {second}" for first, second in findings.in_two_splits],
         "columns with nothing in them, and of how many items": _numbers("{}", findings.lacking),

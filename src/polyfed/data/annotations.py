@@ -35,7 +35,8 @@ _TOKEN = re.compile(r"(?P<file>[^#\t]+)(#\d+)?\t(?P<text>.+)")
 _TEXTS = re.compile("(caption|text|sentence|comment|report|finding|impression|question|answer)s?|raw")
 # written as programs write numbers: 007, 1e5 and 12:30 are names
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?|-?\d(\.\d+)?e[+-]\d+", re.ASCII)
-_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""Files, of which any is in what ``save_to_disk`` of ``datasets`` wrote."""
 
 
 def split_called(name: str) -> str | None:
@@ -59,11 +60,9 @@ def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:
     Raises:
         DataError: there are several that none of the known names tells apart.
     """
-    if any((folder / name).is_file() for name in _SAVED) and any(folder.rglob("*.arrow")):
+    if any((folder / name).is_file() for name in SAVED) and any(folder.rglob("*.arrow")):
         source = f"{{name: arrow, path: {folder.name}}}"
-        raise DataError(
-            f"'{folder}' was saved by `datasets`, and is no folder to prepare; the source {source} opens it"
-        )
+        raise DataError(f"'{folder}' was saved by `datasets`, and needs no preparation; the source {source} opens it")
     known = _known_files(folder, has_pictures)
     if known:
         return known

@@ -207,10 +207,8 @@ def _annotations(layout: FolderLayout, pictures: Sequence[str]) -> list[Path]:
         return annotation_files(layout.folder, bool(pictures))
     file = layout.folder / layout.annotations
     if not file.is_file():
-        here = [path.name for path in layout.folder.iterdir() if path.is_file()]
-        raise DataError(
-            f"there is no file '{layout.annotations}' in '{layout.folder}'; {nearest(file.name, here[:20])}"
-        )
+        hint = nearest(file.name, [path.name for path in layout.folder.iterdir() if path.is_file()][:20])
+        raise DataError(f"there is no file '{layout.annotations}' in '{layout.folder}'; {hint}")
     return [file]
 
 
@@ -245,9 +243,7 @@ def _matched(rows: Rows, pictures: Sequence[str], layout: FolderLayout, file: Pa
     """Rows with the paths of pictures in place of what the file calls them, and what it calls those not there."""
     if FILE not in rows:
         columns = ", ".join(name for name in rows if name not in (_BASE, _TOLD))
-        raise DataError(
-            f"'{file}' has no column of file names, such as file_name; name it (file_column) among {columns}"
-        )
+        raise DataError(f"'{file}' has no column of file names, such as file_name; name it in file_column: {columns}")
     place = _finder(pictures)
     paths = [place(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
     missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
@@ -268,10 +264,8 @@ def _check_gaps(missing: Sequence[str], rows: int, layout: FolderLayout, file: P
     if len(missing) == rows:
         raise DataError(f"'{file}': no picture called '{first}', nor any other of its rows, is in the folder{hint}")
     if layout.refuses_gaps:
-        raise DataError(
-            f"'{file}' names {len(hints)} pictures that are not in '{layout.folder}', first '{first}'{hint}; "
-            "add them, or leave these rows out (incomplete: leave_out)"
-        )
+        count = f"names {len(hints)} pictures that are not in '{layout.folder}', first '{first}'{hint}"
+        raise DataError(f"'{file}' {count}; add them, or leave these rows out (incomplete: leave_out)")
     return tuple(name + hint for name, hint in hints.items())
 
 
@@ -330,10 +324,8 @@ def _class_folders(pictures: Sequence[str], layout: FolderLayout) -> Rows:
         classes = [name for place, name in enumerate(folders) if place != level]
         if not classes:
             named = f" ('{folders[level]}' is taken for a split)" if level is not None and folders else ""
-            raise DataError(
-                f"'{layout.folder}' has pictures alone, such as '{path}'{named}; add a captions.csv (columns "
-                "file_name, caption), or put them into folders of their classes"
-            )
+            remedy = "add a captions.csv (columns file_name, caption), or put them into folders of their classes"
+            raise DataError(f"'{layout.folder}' has pictures alone, such as '{path}'{named}; {remedy}")
         labels.append(classes[-1])
     _refuse_masks(pictures, labels, layout)
     return {FILE: list(pictures), LABEL: labels}
@@ -427,10 +419,8 @@ def _of_column(values: Iterable[object], column: str, layout: FolderLayout) -> I
         if split is None:
             named = "; ".join(f"{ours}: {', '.join(names)}" for ours, names in layout.splits)
             valid = named or "train, validation, test"
-            raise DataError(
-                f"'{layout.folder}', column '{column}': '{value}' is none of the splits ({valid}); "
-                "say in `splits` what it belongs to"
-            )
+            what = f"'{value}' is none of the splits ({valid}); say in `splits` what it belongs to"
+            raise DataError(f"'{layout.folder}', column '{column}': {what}")
         yield split
 
 

@@ -23,6 +23,7 @@ from polyfed.data.folder_table import AUDIO, IMAGE, folder_table
 from polyfed.data.pictures import decode, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.roles import ColumnRoles, is_picture
 from polyfed.data.sources.folder import Folder
+from polyfed.data.tables import SplitTable
 
 REPORT = "report.json"
 """File of a prepared folder that says what was found."""
@@ -47,6 +48,8 @@ class FolderFindings:
         unused: pictures of the folder that no row names.
         without_picture: what rows call pictures that are not there; these rows are left out.
         unread: ending -> files of the folder that are not read.
+        absent: classes that a split lacks, though another has them.
+        sample: the first training item, a column a line with its role.
         scaled: how values that are not of 8 bits were scaled -> pictures.
         roles: columns that hold pictures, texts and classes, as far as can be guessed.
     """
@@ -59,6 +62,8 @@ class FolderFindings:
     unused: tuple[str, ...] = ()
     without_picture: tuple[str, ...] = ()
     unread: Mapping[str, int] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    sample: list[str] = field(default_factory=list)
     scaled: dict[str, int] = field(default_factory=dict)
     roles: ColumnRoles = field(default_factory=lambda: ColumnRoles(None, None, None))
 
@@ -78,21 +83,23 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
         raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
     content = folder_table(folder.layout("prepare", None))
     if content.files == AUDIO:
-        raise DataError(
-            f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them there"
-        )
+        raise DataError(f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them")
     findings = FolderFindings(unused=content.unused, without_picture=content.without_picture, unread=content.unread)
     findings.roles = ColumnRoles.of(content.rows)
     found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
+    tables: dict[str, SplitTable] = {}
     with _appearing(destination) as temporary:
         for split in (
             one for one in _ORDER if one in content.splits or (folder.fractions.get(one) and not content.is_told)
         ):
             table = folder.rows(split, name="prepare", data_dir=None)
             rows = pa.table({column: table.read(column) for column in table.schema.names})
+            tables[split] = table
             findings.items[split] = _write(rows, split, temporary, found)
             if not findings.items[split]:
                 raise DataError(f"'{folder.path}', split '{split}': none of {len(rows)} items is left; {found.reasons}")
+        findings.absent = findings.roles.absent(tables)
+        findings.sample = findings.roles.sample(tables["train"]) if "train" in tables else []
         write_atomically(temporary / REPORT, json.dumps(asdict(findings), indent=1, ensure_ascii=False).encode())
     return findings
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from polyfed.core.errors import DataError
 from polyfed.data.arrow import innermost, is_list, is_text
+from polyfed.data.pictures import opened_picture, picture_bytes, reason_of
+from polyfed.data.tables import SplitTable
 
 _TEXTS = ("captions", "caption", "text", "texts", "comment", "sentence", "title", "description", "report", "review")
 _REPEATING = re.compile("(" + "|".join(_TEXTS) + "|finding|impression|raw)s?")  # texts, however few differ
@@ -39,6 +43,39 @@ class ColumnRoles:
         label = _called(free, _LABELS) or _first(filter(lambda name: _repeats(table.column(name)), unusual))
         others = [name for name in texts if name != label]
         return cls(image, _called(others, _TEXTS) or _first(others), label)
+
+    def absent(self, splits: Mapping[str, SplitTable]) -> list[str]:
+        """Classes that a split lacks, though another has them."""
+        if self.label is None:
+            return []
+        columns = {split: table.read(self.label) for split, table in splits.items()}
+        held = {
+            split: set((pc.list_flatten(values) if is_list(values.type) else values).unique().to_pylist()) - {None}
+            for split, values in columns.items()
+        }
+        every = sorted(set().union(*held.values()), key=str)
+        return [f"'{one}' is not in {split}" for split, own in held.items() for one in every if one not in own]
+
+    def sample(self, table: SplitTable) -> list[str]:
+        """The first item, a column a line with its role, as it would be trained with.
+
+        Raises:
+            DataError: its picture is none.
+        """
+        role_of = {self.image: "picture", self.text: "text", self.label: "class"}
+        lines = []
+        for name in table.schema.names:
+            value = table.read(name)[0].as_py()
+            shown = " ".join(str(value[0] if isinstance(value, list) and value else value).split())[:60]
+            if role_of.get(name) == "picture":
+                try:
+                    with opened_picture(picture_bytes(value, table.folder)) as image:
+                        shown = f"{image.width} x {image.height} {image.format}"
+                except Exception as error:  # Pillow's decoders raise anything
+                    what = f"{table.place}: column '{name}' holds no pictures ({reason_of(error)})"
+                    raise DataError(f"{what}; for sounds see docs/how-to/other-modalities.md") from error
+            lines.append(f"{name} ({role_of.get(name, 'not used')}): {shown}")
+        return lines
 
     @property
     def settings(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -121,9 +121,10 @@ class TableSource(Source):
     def has(self, split: str, name: str = "", data_dir: Path | None = None) -> bool:
         """Whether the split is stored."""
         try:
-            return bool(self.table(split, name=name, data_dir=data_dir))
+            self.table(split, name=name, data_dir=data_dir)
         except DataError:
             return False
+        return True
 
     def most_items(self, split: str, name: str) -> int | None:
         """See ``Source``."""
@@ -198,7 +199,7 @@ def _drawn(table: SplitTable, split: str, shares: Mapping[str, float]) -> SplitT
     )
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def _is_binary(kind: pa.DataType) -> Any:
     return pa.types.is_struct(innermost(kind)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
@@ -494,8 +495,6 @@ def _column_ids(column: pa.ChunkedArray, name: str, place: str) -> tuple[str, ..
     ids = tuple(map(str, values))
     if len(set(ids)) < len(ids):
         twice, count = Counter(ids).most_common(1)[0]
-        raise DataError(
-            f"{place}, column '{name}': id '{twice}' occurs {count} times; "
-            "an item is one row (several captions go into a list), or leave `id` out"
-        )
+        remedy = "an item is one row (several captions go into a list), or leave `id` out"
+        raise DataError(f"{place}, column '{name}': id '{twice}' occurs {count} times; {remedy}")
     return ids

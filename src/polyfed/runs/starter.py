@@ -15,11 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.data.annotations import SAVED
 from polyfed.data.arrow import is_list
+from polyfed.data.folder_table import folder_table
 from polyfed.data.roles import ColumnRoles
+from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
-from polyfed.data.tables import SplitTable, TableSource
+from polyfed.data.tables import SplitTable, StoredSource
 from polyfed.runs.starter_encoders import FROM_SCRATCH, StarterEncoders
 from polyfed.runs.starter_sizes import SplitSize
 
@@ -54,6 +57,9 @@ class StarterSource:
         id: column that identifies an item, if one is known.
         settings: of the folder, beside its path.
         tests: split that a server is judged on -> how large it is; those that there are.
+        sample: the first training item, a column a line.
+        told_of: classes that a split lacks, and files that are not read.
+        texts: some of the training items.
     """
 
     kind: DataKind
@@ -64,6 +70,9 @@ class StarterSource:
     id: str | None
     settings: Mapping[str, Any]
     tests: Mapping[str, SplitSize]
+    sample: Sequence[str] = ()
+    told_of: Sequence[str] = ()
+    texts: Sequence[str] = ()
 
     @classmethod
     def of(cls, kind: DataKind, path: Path, told: Mapping[str, Any] = MappingProxyType({})) -> StarterSource:
@@ -79,19 +88,26 @@ class StarterSource:
         """
         whole = str(path.expanduser().absolute())
         is_parquet = not told and path.is_dir() and any(path.glob("*.parquet"))
-        settings = {} if is_parquet else {**told, **_fractions(kind, Folder(path=whole, **told, fractions={}))}
-        source: TableSource = Parquet(path=whole) if is_parquet else Folder(path=whole, **settings)
-        table = source.table("train", name=kind, data_dir=None)
+        is_saved = not told and any((path / name).is_file() for name in SAVED)
+        reader = Parquet if is_parquet else Arrow if is_saved else Folder
+        settings = {**told, **_fractions(kind, reader(path=whole, **told, fractions={}))}
+        source = reader(path=whole, **settings)
+        splits = ["train", *(split for split in _TESTED if _has(source, split))]
+        tables = {split: source.rows(split, name=kind, data_dir=None) for split in splits}
+        table, roles = tables["train"], _roles(kind, tables["train"], path)
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
         return cls(
             kind=kind,
             reader=source.component_name(),
             path=whole,
-            roles=_roles(kind, table, path),
+            roles=roles,
             items=table.count(),
             id=known if is_parquet else None,
             settings=settings,
-            tests={split: _test_size(kind, source, split) for split in _TESTED if _has(source, split)},
+            tests={split: _test_size(kind, source, split) for split in tables if split in _TESTED},
+            sample=roles.sample(table),
+            told_of=[*roles.absent(tables), *_unread(source)],
+            texts=[] if roles.text is None else _values(table.read(roles.text)).slice(0, 100).to_pylist(),
         )
 
     @property
@@ -115,16 +131,21 @@ def _roles(kind: DataKind, table: SplitTable, path: Path) -> ColumnRoles:
     return ColumnRoles(*(getattr(roles, part) if part in _NEEDS[kind] else None for part in _WORDS))
 
 
-def _has(source: TableSource, split: str) -> bool:
+def _has(source: StoredSource, split: str) -> bool:
     try:
-        source.table(split, name="", data_dir=None)
+        source.rows(split, name="", data_dir=None)
     except DataError:
         return False
     return True
 
 
-def _test_size(kind: DataKind, source: TableSource, split: str) -> SplitSize:
-    train, table = (source.table(one, name=kind, data_dir=None) for one in ("train", split))
+def _unread(source: StoredSource) -> list[str]:
+    unread = folder_table(source.layout("init", None)).unread if isinstance(source, Folder) else {}
+    return [f"{count} {ending}: not read" for ending, count in unread.items()]
+
+
+def _test_size(kind: DataKind, source: StoredSource, split: str) -> SplitSize:
+    train, table = (source.rows(one, name=kind, data_dir=None) for one in ("train", split))
     label = ColumnRoles.of(_columns(train)).label if "label" in _NEEDS[kind] else None
     if label is None:
         return SplitSize(table.count())
@@ -140,9 +161,9 @@ def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.list_flatten(column) if is_list(column.type) else column
 
 
-def _fractions(kind: DataKind, folder: Folder) -> dict[str, Any]:
+def _fractions(kind: DataKind, folder: StoredSource) -> dict[str, Any]:
     """Shares of validation and test that are drawn by the size of a folder; nothing where it tells its own splits."""
-    if any(_has(folder, split) for split in _TESTED):
+    if any(map(folder.has, _TESTED)):
         return {}
     share = _test_size(kind, folder, "train").share
     return {"fractions": dict.fromkeys(_TESTED, share)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, locate, read_backbone_config
 
 _LARGEST = 400 << 20  # bytes of weights that a laptop's cores encode pictures with in bearable time
+_ENGLISH = frozenset(["a", "an", "the", "of", "with", "and", "is", "are"])
+_MULTILINGUAL = re.compile("multi|xlm|labse|m3|german|deutsch|french|chinese|japanese", re.I)
 _POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
 
 OFFLINE = (
@@ -38,8 +41,21 @@ class StarterEncoders:
         names = dict(_found(weights)) if weights is not None else {}
         names |= {part: name for part, name in (("image", image), ("text", text)) if name is not None}
         for part, name in names.items():
-            locate(name, weights, key=f"--{part}-encoder")
+            folder = locate(name, weights, key=f"--{part}-encoder")
+            reads = {"image": (folder / PREPROCESSOR).is_file(), "text": has_tokenizer(folder)}
+            if any(reads.values()) and not reads[part]:
+                raise ConfigError(f"--{part}-encoder {name}: this network reads no {part}s; name another")
         return cls(names, weights)
+
+    def languages(self, texts: Sequence[str]) -> list[str]:
+        """What is to be said of the text network's language, where texts seem not to be English."""
+        name, words = self.names.get("text", ""), [text.lower().split() for text in texts if text]
+        english = sum(not _ENGLISH.isdisjoint(text) for text in words)
+        if not name or _MULTILINGUAL.search(name) or 4 * english >= len(words):
+            return []
+        return [
+            f"{name}: trained on English texts, unless its name or card says otherwise, and these seem to be others"
+        ]
 
     def missing(self, parts: Sequence[str]) -> list[str]:
         return [part for part in parts if part not in self.names]

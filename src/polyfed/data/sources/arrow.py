@@ -38,7 +38,9 @@ class Arrow(StoredSource):
         parts = _parts(place, name)
         wanted = self.splits.get(split, split)
         if wanted not in parts:
-            raise DataError(f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}")
+            raise DataError(
+                f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)} (or fractions)"
+            )
 
         data = parts[wanted]
         return SplitTable(

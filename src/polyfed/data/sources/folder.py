@@ -60,9 +60,8 @@ class Folder(StoredSource):
         rows = content.of(split)
         if not rows.num_rows:
             place = f"source '{name}', path '{self.path}'"
-            raise DataError(
-                f"{place}: no split '{split}'; {nearest(split, set(content.splits))}; or give it a share in `fractions`"
-            )
+            hint = f"{nearest(split, set(content.splits))}; or give it a share in `fractions`"
+            raise DataError(f"{place}: no split '{split}'; {hint}")
         return SplitTable(
             read=rows.column,
             count=lambda: rows.num_rows,

@@ -75,7 +75,8 @@ def _files(folder: Path, split: str, what: str) -> list[Path]:
         )
     shards = [match for match in matches if match["split"] == split]
     if not shards:
-        raise DataError(f"{what}: no split '{split}'; {nearest(split, {match['split'] for match in matches})}")
+        hint = f"{nearest(split, {match['split'] for match in matches})}; or give it a share in `fractions`"
+        raise DataError(f"{what}: no split '{split}'; {hint}")
     _require_complete(shards, f"{what}, split '{split}'")
     return [folder / match.string for match in shards]
 
