@@ -29,6 +29,7 @@ from study_records import (
     StudyRecord,
     evidence_section,
     evidence_table,
+    gains_table,
     index_text,
     ledger_text,
     papers_own,
@@ -40,6 +41,20 @@ from study_records import (
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path("docs/results")
 GAINS, GAIN = Path("docs/images/gains.svg"), "leaderboard-scarce"  # the README's picture, and the study that it shows
+GAIN_NAMES = {
+    "server alone": "server alone, tuned",
+    "change distillation": "[change distillation](docs/explanation/change-distillation.md), polyfed's own",
+    "no private data": "change distillation, clients without private data (control)",
+    "pooled": "all data in one place (ceiling)",
+    "procrustes mean": "[procrustes mean](docs/explanation/representation-exchange.md#spaces-that-are-not-the-same)",
+    "similarity": "CreamFL's exchange, learnt by similarities",
+    "creamfl": "[CreamFL](docs/explanation/creamfl.md)",
+    "fedafd": "[FedAFD](docs/explanation/fedafd.md)",
+}
+PAPERS_READ = (
+    "Primary claims of the papers' tables and figures, [re-run at a small scale](docs/reproduction.md) and judged by "
+    "paired seeds:"
+)
 SPEED, BENCHMARKS = Path("docs/reference/speed.md"), Path("benchmarks/record.json")
 BEGIN, END = "made by: make pages", "end of what make pages makes"
 _MARKS: Mapping[str, tuple[str, str]] = {".md": ("<!-- ", " -->\n"), ".yml": ("      # ", "\n")}
@@ -84,13 +99,19 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     menu = "".join(f"      - results/{record.page}\n" for record in recorded)
     return {
         "docs/results.md": f"\n{index_text(recorded, HOME.name)}\n",
-        "README.md": f"\n{evidence_table(told)}\n",
+        "README.md": f"\n{_gains_of(recorded)}{evidence_table(told)}\n",
         **{
             f"docs/{page}": f"\n{evidence_section(own[name], f'../{HOME.name}')}\n"
             for name, (page, _) in PAPERS.items()
         },
         "mkdocs.yml": menu,
     }
+
+
+def _gains_of(recorded: Sequence[StudyRecord]) -> str:
+    """The README's table of one study, and the sentence between it and the next table."""
+    shown = "".join(gains_table(record, "R@1 sum", GAIN_NAMES) for record in recorded if record.name == GAIN)
+    return f"{shown}\n{PAPERS_READ}\n\n"
 
 
 def speed_text(record: Mapping[str, Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -136,10 +137,13 @@ class StudyRecord:
 
     @property
     def outdated(self) -> str:
-        """What was tuned in the run, where the study tunes something else by now; empty where it does not."""
-        both = (self.study, Study.load(self.name, self.scale))
-        then, now = (study.tuning.in_words if study.tuning else "nothing" for study in both)
-        return f"tuned: {then}; the study tunes {now} by now" if then != now else ""
+        """What was tuned in the run, where the study tunes something else by now, and what it has besides."""
+        then, now = self.study, Study.load(self.name, self.scale)
+        tuned, tunes = (study.tuning.in_words if study.tuning else "nothing" for study in (then, now))
+        told = [f"tuned: {tuned}; the study tunes {tunes} by now"] if tuned != tunes else []
+        more = [*(f"row {row}" for row in now.rows if row not in then.rows)]
+        more += [f"column {column}" for column in now.columns if column not in then.columns]
+        return "; ".join([*told, *([f"without {', '.join(more)}, which the study has by now"] if more else [])])
 
 
 def records(home: Path) -> list[StudyRecord]:
@@ -179,7 +183,7 @@ def index_text(recorded: Sequence[StudyRecord], folder: str) -> str:
         for record in recorded
         for item in record.judgements
         if item.verdict in _DECIDED
-        for claim, *evidence in [claim_evidence(item)]
+        for claim, *evidence in [claim_evidence(item, record.study)]
     ]
     table = TextTable("What they decide", ("claim", "study", *_HEADS), claims)
     decided = [Markup(table.markdown(3))] if claims else []
@@ -200,6 +204,28 @@ def papers_own(paper: str, recorded: Sequence[StudyRecord]) -> list[StudyRecord]
     return sorted((record for record in recorded if record.source == paper), key=lambda record: record.place)
 
 
+def gains_table(record: StudyRecord, column: str, names: Mapping[str, str]) -> str:
+    """All rows of a study, the best first, each minus the reference, with the verdict where a claim is on just that.
+
+    Args:
+        record: of the study, which has no axes.
+        column: what is shown of it.
+        names: row -> what it is called, where that is not its name.
+    """
+    results, (point,) = record.results, record.study.points
+    verdicts = {item.claim.text: item.verdict for item in record.judgements}
+    lines = [("", column, f"minus {results.reference}, 95 % interval", "verdict"), ("---", "---:", "---:", "---")]
+    for row in sorted(record.study.rows, key=lambda row: -results.spread(row, point, column).mean):
+        spread, sample = results.spread(row, point, column), None
+        if row != results.reference:
+            sample = results.difference((row, point, column), (results.reference, point, column))
+        low, high = sample.interval if sample else (math.nan, math.nan)
+        minus = f"{sample.mean:+.1f} ({low:+.1f} to {high:+.1f})" if sample else ""
+        verdict = verdicts.get(f"{row} > {results.reference} on {column}", "")
+        lines.append((names.get(row, row), f"{spread.mean:.1f} ± {spread.std:.1f}", minus, verdict))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
 def evidence_table(papers: Sequence[tuple[str, str, str, Sequence[StudyRecord]]]) -> str:
     """A row a paper: its method with a link to a page, what it claims, and how many claims of its studies hold here."""
     lines = [("method", "what it claims", *_VERDICTS), ["---"] * (2 + len(_VERDICTS))]
@@ -218,7 +244,7 @@ def evidence_section(own: Sequence[StudyRecord], folder: str) -> str:
         for record in own
         for item in record.judgements
         if item.sample is not None
-        for text, *others in [claim_evidence(item)]
+        for text, *others in [claim_evidence(item, record.study)]
     ]
     parts = [TextTable("Primary claims", ("claim", "item", *_HEADS), claims).markdown(3)] if claims else []
     for record in own:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from by_hand import assert_mean, copies, model_of, plain_training
-from polyfed.aggregation.averagings.low_rank import Factors, factor_names, fresh
+from polyfed.aggregation.averagings.low_rank import Factors, Padded, factor_names, fresh
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -139,6 +139,25 @@ def test_fedsa_lora_shares_a_and_leaves_b_with_its_client(tmp_path: Path) -> Non
     kept = woken(session, "paired-0", (2, 0), (1, 0)).model.exchanged()
     for own in factor_names(kept).values():
         torch.testing.assert_close(kept[own.b], trained["paired-0"][own.b], atol=1e-6, rtol=1e-6)
+
+
+def test_fedsa_lora_is_judged_by_the_averaged_a_and_a_clients_own_b(tmp_path: Path) -> None:
+    session = session_of(adapted(name="fedsa_lora"), tmp_path)
+    new = copies({"paired": played(session)["paired"]})["paired"]
+    judged = session.experiment.algorithm.evaluate_clients(session.server, first_cohort(session))
+    client = woken(session, "paired-0", (2, 0), (1, 0))
+    shared = {name: value for name, value in new.items() if ".lora_B." not in name}
+    client.model.load(shared, partly=True)  # what the next round begins with
+    assert judged["paired-0"] == pytest.approx(dict(client.evaluate(client.test)))
+    assert session.experiment.algorithm.is_personal is False  # an average changes every client's figure
+
+
+def test_hetlora_keeps_factors_of_which_no_b_has_moved(tmp_path: Path) -> None:
+    old = {"own": {"q.lora_A.default.weight": torch.ones(2, 3), "q.lora_B.default.weight": torch.zeros(4, 2)}}
+    sent = {name: value + (2.0 if ".lora_A." in name else 0.0) for name, value in old["own"].items()}
+    new = Padded().average(old, {}, [("own", sent, 3.0)], {})["own"]
+    for name, value in old["own"].items():
+        torch.testing.assert_close(new[name], value)
 
 
 def test_flexlora_sends_each_rank_its_nearest_factors(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,11 @@ def test_the_command_writes_what_gives_pictures_and_texts_the_same_vectors(
     folder = tmp_path / "export"
     code, said, _ = cli("export", tiny_run, "--out", folder, "--model", "last", "--format", "onnx")
     assert (code, said) == (0, f"exported and checked: {folder}\n")
+    readme = (folder / "README.md").read_text()
+    assert "`image.onnx`, `text.onnx` are the same programs as ONNX" in readme
+    program = "\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "(1, 8)"
     model = load_model(folder, allow_code=True)
     pictures = np.random.default_rng(0).integers(0, 255, (5, 20, 30, 3), dtype=np.uint8)
     texts = ["a red square", "", "a blue circle above a green one", "?"]

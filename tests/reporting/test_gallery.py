@@ -37,6 +37,11 @@ def test_it_shows_pictures_and_captions_before_and_after(page: str) -> None:
     assert "paired-1" not in page
 
 
+def test_texts_run_in_their_own_direction_and_badges_stay_within_their_cards(page: str) -> None:
+    assert page.count('<p dir="auto">') > 2 * 2 * 3
+    assert re.search(r"\.hit \.pill \{ white-space: normal;.* max-width: 100%", page)
+
+
 def test_it_says_that_it_is_local_and_loads_nothing(page: str) -> None:
     assert "not to\nleave the place where these data may be" in page
     assert set(re.findall(r'(?:src|href)="([^"#][^:"]*):', page)) == {"data"}

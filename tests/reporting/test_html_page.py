@@ -19,7 +19,9 @@ from safetensors.torch import save_file
 
 from polyfed.core.errors import RunError
 from polyfed.reporting.charts import FigureSheet
+from polyfed.reporting.curves import recorded_charts
 from polyfed.reporting.facts import client_kinds
+from polyfed.reporting.overview import page_head
 from polyfed.reporting.page import html_report, write_html_report
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_measured
@@ -288,6 +290,28 @@ def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_p
         assert ("h-11" in values) == (clients == 12)
         assert ("highest" in values) == (clients == 30)
     assert "recorded by the method" in page.text
+
+
+def test_what_is_one_figure_in_all_rounds_is_no_chart(tmp_path):
+    write_measured(
+        tmp_path, {"server": {"teacher.gallery": 0.0, "teacher.norm": 3.0, "digest.items": 9.0}}, 1, 2, kind="train"
+    )
+    assert recorded_charts(RunRecords.load(tmp_path)) == []
+    write_measured(tmp_path, {"server": {"teacher.gallery": 0.0, "teacher.norm": 4.0}}, 3, kind="train")
+    (chart,) = recorded_charts(RunRecords.load(tmp_path))
+    assert [line.label for line in chart.lines] == ["norm"]
+
+
+def test_cards_of_a_sum_say_its_scale_and_those_of_one_client_no_disparity(tmp_path):
+    recalls = {"a_to_b_r@1": 10.0, "b_to_a_r@1": 12.0, "r1_sum": 22.0}
+    recalls |= {f"gallery_{side}": 20.0 for side in "ab"} | {
+        f"{d}_positives_per_query": 1.0 for d in ("a_to_b", "b_to_a")
+    }
+    write_measured(tmp_path, {"server": recalls, "here": {"accuracy": 60.0, "accuracy_of_constant": 90.0}})
+    head = page_head(RunRecords.load(tmp_path))
+    cards = {card.label: (card.value, card.context) for card in head["cards"]}
+    assert cards["server r1_sum, test"] == ("22.00 of 200 %", "best 22.00 in round 1 · chance 10.00")
+    assert cards["clients, accuracy"] == ("60.00 %", "of here alone · chance 90.00")
 
 
 def test_kinds_of_clients_come_from_the_configuration(tmp_path):

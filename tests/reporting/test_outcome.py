@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from polyfed.reporting.compare import compare
+from polyfed.reporting.headline import clients_headline
 from polyfed.reporting.outcome import (
     finished_twin,
     finished_zero_shot,
@@ -84,13 +85,13 @@ def test_beside_its_twin_a_run_has_the_differences_that_compare_prints(
     ("metrics", "expected"),
     [
         (
-            {"accuracy": 10.0, "classes": 10.0, "n": 50.0},
+            {"accuracy": 10.0, "accuracy_of_constant": 10, "n": 50.0},
             "accuracy is 10.00 %, 95 % interval 3.3 to 21.8, no better than chance (10.00 %)",
         ),
-        ({"accuracy": 54.0, "classes": 2.0, "n": 10_000.0}, "to 55.0, 1.08 times chance (50.00 %)"),
-        ({"accuracy": 54.0, "classes": 2.0, "n": 100.0}, "to 64.0, no better than chance (50.00 %)"),
-        ({"accuracy": 54.0, "classes": 2.0}, "54.00 %, 1.08 times chance (50.00 %)"),
-        ({"accuracy": 50.0, "classes": 2.0}, "50.00 %, no better than chance (50.00 %)"),
+        ({"accuracy": 54.0, "accuracy_of_constant": 50, "n": 10_000.0}, "to 55.0, 1.08 times chance (50.00 %)"),
+        ({"accuracy": 54.0, "accuracy_of_constant": 50, "n": 100.0}, "to 64.0, no better than chance (50.00 %)"),
+        ({"accuracy": 54.0, "accuracy_of_constant": 50}, "54.00 %, 1.08 times chance (50.00 %)"),
+        ({"accuracy": 50.0, "accuracy_of_constant": 50}, "50.00 %, no better than chance (50.00 %)"),
         (
             {"image_to_text_r@19": 100.0, "gallery_text": 1000.0, "gallery_image": 1000.0}
             | {"image_to_text_positives_per_query": 1.0},
@@ -107,8 +108,11 @@ def test_beside_its_twin_a_run_has_the_differences_that_compare_prints(
             | {"gallery_image": 30.0, "gallery_text": 150.0},
             "no better than chance (33.33 %)",
         ),
-        ({"accuracy": 42.0, "classes": 3.0, "n": 150.0, "items": 30.0}, "no better than chance (33.33 %)"),
-        ({"accuracy": 42.0, "classes": 3.0, "n": 150.0}, "1.3 times chance (33.33 %)"),
+        (
+            {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 150.0, "items": 30.0},
+            "no better than chance (33.33 %)",
+        ),
+        ({"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 150.0}, "1.3 times chance (33.33 %)"),
     ],
 )
 def test_better_than_chance_depends_on_the_number_of_test_items(
@@ -120,7 +124,7 @@ def test_better_than_chance_depends_on_the_number_of_test_items(
 
 
 def test_an_interval_that_the_evaluation_kept_decides(tmp_path: Path) -> None:
-    folder, metrics = write_run(tmp_path / "run"), {"accuracy": 42.0, "classes": 3.0, "n": 150.0}
+    folder, metrics = write_run(tmp_path / "run"), {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 150.0}
     line = {"round": 1, "participant": "server", "kind": "test", "metrics": metrics}
     write_lines(folder / "metrics.jsonl", [line | {"intervals": {"accuracy": [30.0, 54.0]}}])
     assert "is 42.00 %, 95 % interval 30.0 to 54.0, no better than chance" in verdict(records(folder))
@@ -130,7 +134,7 @@ def test_an_interval_that_the_evaluation_kept_decides(tmp_path: Path) -> None:
 def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str, expected: str) -> None:
     group = {"source": "shop", "test_split": "test", "test": test}
     folder = write_run(tmp_path / "run", clients={"image": group})
-    one = {"accuracy": 42.0, "classes": 3.0, "n": 40.0}
+    one = {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 40.0}
     write_measured(folder, {f"image-{number}": one for number in range(4)})
     assert expected in verdict(records(folder))
 
@@ -144,7 +148,9 @@ def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str,
 )
 def test_without_a_server_the_clients_are_judged(tmp_path: Path, values: dict[str, float], judged: str) -> None:
     folder = write_run(tmp_path / "run")
-    write_measured(folder, {client: {"accuracy": value, "classes": 4.0} for client, value in values.items()})
+    write_measured(
+        folder, {client: {"accuracy": value, "accuracy_of_constant": 25} for client, value in values.items()}
+    )
     assert verdict(records(folder)).startswith(f"{judged} chance (25.00 %), after")
 
 
@@ -246,11 +252,13 @@ def test_the_sentence_says_whether_clients_are_above_training_alone(
     mine = run_of(tmp_path / "mine", "fedavg")
     twin = run_of(tmp_path / "alone", "local")
     for one, value in ((mine, 50.0), (twin, alone)):
-        write_measured(one.folder, {f"image-{k}": {"accuracy": value, "classes": 4.0, "n": 50.0} for k in range(2)})
+        write_measured(
+            one.folder, {f"image-{k}": {"accuracy": value, "accuracy_of_constant": 25, "n": 50.0} for k in range(2)}
+        )
     assert verdict(records(mine.folder)).endswith(f" {expected}")
     assert "training alone" not in verdict(records(twin.folder))
-    server = {"server": {"accuracy": 60.0, "classes": 4.0, "n": 500.0}}
-    own = {f"image-{k}": {"accuracy": 50.0, "classes": 4.0, "n": 50.0} for k in range(2)}
+    server = {"server": {"accuracy": 60.0, "accuracy_of_constant": 25, "n": 500.0}}
+    own = {f"image-{k}": {"accuracy": 50.0, "accuracy_of_constant": 25, "n": 50.0} for k in range(2)}
     write_measured(mine.folder, server | own)
     if alone == 80.0:
         expected = "Its clients' accuracy, 50.00, is below training alone (local), 80.00."
@@ -291,7 +299,7 @@ def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path)
 
 def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    write_measured(folder, {f"site{k}": {"accuracy": 1.0 * k, "classes": 4.0} for k in range(40)})
+    write_measured(folder, {f"site{k}": {"accuracy": 1.0 * k, "accuracy_of_constant": 25} for k in range(40)})
     holding = {"source": "s", "split": "train", "items": 1, "samples": 1, "labels": None, "index": [0]}
     held = {f"site{k}": {"group": f"site{k}", **holding} for k in range(40)}
     (folder / "partition.json").write_text(json.dumps(held))
@@ -304,3 +312,14 @@ def test_commands_can_be_typed_as_they_stand(tmp_path: Path) -> None:
     steps = dict(next_steps(run_of(tmp_path / "my run", "creamfl")))
     assert steps["evaluate"] == f"polyfed evaluate '{tmp_path}/my run' --data shop"
     assert steps["export"] == f"polyfed export '{tmp_path}/my run'"
+
+
+def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    known = {"a": (90.0, 90.0), "b": (70.0, 50.0)}
+    write_measured(
+        folder, {who: {"accuracy": own, "accuracy_of_constant": chance} for who, (own, chance) in known.items()}
+    )
+    assert "is 80.00 %, 1.1 times chance (70.00 %)" in verdict(records(folder))
+    write_measured(folder, {"a": {"r1_sum": 20.0, "x_to_y_r@1": 9.0, "y_to_x_r@1": 11.0}}, 13)
+    assert clients_headline(records(folder)).meaning == "The r1_sum of the one client that has it is {} of 200 %"

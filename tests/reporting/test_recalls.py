@@ -10,7 +10,7 @@ from torch import nn
 
 from polyfed.data.samples import Samples
 from polyfed.models.model import Model
-from polyfed.reporting.recalls import chance_recall, find_recalls, is_context
+from polyfed.reporting.recalls import chance_of, chance_recall, find_recalls, is_context, scale_of
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.retrieval import PairRetrieval
 
@@ -30,7 +30,7 @@ def test_chance_of_known_protocols():
     assert math.isnan(chance_recall(math.nan, 1, 1))
 
 
-def evaluate(task):
+def evaluate(task, labels=None):
     rows = torch.arange(8)
     values = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     look_up = type("Rows", (), {"__call__": lambda self, rows, generator=None: values[rows]})()
@@ -38,7 +38,7 @@ def evaluate(task):
         inputs={"image": look_up, "my_text": look_up},
         rows={"image": rows // 2, "my_text": rows},
         items=rows // 2,
-        targets={"label": rows % 3},
+        targets={"label": rows % 3 if labels is None else labels},
         ids=[],
         classes={},
     )
@@ -65,7 +65,13 @@ def test_every_recall_of_the_retrieval_task_is_found_with_its_context(folds):
 
 def test_context_of_classification():
     metrics = evaluate(Classification(modality="image"))
-    assert {name for name in metrics if is_context(name)} == {"n", "items", "classes"}
+    shares = "accuracy", "balanced_accuracy", "macro_f1"
+    assert {name for name in metrics if is_context(name)} == {
+        "n",
+        "items",
+        "classes",
+        *(f"{one}_of_constant" for one in shares),
+    }
 
 
 def test_recall_without_context_has_no_chance():
@@ -82,3 +88,22 @@ def test_recalls_in_batches_are_found_with_their_own_gallery():
     inside = found["image_to_my_text_r@1_batch4"]
     assert (inside.protocol, inside.gallery) == ("batch4", 4.0)
     assert inside.positives == metrics["image_to_my_text_positives_per_query_batch4"]
+
+
+def test_chance_of_classification_is_the_best_constant_on_that_test_set():
+    metrics = evaluate(Classification(modality="image"), torch.tensor([3] * 6 + [40, 700]))
+    assert chance_of("accuracy", metrics) == pytest.approx(75)
+    assert chance_of("balanced_accuracy", metrics) == pytest.approx(100 / 3)
+    assert chance_of("classification_accuracy", {f"classification_{name}": v for name, v in metrics.items()}) == 75
+
+
+@pytest.mark.parametrize(
+    ("metric", "metrics", "scale"),
+    [
+        ("accuracy", {}, 100),
+        ("r1_sum", {"a_to_b_r@1": 1.0, "a_to_b_r@5": 1.0, "b_to_a_r@1": 1.0}, 200),
+        ("retrieval_r1_sum", {"retrieval_a_to_b_r@1": 1.0, "retrieval_gallery_b": 3.0, "accuracy": 3.0}, 100),
+    ],
+)
+def test_a_sum_of_recalls_is_on_a_scale_of_its_own(metric, metrics, scale):
+    assert scale_of(metric, metrics) == scale

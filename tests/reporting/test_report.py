@@ -73,7 +73,7 @@ def test_clients_are_summed_up_by_group(records):
     rows = client_rows(records)
     spread = next(each for each in client_spreads(records) if (each.group, each.metric) == ("image", "accuracy"))
     shown = [f"{value:.2f}" for value in (spread.mean, spread.worst, spread.best, spread.disparity, spread.std)]
-    assert rows["image: accuracy"] == ("4 of 4", *shown[:2], spread.worst_client, *shown[2:])
+    assert rows["image: accuracy"] == ("4 of 4", *shown[:2], spread.worst_client, *shown[2:], "-")
     assert "paired: r1_sum" in rows
     assert "image: n" not in rows
     assert "image: Measured with n 50." in clients_table(records, "test").notes
@@ -82,8 +82,8 @@ def test_clients_are_summed_up_by_group(records):
 def test_clients_without_a_finite_value_are_counted_as_missing(tmp_path):
     write_measured(tmp_path, {"a": {"loss": math.nan, "accuracy": 5.0}, "b": {"loss": 2.0, "accuracy": 5.0}})
     rows = client_rows(RunRecords.load(tmp_path))
-    assert rows["clients: loss"] == ("1 of 2", "2.00", "2.00", "b", "2.00", "0.00", "0.00")
-    assert rows["clients: accuracy"] == ("2 of 2", "5.00", "5.00", "a", "5.00", "0.00", "0.00")
+    assert rows["clients: loss"] == ("1 of 2", "2.00", "2.00", "b", "2.00", "-", "-", "-")
+    assert rows["clients: accuracy"] == ("2 of 2", "5.00", "5.00", "a", "5.00", "0.00", "0.00", "-")
 
 
 def test_what_clients_were_measured_with_has_a_range_where_they_differ(tmp_path):
@@ -98,7 +98,7 @@ def test_sites_that_are_groups_of_their_own_are_summed_up_together(tmp_path):
     held = {"items": 3, "samples": 3, "labels": None, "source": "own", "split": "train"}
     (tmp_path / "partition.json").write_text(json.dumps({name: held | {"group": name} for name in ("north", "south")}))
     rows = client_rows(RunRecords.load(tmp_path))
-    assert rows["all clients: accuracy"] == ("2 of 2", "55.00", "40.00", "north", "70.00", "30.00", "15.00")
+    assert rows["all clients: accuracy"] == ("2 of 2", "55.00", "40.00", "north", "70.00", "30.00", "15.00", "-")
 
 
 def test_traffic_and_exclusions(by_title):

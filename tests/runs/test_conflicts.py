@@ -33,6 +33,7 @@ def choice(algorithm: Any = "fedavg", pace: str = "sync", attackers: str | None 
 ROWS: dict[str, dict[str, Any]] = {
     "late_replies unasked_clients": {"algorithm": "server_only"} | LATE,
     "late_replies one_model_a_round": {"algorithm": "fedaid"} | LATE,
+    "late_replies averaged_changes": {"algorithm": {"name": "fedavg", "averaging": "residual"}} | LATE,
     "late_replies public_samples": {"algorithm": {"name": "creamfl", "public": {"samples": 10}}} | LATE,
     "late_replies sequential_mean": {"algorithm": SEQUENTIAL} | LATE,
     "late_replies masked_sums": {"pace": "async"} | MASKED,
@@ -66,6 +67,11 @@ def test_a_row_tells_both_features_and_why(row: str) -> None:
 def test_what_averages_goes_with_each(sums: dict[str, Any]) -> None:
     assert list(conflicts(choice(**sums))) == []
     assert list(conflicts(choice(COUNTED, **sums))) == []
+
+
+@pytest.mark.parametrize("method", ["fedex_lora", "flora", "flexlora", "hetlora"])
+def test_changes_of_factors_are_averaged_of_one_model(method: str) -> None:
+    assert f"'buffered' does not go with algorithm '{method}'" in next(iter(conflicts(choice(method, "buffered"))))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,6 +15,7 @@ import polyfed
 from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.data.sources.scenes import Scenes
 from polyfed.federation.data import OpenedData
+from polyfed.federation.participant import Participant
 from polyfed.models.model import ModelSettings
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
@@ -288,6 +289,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         )
     ),
     (tiny(name="local"), {"aggregation": {"robust": "median"}}, "its clients send nothing that is combined"),
+    (tiny(name="fedavg"), {"clients.image.training.batch_size": 1}, r"clients\.image\.training\.batch_size: .*2"),
     (tiny(name="scaffold"), {"run.pace": "buffered"}, "'buffered' does not go with algorithm 'scaffold'"),
     (tiny(name="change_distillation", warmup_rounds=2), {}, r"warmup_rounds is 2, but run\.rounds is 2"),
     # adapters
@@ -316,6 +318,13 @@ REFUSED_LATER: list[tuple[str, str, Config, Config, str]] = [
         tiny(name="fedavg"),
         {"clients.paired.test": "dealt", "clients.paired.count": 10},
         r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
+    ),
+    (
+        OPENING,
+        "batches of each client",
+        tiny(name="fedavg"),
+        {"clients.image.items": 1},
+        r"clients\.image: 'image' has 1 training sample .*a batch of one is left out; raise items \(it is 1\)",
     ),
     (
         BUILDING,
@@ -463,3 +472,20 @@ def test_what_code_outside_polyfed_makes_is_judged_once_it_is_made(algorithm: st
         polyfed.run(experiment, tmp_path / "run", quiet=True)
     assert Scenes(targets={"topic": "topic"}).target_names == ("topic",)
     assert Sensors(targets={"topic": "topic"}).target_names is None
+
+
+def test_who_makes_no_step_is_told_once_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Participant, "batches", lambda *args, **more: iter(()))
+    config = changed(tiny(name="fedavg"), {"run.rounds": 2})
+    polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    told = [message for message in caplog.messages if "made no step of its optimiser in round 1" in message]
+    assert sorted(message.split()[0] for message in told) == ["image", "paired-0", "paired-1"]
+    assert not any("in round 2" in message for message in caplog.messages)
+    caplog.clear()
+    monkeypatch.undo()
+    polyfed.run(
+        Experiment.parse(config | {"algorithm": {"name": "server_only", "server_epochs": 0}}), tmp_path / "other"
+    )
+    assert not any("made no step" in message for message in caplog.messages)

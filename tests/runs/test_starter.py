@@ -168,20 +168,21 @@ def test_without_pretrained_encoders_it_says_what_to_expect_and_where_to_get_the
 
 
 @pytest.mark.parametrize(
-    ("items", "classes", "needed", "share"),
+    ("items", "chance", "needed", "share"),
     [
         (100, None, 80, 0.1),
         (600, None, 80, 0.13),
         (5000, None, 80, 0.1),
-        (1000, 2, 185, 0.18),
+        (1000, 0.5, 185, 0.18),
+        (50_000, 0.9, 1168, 0.1),
     ],
 )
 def test_as_many_test_items_are_drawn_as_tell_a_middling_figure_from_chance(
-    items: int, classes: int | None, needed: int, share: float
+    items: int, chance: float | None, needed: int, share: float
 ) -> None:
-    size = SplitSize(items, classes)
+    size = SplitSize(items, chance)
     assert (size.needed, size.share) == (needed, share)
-    chance = 1 / classes if classes else 10 / needed
+    chance = chance or 10 / needed
     low, high = share_interval(50 * (1 + chance), needed)
     assert (high - low) / 100 == pytest.approx((1 - chance) / 4, rel=0.05), "as the exact interval has it"
 

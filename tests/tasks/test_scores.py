@@ -13,10 +13,10 @@ from scipy.stats import binomtest
 from torch.nn import functional as F
 
 from polyfed.core.errors import DataError
-from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
+from polyfed.tasks.accuracy import accuracies, balanced_accuracy, label_ranks, macro_f1, predictions, top
 from polyfed.tasks.overlap import dice, dice_of_constant, iou, mean_dice, overlaps
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
-from polyfed.tasks.scores import TaskScores, mean_by_item, share_interval
+from polyfed.tasks.scores import TaskScores, drawn_means, mean_by_item, share_interval
 
 
 def test_samples_of_one_item_are_drawn_together() -> None:
@@ -254,3 +254,31 @@ def test_no_queries():
 def test_recall_at_and_positives():
     assert recall_at(torch.tensor([0, 1, 4, 5]), (1, 5, 10)) == {1: 25.0, 5: 75.0, 10: 100.0}
     assert positives_per_query(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 2])) == 2.0
+
+
+@pytest.mark.parametrize("support", [(9, 1), (40, 1, 1), (5, 5), (3, 0, 7, 0, 0, 1, 1, 1, 1, 4, 2), (6,)])
+def test_what_a_constant_reaches_is_the_best_of_all_constants(support: tuple[int, ...]) -> None:
+    labels = torch.arange(len(support)).repeat_interleave(torch.tensor(support))
+    found, reached = [], {}
+    for answer in range(len(support)):  # the classes in any order behind it
+        logits = torch.rand(len(support), generator=torch.Generator().manual_seed(answer)).expand(len(labels), -1)
+        logits = logits.index_fill(1, torch.tensor([answer]), 2.0)
+        ranks = label_ranks(logits, labels)
+        reached = accuracies(ranks, predictions(logits, labels, ranks), labels, len(support))
+        found.append(reached)
+    for name in ("accuracy", "balanced_accuracy", "macro_f1"):
+        assert reached[f"{name}_of_constant"] == pytest.approx(max(one[name] for one in found))
+    five = sum(sorted(support)[-5:]) / sum(support)
+    assert reached.get("top5_of_constant", 100 * five) == pytest.approx(100 * five)
+
+
+def test_draws_without_any_item_of_a_class_are_drawn_again() -> None:
+    counts = torch.zeros(2, 2, 10, dtype=torch.float64)
+    counts[0, :, 3] = torch.tensor([40.0, 1.0])  # one picture in ten has the class
+    counts[1] = torch.tensor([1.0, 2.0])[:, None]
+    assert bool(drawn_means(counts, 500).isfinite().all())
+    rare = torch.zeros(40, 2, 40, dtype=torch.float64)  # so many that every draw lacks one: it is left out of the mean
+    places = torch.arange(40)
+    rare[places, 0, places], rare[places, 1, places] = places.double() / 20, 1.0
+    low, high = TaskScores({"dice": 39.0}, {"dice": list(rare)}).intervals()["dice"]
+    assert 20 < low < 39 < high < 60

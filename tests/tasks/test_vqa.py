@@ -120,6 +120,7 @@ def test_metrics_equal_a_loop_over_the_questions():
     expected = {
         "accuracy": 100 * sum(right) / 9,
         "prior": 100 * labels.count(0) / 9,
+        "accuracy_of_constant": 100 * max(labels.count(k) for k in range(3)) / 9,
         "answerable": 100 * 7 / 9,
         "loss": sum(losses) / 7,
         "n": 9,
@@ -214,10 +215,10 @@ def test_votes_need_samples_that_have_them():
 def test_kinds_and_priors_are_reported_where_the_samples_say_them():
     samples = asked([0, 1])
     metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
-    assert set(metrics) == {"accuracy", "answerable", "loss", "n", "items", "answers"}
+    assert set(metrics) == {"accuracy", "accuracy_of_constant", "answerable", "loss", "n", "items", "answers"}
     samples = asked([0, 1], kinds=[0, 0])
     metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
-    assert {name for name in metrics if "_" in name} == {"accuracy_truth", "n_truth"}
+    assert {name for name in metrics if "_" in name} == {"accuracy_of_constant", "accuracy_truth", "n_truth"}
 
 
 def test_ties_and_nan_count_against_the_model():

@@ -27,6 +27,8 @@ class Averaging(Settings):
     home: ClassVar[str] = "polyfed.aggregation.averagings"
     between_types: ClassVar[bool] = False
     """Whether types average layers with each other."""
+    is_of_changes: ClassVar[bool] = False
+    """Whether it averages changes B A of low-rank adapters, whose factors must then be of one model."""
 
     mean: Literal["exact", "sequential"] = Field(
         default="exact", description="weighted mean, or one client after the other into the running model, as released"

@@ -190,9 +190,13 @@ class Algorithm(Settings):
 
     def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
         """Every asked client's own test metrics, by client id."""
-        weights = each(server.weights_for)
+        weights = each(lambda client: self.judged(server, client))
         replies = cohort.ask(self.assess_global, weights=weights) if self.has_global_models else cohort.ask(self.assess)
         return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
+
+    def judged(self, server: Server, client: ClientInfo) -> Weights:
+        """The weights by which a client of a method with global models is judged."""
+        return server.weights_for(client)
 
     @client_query(float)
     def assess(self, client: Client) -> Reply:

@@ -17,6 +17,7 @@ class FedExLoRA(FedAvg):
     layer: what clients receive is the average of what they sent. Needs ``adapter.offset``.
     """
 
+    takes_late_replies: ClassVar[bool] = False
     learns_by_fit: ClassVar[bool] = True
 
     averaging: Annotated[WeightAveraging, only(Residual)] = Residual()

@@ -36,12 +36,14 @@ def prepare_command(
     Examples: polyfed prepare photos my-data/photos; polyfed prepare reviews.csv my-data/reviews --split-column fold
     """
     from polyfed.core.activity import heard_by
+    from polyfed.core.errors import DataError
     from polyfed.core.settings import parse_settings
     from polyfed.data.preparation import REPORT, prepare_folder
     from polyfed.data.sources.folder import Folder
     from polyfed.reporting.progress import progress_for
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.events import Callbacks
+    from polyfed.runs.starter import small_splits
 
     console = Terminal()
     settings: dict[str, Any] = {
@@ -61,6 +63,11 @@ def prepare_command(
         findings = prepare_folder(folder, destination, drop_duplicates=drop_duplicates)
     console.print_tables(_tables(findings, destination / REPORT))
     typer.echo("\n  ".join(["the first training item:", *findings.sample]))
+    try:
+        for warning in small_splits(destination.absolute(), findings.roles):
+            typer.echo(f"warning: {warning}")
+    except DataError as error:  # all is written, and fit for another purpose
+        typer.echo(f"warning: {error}")
     typer.echo("as a source of an experiment, below `data.sources`:")
     typer.echo(
         f"  {destination.name}: {{name: parquet, path: {destination.name}{_id(findings)}, {findings.roles.settings}}}"

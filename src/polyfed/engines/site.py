@@ -100,6 +100,7 @@ class Site:
     guard: PrivacyGuard | None = None
     may_attack: ClassVar[bool] = False
     """Whether clients here attack if the run says so; no institution's do."""
+    _idle: set[str] = field(default_factory=set)  # clients that were told to have made no step
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
@@ -255,6 +256,8 @@ class Site:
             if step.schema.kind == "step" and self.keeps_states and not blank:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after, step.digest)
+        if training is None and not blank:
+            client.tell_idle(self._idle)
         return detached(reply.payload, self._models.get(client.info.architecture))
 
     def _member(self, request: Request) -> Member:

@@ -70,11 +70,13 @@ def export_model(
     out = Path(out) if out else on_cpu.folder / "export"
     with new_folder(out) as draft:
         exported = export_programs(on_cpu, draft, which)
-        for modality, program in exported.all_programs if onnx else ():
-            write_onnx(program, exported.specs[modality], f"encoder '{modality}'")
+        files = [
+            write_onnx(program, exported.specs[modality], f"encoder '{modality}'").name
+            for modality, program in (exported.all_programs if onnx else ())
+        ]
         save_file(dict(exported.saved.weights), draft / "model.safetensors", {"format": "pt"})
         (draft / "config.json").write_text(json.dumps(exported.config, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        (draft / "README.md").write_text(readme(exported.config, exported.recipes), "utf-8")
+        (draft / "README.md").write_text(readme(exported.config, exported.recipes, files), "utf-8")
     return out
 
 

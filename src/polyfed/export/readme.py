@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from polyfed.export.inputs import Recipe
+from polyfed.reporting.markup import markdown_templates
 
 
-def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
+def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Sequence[str] = ()) -> str:
     """Markdown.
 
     Args:
         config: what ``config.json`` holds.
         recipes: modality -> how its inputs are prepared.
+        onnx: names of the programs' ONNX files, if there are any, the first modality's first.
     """
     rows = []
     for key, output in (
@@ -25,13 +29,27 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
             shape = ", ".join(map(str, entry["input"]["shape"]))
             if entry[key]:
                 rows.append(f"| `{entry[key]}` | {modality} | {entry['input']['dtype']} [{shape}] | {output} |")
-    return _PAGE.format(
+    page = _PAGE.format(
         name=config["experiment"],
         model=config["model"],
         round=config["round"],
         rows="\n".join(rows),
         notes="\n".join(f"* **{modality}**: {item.words}" for modality, item in recipes.items()),
         example=_example(config["modalities"], recipes),
+    )
+    return page + (_onnx_section(onnx, *next(iter(recipes.items()))) if onnx else "")
+
+
+def _onnx_section(files: Sequence[str], modality: str, recipe: Recipe) -> str:
+    return (
+        markdown_templates()
+        .get_template("onnx.md.j2")
+        .render(
+            files=Markup(", ".join(f"`{file}`" for file in files)),
+            first=Markup(files[0]),
+            prepare=Markup("prepare_" + re.sub(r"\W", "_", modality)),
+            example=Markup(recipe.example),
+        )
     )
 
 

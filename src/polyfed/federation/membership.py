@@ -303,9 +303,12 @@ def require_enough_items(name: str, group: GroupSettings, there: int) -> None:
         raise ConfigError(
             f"clients.{name}.items is {wanted}, but '{group.source}' has {there} that can be dealt out; lower it"
         )
-    if group.count > wanted:
-        count = f"clients.{name.removesuffix('.also')}.count is {group.count}"
-        raise ConfigError(f"{count}, but there are {wanted} samples of '{group.source}'; lower it")
+    if missing := max(0, group.count - wanted):
+        are = f"are {wanted} samples" if wanted != 1 else "is 1 sample"
+        raise ConfigError(
+            f"clients.{name.removesuffix('.also')}.count is {group.count}, but there {are} of '{group.source}' to deal "
+            f"out, beside public, validation and test ones, and each takes one at least; lower it, or give {missing} more"
+        )
 
 
 def member_ids(group: str, count: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Regular
 from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.tasks.task import Task
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -134,6 +136,17 @@ class Participant:
         A loop that runs ``once``, before a participant's first round, has the rates of the first epochs of a schedule.
         """
         return self._epochs.through(number, once=once)
+
+    def tell_idle(self, told: set[str]) -> None:
+        """Warn, once a run, that it has taken up optimisers in the round and made no step with any."""
+        idle = self._trainers and not any(trainer.steps for trainer in self._trainers.values())
+        if idle and self.name not in told:
+            told.add(self.name)
+            _log.warning(
+                "%s made no step of its optimiser in round %d: no batch of it can be learnt from; give it more data",
+                self.name,
+                self.clock.round,
+            )
 
     def trainer_states(self) -> dict[str, dict[str, Tensor]]:
         """States of all optimisers, those used and those only kept."""
@@ -256,7 +269,7 @@ class Participant:
         Returns:
             Number of optimiser steps; 0 if there is nothing to train for.
         """
-        if not task_weight and regulariser is None:
+        if not (epochs if steps is None else steps) or (not task_weight and regulariser is None):
             return 0
         self.model.train()
         trainer, done = self.trainer(), 0

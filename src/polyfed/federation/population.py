@@ -277,6 +277,12 @@ class Population:
             if member.settings.missing is not None or any(_has_gaps(one.dealt.split) for one in member.holdings):
                 _require_usable(member, "training", self.train(member))
                 _require_usable(member, "test", self.test(member))
+            if (samples := len(task.usable(self.train(member)))) < 2:
+                raise ConfigError(
+                    f"clients.{member.group}: '{member.id}' has {samples} training sample that task "
+                    f"'{task.component_name()}' takes, and a batch of one is left out; raise items (it is "
+                    f"{member.settings.items}), lower count ({member.settings.count}), or choose another partition"
+                )
 
     def _require_test_items(self) -> None:
         settings = self.server

@@ -80,7 +80,11 @@ class TrainingSettings(Settings):
 
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     schedule: Schedule = Field(default_factory=Schedule)
-    batch_size: int = Field(default=64, ge=1, description="training batch, samples")
+    batch_size: int = Field(
+        default=64,
+        ge=2,
+        description="training batch, samples; a last batch of one is left out, as nothing is learnt of it",
+    )
 
 
 def require_no_batch_size(training: TrainingSettings, why: str) -> None:
@@ -101,14 +105,6 @@ TypeName = Annotated[
         "source): only those with the same name here are averaged whole",
     ),
 ]
-
-
-def _require_batch(task: Task, training: TrainingSettings) -> None:
-    if training.batch_size < task.fewest:
-        raise ValueError(
-            f"training.batch_size is {training.batch_size}, and task '{task.component_name()}' compares the samples of "
-            f"a batch with each other; give {task.fewest} or more"
-        )
 
 
 def _several(value: Any) -> Any:
@@ -137,11 +133,6 @@ class ServerSettings(Settings):
         "another number is refused before the run",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
-
-    @model_validator(mode="after")
-    def _batch_to_learn_from(self) -> ServerSettings:
-        _require_batch(self.task, self.training)
-        return self
 
 
 class AlsoSettings(Settings):
@@ -213,11 +204,6 @@ class GroupSettings(Settings):
         if isinstance(value, str):
             raise ValueError(f"'{value}' is not 'public'; to deal out a source, write {{source: {value}}}")
         return value
-
-    @model_validator(mode="after")
-    def _batch_to_learn_from(self) -> GroupSettings:
-        _require_batch(self.task, self.training)
-        return self
 
     @model_validator(mode="after")
     def _gaps_fit(self) -> GroupSettings:

@@ -105,6 +105,7 @@ class Trainer:
         self.training, self._clock, self._epochs = training, clock, epochs
         self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
         self._base = [group["lr"] for group in self.optimizer.param_groups]
+        self.steps = 0  # since it was made
 
     def step(self, loss: Tensor, correct: Correction | None = None) -> None:
         """One optimiser step on a scalar loss; ``correct`` changes the gradients before they are clipped.
@@ -130,6 +131,7 @@ class Trainer:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
         self.optimizer.step()
+        self.steps += 1
 
     @property
     def rates(self) -> list[float]:

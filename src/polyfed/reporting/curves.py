@@ -38,7 +38,11 @@ def recorded_charts(records: RunRecords) -> list[RoundChart]:
         family = name.split(".")[0]
         families.setdefault(family, {})[name.removeprefix(f"{family}.")] = records.series(SERVER, name, "train")
     charts = []
-    for family, series in families.items():
+    for family, members in families.items():
+        series = {name: values for name, values in members.items() if any(values.values())}  # a gallery of 0 is none
+        known = [value for values in series.values() for value in values.values()]
+        if len(known) > len(series) and len({*known}) == 1:  # one figure in all rounds
+            continue
         title = family.replace("_", " ")
         # nobody tells more lines apart than there are colours
         if len(series) > len(COLOURS):

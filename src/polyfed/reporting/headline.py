@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfed.reporting.recalls import Recall, chance_of, find_recalls
+from polyfed.reporting.recalls import Recall, chance_of, find_recalls, scale_of
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import count
 from polyfed.runs.events import Metrics
@@ -82,7 +82,8 @@ def clients_headline(records: RunRecords) -> Headline | None:
     for metric in MAIN:
         judged = last_measured(records, records.clients, metric)
         if judged:
-            several, unit = len(judged) > 1, " %" if metric in SHARES else ""
+            several, scale = len(judged) > 1, scale_of(metric, judged[0])
+            unit = " %" if scale == 100 else f" of {count(scale)} %"
             whose = f"the {len(judged)} clients that have it" if several else "the one client that has it"
             meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
             trials = _common_trials(records, metric)
@@ -117,6 +118,5 @@ def _common_trials(records: RunRecords, metric: str) -> float:
 
 
 def common_chance(metric: str, judged: Sequence[Metrics]) -> float:
-    """What guessing reaches, NaN if that is not the same for all."""
-    chances = {chance_of(metric, metrics) for metrics in judged} if metric in SHARES else {math.nan}
-    return chances.pop() if len(chances) == 1 else math.nan
+    """What guessing reaches, mean over those that were judged; NaN where it is not known of all."""
+    return finite_mean(chance_of(metric, metrics) for metrics in judged) if judged else math.nan

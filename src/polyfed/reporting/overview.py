@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from polyfed.reporting.advice import advice
-from polyfed.reporting.client_spread import judged_by, main_metric
+from polyfed.reporting.client_spread import judged_by, lower_is_better, main_metric
 from polyfed.reporting.facts import component, recorded_environment, setting
-from polyfed.reporting.headline import interval_in_words
+from polyfed.reporting.headline import common_chance, interval_in_words, last_measured
 from polyfed.reporting.outcome import verdict
-from polyfed.reporting.recalls import chance_of
-from polyfed.reporting.tables import TextTable, duration, figure
+from polyfed.reporting.recalls import chance_of, scale_of
+from polyfed.reporting.tables import TextTable, count, duration, figure
 from polyfed.reporting.traffic import byte_size
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -104,7 +104,7 @@ def _server_cards(records: RunRecords) -> Iterator[Card]:
         context = [f"best {figure(best[1])} in round {best[0]}"] if best else []
         context += [f"chance {figure(chance)}"] if math.isfinite(chance) else []
         context += interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
-        yield Card(f"server {_label(name)}, {kind}", f"{figure(metrics[name])} %", " · ".join(context))
+        yield Card(f"server {_label(name)}, {kind}", _value(name, metrics[name], metrics), " · ".join(context))
 
 
 def _group_cards(records: RunRecords) -> Iterator[Card]:
@@ -113,13 +113,13 @@ def _group_cards(records: RunRecords) -> Iterator[Card]:
         if not spread.values:
             continue
         name, members = spread.metric, records.groups[group]
-        # galleries and numbers of classes differ between clients
-        chances = [chance_of(name, records.last(client)) for client in members]
-        finite = [chance for chance in chances if math.isfinite(chance)]
-        context = f"worst {figure(spread.worst)} ({spread.worst_client}) · disparity {figure(spread.disparity)}"
-        context += f" over {len(spread.values)} clients"
-        context += f" · chance {figure(fmean(finite))}" if finite else ""
-        yield Card(f"{group} clients, mean {_label(name)}", f"{figure(spread.mean)} %", context)
+        judged, several = last_measured(records, members, name), len(spread.values) > 1
+        worst = f"worst {figure(spread.worst)} ({spread.worst_client}) · disparity {figure(spread.disparity)}"
+        context = [f"{worst} over {len(spread.values)} clients" if several else f"of {spread.worst_client} alone"]
+        chance = common_chance(name, judged)
+        context += [f"chance {figure(chance)}"] if math.isfinite(chance) else []
+        label = f"{group} clients, mean {_label(name)}" if several else f"{group}, {_label(name)}"
+        yield Card(label, _value(name, spread.mean, judged[0]), " · ".join(context))
 
 
 def _effort(records: RunRecords) -> Iterator[Card]:
@@ -138,6 +138,14 @@ def _effort(records: RunRecords) -> Iterator[Card]:
         participants = len({event.participant for event in excluded})
         context = f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
         yield Card("exclusions", f"{len(excluded):,}", context)
+
+
+def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
+    """In percent; of a sum of recalls with what it can reach; a loss as it is."""
+    if lower_is_better(name):
+        return figure(value)
+    scale = scale_of(name, metrics)
+    return f"{figure(value)} %" if scale == 100 else f"{figure(value)} of {count(scale)} %"
 
 
 def _label(name: str) -> str:

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 _NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
 _GALLERY = re.compile(r"(?P<task>|.+_)gallery_.+")
 # counts and gallery sizes come with the metrics of a task and are told apart by name alone
-_CONTEXT = re.compile(r"(.+_)?gallery_.+|(.+_)?folds(_.+)?|.+_positives_per_query(_.+)?|n|items|samples|classes")
+_CONTEXT = re.compile(
+    r"(.+_)?gallery_.+|(.+_)?folds(_.+)?|.+_positives_per_query(_.+)?|.+_of_constant|n|items|samples|classes"
+)
+_CONSTANT = "_of_constant"
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,23 @@ def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
 def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
     """What guessing reaches, in percent; NaN where that is not known.
 
-    For a recall and the sum of the recalls at 1 a random order of the gallery, for (balanced) accuracy a uniform guess
-    among the classes, for Dice the best mask with one class everywhere.
+    For a recall and the sum of the recalls at 1 a random order of the gallery; for all else the best constant
+    prediction on the same test items, as the task reports it.
     """
+    if f"{metric}{_CONSTANT}" in metrics:
+        return metrics[f"{metric}{_CONSTANT}"]
     recalls = find_recalls(metrics)
     if metric.endswith("r1_sum"):
         return _chance_of_firsts(recalls, metric.removesuffix("r1_sum"))
-    if metric in ("accuracy", "balanced_accuracy") and metrics.get("classes", 0) > 0:
-        return 100.0 / metrics["classes"]
-    if metric == "dice":
-        return metrics.get("dice_of_constant", math.nan)
     return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
+
+
+def scale_of(metric: str, metrics: Mapping[str, float]) -> float:
+    """The most that a metric in percent can be: 100, or of a sum of recalls at 1 as many times 100 as it sums."""
+    if not metric.endswith("r1_sum"):
+        return 100.0
+    task = metric.removesuffix("r1_sum")
+    return 100.0 * (sum(recall.cutoff == 1 and recall.task == task for recall in find_recalls(metrics)) or 1)
 
 
 def _chance_of_firsts(recalls: Iterable[Recall], task: str) -> float:

@@ -6,6 +6,7 @@ Measurements of a saved model on other data are shown as tables of the same kind
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from polyfed.core.files import write_atomically
 from polyfed.reporting.client_spread import client_spreads, quality_names, spread_over, spreads_json
+from polyfed.reporting.headline import common_chance
 from polyfed.reporting.markup import markdown_templates
-from polyfed.reporting.recalls import find_recalls, is_context
+from polyfed.reporting.recalls import chance_of, find_recalls, is_context
 from polyfed.reporting.saved_tables import leakage_parts
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
@@ -89,10 +91,14 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         note += "Ties count against the model. Chance: a random order of that gallery."
         yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
     names = {*quality_names([metrics])} - {recall.name for recall in recalls}
-    others = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in metrics if name in names]
+    others = [
+        (name, figure(metrics[name]), *_best(records, kind, name), figure(chance_of(name, metrics)))
+        for name in metrics
+        if name in names
+    ]
     # the table of recalls has columns for what they depend on
     notes = () if recalls else (_context([metrics]),)
-    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), others, notes)
+    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)", "chance"), others, notes)
 
 
 def clients_table(records: RunRecords, kind: str) -> TextTable:
@@ -100,18 +106,20 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
     rows: list[tuple[str, ...]] = []
     notes = [
         "Over the clients that have a value, each after its own last evaluation. Worst: lowest value, of a loss the "
-        "highest. Disparity: highest minus lowest; it says something only of clients that were measured alike."
+        "highest. Disparity: highest minus lowest; it says something only of clients that were measured alike. Chance: "
+        "what guessing reaches on their own test samples, mean over them."
     ]
     for spread in client_spreads(records, kind):
         name, measured = f"{spread.group}: {spread.metric}", f"{len(spread.values)} of {spread.clients}"
         worst = (figure(spread.worst), spread.worst_client or "-")
-        figures = map(figure, (spread.best, spread.disparity, spread.std))
-        rows.append((name, measured, figure(spread.mean), *worst, *figures))
+        apart = (spread.disparity, spread.std) if len(spread.values) > 1 else (math.nan, math.nan)
+        chance = common_chance(spread.metric, [records.last(client, kind) for client in spread.values])
+        rows.append((name, measured, figure(spread.mean), *worst, *map(figure, (spread.best, *apart, chance))))
     for group, clients in spread_over(records).items():
         last = [records.last(client, kind) for client in clients]
         if any(last):
             notes.append(f"{group}: {_context(last)}")
-    columns = ("group: metric", "clients", "mean", "worst", "(client)", "best", "disparity", "std")
+    columns = ("group: metric", "clients", "mean", "worst", "(client)", "best", "disparity", "std", "chance")
     return TextTable(f"Clients, {kind}", columns, rows, notes)
 
 
@@ -138,11 +146,12 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     quality = dict.fromkeys(quality_names([evaluation.metrics]))
     for recall in recalls:
         quality.pop(recall.name, None)
-    others = [(name, figure(evaluation.metrics[name])) for name in quality]
-    notes = [_context([evaluation.metrics])] if any(map(is_context, evaluation.metrics)) else []
+    metrics = evaluation.metrics
+    others = [(name, figure(metrics[name]), figure(chance_of(name, metrics))) for name in quality]
+    notes = [_context([metrics])] if any(map(_is_told, metrics)) else []
     parts = [
         TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, [note]),
-        TextTable("" if recalls else title, ("metric", "value"), others, notes),
+        TextTable("" if recalls else title, ("metric", "value", "chance"), others, notes),
     ]
     return [part for part in parts if part.rows]
 
@@ -161,9 +170,14 @@ def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
     return (figure(best[1]), str(best[0])) if best else ("-", "-")
 
 
+def _is_told(name: str) -> bool:
+    """Whether a metric says what others depend on, and has no column of its own, as chance has."""
+    return is_context(name) and not name.endswith("_of_constant")
+
+
 def _context(measured: Sequence[Mapping[str, float]]) -> str:
     parts = []
-    for name in filter(is_context, dict.fromkeys(chain(*measured))):
+    for name in filter(_is_told, dict.fromkeys(chain(*measured))):
         values = [metrics[name] for metrics in measured if name in metrics]
         low, high = min(values), max(values)
         parts.append(f"{name} {count(finite_mean(values))}{f' ({count(low)} to {count(high)})' if low != high else ''}")

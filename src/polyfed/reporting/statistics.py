@@ -52,10 +52,12 @@ class PairedSample:
     Attributes:
         by_seed: seed -> finite difference; at least one.
         known_step: that the figures move in; None: it is read from the differences.
+        is_exact: whether no seed can change the figures, as a count of operations: nothing is left to be tested then.
     """
 
     by_seed: Mapping[int, float]
     known_step: float | None = field(default=None, kw_only=True)
+    is_exact: bool = field(default=False, kw_only=True)
 
     @classmethod
     def between(cls, left: Mapping[int, float], right: Mapping[int, float]) -> PairedSample | None:
@@ -106,10 +108,10 @@ class PairedSample:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) spread / sqrt(n); NaN of a single one."""
+        """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) spread / sqrt(n); NaN if single or exact."""
         from scipy.stats import t
 
-        count = len(self.values)
+        count = 1 if self.is_exact else len(self.values)
         reach = (
             float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.spread / math.sqrt(count) if count > 1 else math.nan
         )
@@ -117,9 +119,14 @@ class PairedSample:
 
     @property
     def p(self) -> float:
-        """Of Student's two-sided test that the mean is 0; 1 without any spread, NaN of a single difference."""
+        """Of Student's two-sided test that the mean is 0; 1 without any spread, NaN of a single difference.
+
+        Of exact figures 0, unless they are equal.
+        """
         from scipy.special import stdtr
 
+        if self.is_exact:
+            return float(not self.mean)
         if not self.mean * self.spread:
             return 1.0
         return float(2 * stdtr(len(self.values) - 1, -abs(self.mean) / (self.spread / math.sqrt(len(self.values)))))

@@ -96,6 +96,11 @@ def one_model_a_round(choice: Choice) -> str:
     return choice.name if choice.method.asks_clients and not choice.method.takes_late_replies else ""
 
 
+def averaged_changes(choice: Choice) -> str:
+    rule = getattr(choice.method, "averaging", None)
+    return f"algorithm.averaging '{rule.component_name()}'" if rule is not None and rule.is_of_changes else ""
+
+
 def nothing_combined(choice: Choice) -> str:
     return "" if returned_bundles(choice.method) else choice.name
 
@@ -124,6 +129,11 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
         late_replies,
         one_model_a_round,
         "its rounds need all replies, to what was asked now; set run.pace to sync, or choose fedavg or creamfl",
+    ),
+    (
+        late_replies,
+        averaged_changes,
+        "it averages changes B A of factors of one model; set run.pace to sync, or choose fedit",
     ),
     (late_replies, public_samples, "each round has other public samples; leave that out"),
     (late_replies, sequential_mean, "it needs to know who replies; set it to exact"),

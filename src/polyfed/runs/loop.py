@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polyfed.core.activity import at_work
 from polyfed.core.randomness import isolated
@@ -30,6 +30,7 @@ class Loop:
     evaluations: Evaluations
     checkpoints: Checkpoints
     events: Callback
+    _idle: set[str] = field(default_factory=set)  # the server, once it was told to have made no step
 
     def start(self) -> None:
         """From the state before training, which is round 0."""
@@ -86,6 +87,7 @@ class Loop:
         # draws of the server depend on nothing but seed and round: a resumed round repeats them
         with isolated(cfg.run.seed, number, SERVER):
             cfg.algorithm.round(self.server, cohort)
+        self.server.tell_idle(self._idle)
         # a personal model changes only where its client took part; a shared one changes everywhere
         self.evaluations.changed(cohort.may_have_changed(asked) if cfg.algorithm.is_personal else None)
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:

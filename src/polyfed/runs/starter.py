@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -121,6 +121,13 @@ class StarterSource:
         return [warning for split, size in self.tests.items() if (warning := size.warning(f"{self.kind}, {split}"))]
 
 
+def small_splits(prepared: Path, roles: ColumnRoles) -> Iterator[str]:
+    """Warnings of test splits of a prepared folder that are too small for a figure, by each kind of data that it is."""
+    for kind, needs in _NEEDS.items():
+        if all(getattr(roles, part) is not None for part in needs):
+            yield from StarterSource.of(kind, prepared).warnings
+
+
 def _roles(kind: DataKind, table: SplitTable, path: Path) -> ColumnRoles:
     """The columns that the kind needs."""
     roles = ColumnRoles.of(_columns(table))
@@ -149,12 +156,12 @@ def _test_size(kind: DataKind, source: StoredSource, split: str) -> SplitSize:
     label = ColumnRoles.of(_columns(train)).label if "label" in _NEEDS[kind] else None
     if label is None:
         return SplitSize(table.count())
-    classes = _values(train.read(label)).unique()
-    if len(classes) < 2:
-        raise DataError(
-            f"--{kind}: all training items have one class, {classes.to_pylist()}; give items of two or more"
-        )
-    return SplitSize(table.count(), len(classes))
+    labels = _values(train.read(label)).drop_null()
+    counts = pc.value_counts(labels)
+    if len(counts) < 2:
+        classes = [entry["values"] for entry in counts.to_pylist()]
+        raise DataError(f"--{kind}: all training items have one class, {classes}; give items of two or more")
+    return SplitSize(table.count(), pc.max(counts.field("counts")).as_py() / len(labels))
 
 
 def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -16,11 +16,12 @@ class SplitSize:
 
     Attributes:
         items: of the split.
-        classes: to be told apart; None: the right one is searched for among all items.
+        chance: share of the items that have the most frequent class, which one answer to all gets right; None: the
+            right item is searched for among all.
     """
 
     items: int
-    classes: int | None = None
+    chance: float | None = None
 
     @property
     def needed(self) -> int:
@@ -39,7 +40,7 @@ class SplitSize:
         return round(min(_MOST, max(_FEWEST, self.needed / max(self.items, 1))), 2)
 
     def _tells(self, count: int) -> bool:
-        chance = min(1.0, _RANKS / count) if self.classes is None else 1 / max(self.classes, 1)
+        chance = min(1.0, _RANKS / count) if self.chance is None else self.chance
         middle = (1 + chance) / 2
         return 2 * _NORMAL * math.sqrt(middle * (1 - middle) / count) < (middle - chance) / 2
 

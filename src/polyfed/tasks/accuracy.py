@@ -52,11 +52,19 @@ def macro_f1(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classe
 def accuracies(
     ranks: Int64[Tensor, " n"], predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
 ) -> dict[str, float]:
-    """``accuracy``, ``top5`` (from 10 classes on), ``balanced_accuracy`` and ``macro_f1``, in percent."""
-    metrics = {"accuracy": top(ranks, 1)} | ({"top5": top(ranks, 5)} if classes >= _TOP5_CLASSES else {})
-    metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
-    metrics["macro_f1"] = macro_f1(predicted, labels, classes)
-    return {name: float(value) for name, value in metrics.items()}
+    """``accuracy``, ``top5`` (from 10 classes on), ``balanced_accuracy`` and ``macro_f1``, in percent.
+
+    Each has beside it ``<name>_of_constant``: the highest that one answer to all samples reaches, whichever it is.
+    """
+    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
+    occurring, best = int((shares > 0).sum()), float(shares.max())
+    metrics = {"accuracy": (top(ranks, 1), best)}
+    if classes >= _TOP5_CLASSES:
+        metrics["top5"] = top(ranks, 5), float(shares.topk(5).values.sum())
+    metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes), 1 / occurring
+    metrics["macro_f1"] = macro_f1(predicted, labels, classes), 2 * best / (1 + best) / occurring
+    constant = {f"{name}_of_constant": 100.0 * share for name, (_, share) in metrics.items()}
+    return {name: float(value) for name, (value, _) in metrics.items()} | constant
 
 
 def _counts(

@@ -84,8 +84,9 @@ class Classification(Task):
     ``imputation`` puts in place of those that a sample lacks.
 
     Metrics in percent: ``accuracy`` (primary), ``top5`` (from 10 classes on), ``balanced_accuracy`` (mean
-    recall of the classes that occur) and ``macro_f1``; further ``loss`` (cross-entropy without margin, mean
-    over samples), ``n`` samples and ``classes``. Ties and NaN count against the model. Where test samples lack
+    recall of the classes that occur) and ``macro_f1``, each with ``<name>_of_constant``, the highest that one answer to
+    all test samples reaches; further ``loss`` (cross-entropy without margin, mean over samples), ``n`` samples and
+    ``classes``. Ties and NaN count against the model. Where test samples lack
     modalities, ``accuracy_given_<modality>...`` and ``n_given_<modality>...`` are of those that have just these; with
     ``given: each``, of all that have a modality, given this alone.
 
@@ -166,7 +167,8 @@ class Classification(Task):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """See ``Task``."""
-        return "accuracy", "top5", "balanced_accuracy", "macro_f1", "loss", "n", "classes", "items"
+        shares = "accuracy", "top5", "balanced_accuracy", "macro_f1"
+        return *shares, *(f"{name}_of_constant" for name in shares), "loss", "n", "classes", "items"
 
     def head(self, dim: int, samples: Samples) -> nn.Module:
         """The classifier.

@@ -51,10 +51,6 @@ class Joint(Task):
         }
 
     @property
-    def fewest(self) -> int:
-        return max(task.fewest for task in self.tasks)
-
-    @property
     def class_targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(target for task in self.tasks for target in task.class_targets))
 

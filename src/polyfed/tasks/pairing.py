@@ -81,10 +81,6 @@ class PairTask(Task):
         return self
 
     @property
-    def fewest(self) -> int:
-        return 2
-
-    @property
     def compared(self) -> frozenset[str]:
         return frozenset(self.between)
 

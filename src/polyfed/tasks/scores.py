@@ -12,6 +12,7 @@ from torch import Tensor
 from polyfed.data.samples import Samples
 
 _DRAWS = 1000
+_TRIES = 30  # of a draw that lacks all items of a class
 _LEVEL = 0.95
 _BLOCK = 1 << 20  # weights of items held at a time
 
@@ -43,7 +44,9 @@ class TaskScores(dict[str, float]):
         ends = torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], dtype=torch.float64)
         intervals, start = {}, 0
         for name, terms in self.by_item.items():
-            low, high = values[:, start : start + len(terms)].sum(1).nanquantile(ends).tolist()
+            # a class that no item of a draw has is left out of the mean, as the metric leaves it out
+            drawn = values[:, start : start + len(terms)].nanmean(1) * len(terms)
+            low, high = drawn.nanquantile(ends).tolist()
             start += len(terms)
             # items that are all alike show no spread: no draw differs
             sure = share_interval(self[name] / len(terms), items)
@@ -52,17 +55,21 @@ class TaskScores(dict[str, float]):
 
 
 def drawn_means(means: Float[Tensor, "m 2 items"], draws: int) -> Float[Tensor, "draws m"]:
-    """Means over items that are drawn with replacement, the same for all means, of sums and counts by item."""
-    items, drawn = means.shape[2], []
-    stream = torch.Generator().manual_seed(0)
-    block = max(1, _BLOCK // max(1, items))
-    for start in range(0, draws, block):
-        rows = torch.randint(items, (min(block, draws - start), items), generator=stream)
-        weights = torch.zeros(len(rows), items, dtype=torch.float64)
-        weights.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.float64))
-        sums = torch.einsum("di,mki->dmk", weights, means)
-        drawn.append(sums[..., 0] / sums[..., 1])
-    return torch.cat(drawn)
+    """Means over items that are drawn with replacement, the same for all means, of sums and counts by item.
+
+    A draw without any item that a mean counts is drawn again; where that does not help, that mean of it is NaN.
+    """
+    items, stream = means.shape[2], torch.Generator().manual_seed(0)
+    values, lacking = torch.full((draws, len(means)), torch.nan, dtype=torch.float64), torch.arange(draws)
+    for _ in range(_TRIES):
+        for part in torch.split(lacking, max(1, _BLOCK // max(1, items))):
+            rows = torch.randint(items, (len(part), items), generator=stream)
+            weights = torch.zeros(len(rows), items, dtype=torch.float64)
+            weights.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.float64))
+            sums = torch.einsum("di,mki->dmk", weights, means)
+            values[part] = sums[..., 0] / sums[..., 1]
+        lacking = values.isnan().any(1).nonzero()[:, 0]
+    return values
 
 
 def mean_by_item(values: Tensor, items: Int64[Tensor, " n"]) -> Float[Tensor, "2 items"]:

@@ -26,11 +26,6 @@ class Task(Settings):
     """Settings by which two heads of this task differ, besides their classes (``target``); None: all settings."""
 
     @property
-    def fewest(self) -> int:
-        """Samples of a batch below which there is nothing to learn."""
-        return 1
-
-    @property
     def class_targets(self) -> tuple[str, ...]:
         """Targets that hold the classes which the task tells apart."""
         target = getattr(self, "target", "")

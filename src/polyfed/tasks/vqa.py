@@ -36,7 +36,8 @@ class VQA(Task):
     of question (``accuracy_<kind>``, ``prior_<kind>``: the most frequent training answer of that kind; with
     ``n_<kind>``), and ``answerable`` (questions whose answer is among the classes). Others count as wrong and are left
     out of the loss. Further ``loss`` (cross-entropy, mean over answerable questions), ``n`` questions and ``answers``
-    (classes). Ties and NaN count against the model. Metrics of kinds and priors need the targets that say them.
+    (classes), and ``accuracy_of_constant``, of the best one answer to all. Ties and NaN count against the model.
+    Metrics of kinds and priors need the targets that say them.
 
     With ``votes`` there are ``soft_accuracy`` (then primary) and ``soft_prior``, also by kind: means of
     ``vote_scores``, as VQA v2 is judged.
@@ -137,6 +138,8 @@ class VQA(Task):
         if bool(answerable.any()):  # a mean of nothing is no number
             metrics["loss"] = float(losses[answerable].double().mean())
         metrics |= {"answerable": _percent(answerable), "n": float(len(labels)), "answers": float(answers)}
+        given = torch.bincount(labels[answerable], minlength=answers)  # how often each answer is right
+        metrics["accuracy_of_constant"] = 100.0 * int(given.max()) / len(labels)
         right = mean_by_item(100.0 * ((predicted == labels) & (predicted >= 0)), samples.items)
         return TaskScores(metrics | items_beside(samples), {"accuracy": [right]})
 

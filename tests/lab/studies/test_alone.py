@@ -8,7 +8,7 @@ import pytest
 
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.tables import figure_tables
+from polyfed.lab.studies.tables import claims_tables, figure_tables
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,15 @@ def test_rows_below_training_alone_are_named(
     values = {(name, (), "x"): dict(enumerate(by_seed)) for name, by_seed in rows.items()}
     (table,) = figure_tables(Results(study, values))
     assert [note for note in table.notes if "alone" in note] == [f"x: {note}" for note in expected]
+
+
+@pytest.mark.parametrize(("column", "interval"), [("MiB", "-"), ("x", "+0.99 to +3.01")])
+def test_costs_that_no_seed_changes_have_no_interval(loaded: Callable[..., Study], column: str, interval: str) -> None:
+    columns = {"x": {"metric": "r1_sum"}, "MiB": {"name": "traffic"}}
+    claims = {"primary": [f"a > b on {column}"], "secondary": [f"b > a on {column}"]}
+    study = loaded(rows={"a": {}, "b": {}}, columns=columns, claims=claims, seeds=5)
+    values = {(name, (), column): dict.fromkeys(range(5), figure) for name, figure in (("a", 3.0), ("b", 1.0))}
+    primary, secondary = claims_tables(Results(study, values))
+    assert primary.rows[0][1:5] == ["held", "5", "+2.00", interval]
+    assert (primary.rows[0][5] == "-") == ("no seed changes" in primary.notes[-1]) == (column == "MiB")
+    assert (secondary.rows[0][3] == "-") == (column == "MiB")

@@ -16,7 +16,7 @@ from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
 from polyfed.lab.studies.columns.holdings import Holdings
-from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.columns.metric import Chance, Metric
 from polyfed.lab.studies.columns.time_to import TimeTo
 from polyfed.runs.events import Measured
 from polyfed.runs.opened import Run, open_run
@@ -52,6 +52,15 @@ def test_a_combination_of_columns_that_nobody_holds_counts_zero(finished: Run) -
     assert [Holdings(of="h", label=label).measure(run) for label in ("a+b", "a", "none")] == [2, 0, 1]
     with pytest.raises(ConfigError, match=r"label: no client holds '1'; .*none"):
         Holdings(of="h", label="1").measure(run)
+
+
+def test_chance_is_that_of_the_same_test_items(finished: Run) -> None:
+    last = finished.records.last
+    of_pictures = Chance(metric="primary", of="image").measure(finished)
+    assert of_pictures == last("image")["accuracy_of_constant"] > 100 / 6
+    assert Chance(metric="r1_sum", of="paired").measure(finished) == pytest.approx(100 / 12 + 100 * 5 / 60)
+    assert Chance(metric="r1_sum").measure(finished) == pytest.approx(100 / 12 + 100 * 5 / 60)
+    assert Chance(metric="r1_sum").digest != Metric(metric="r1_sum").digest
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])

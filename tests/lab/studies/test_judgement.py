@@ -20,8 +20,10 @@ def sample(*values: float) -> PairedSample:
     return PairedSample(dict(enumerate(values)))
 
 
-def judged(samples: Sequence[Sample | None], seeds: int, text: str = CLAIM) -> list[Judgement]:
-    return judge([Claim.parse(text)] * len(samples), samples, range(seeds))
+def judged(
+    samples: Sequence[Sample | None], seeds: int, text: str = CLAIM, smallest: Sequence[float] = ()
+) -> list[Judgement]:
+    return judge([Claim.parse(text)] * len(samples), samples, range(seeds), smallest)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,35 @@ def test_a_margin_is_no_step_that_figures_move_in(text: str, step: int, differen
     left = {seed: right[seed] + difference for seed, difference in enumerate(differences)}
     assert judged([PairedSample.between(left, right)], 5, text)[0].verdict == "open"
     assert judged([sample(*differences)], 5, text)[0].verdict == "open"
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "share"),  # a difference is the step in this share of seeds, else 0: the margin in the mean
+    [("a >= b on c by 0.1", -2, 0.05), ("a >= b on c by 0.5", -5, 0.1), ("a >= b on c by 1", -4, 0.25),
+     ("a > b on c by 4.9", 5, 0.98)],
+)  # fmt: skip
+@pytest.mark.parametrize("from_figures", [True, False])
+def test_margins_keep_the_level_where_figures_move_in_steps(
+    text: str, step: int, share: float, from_figures: bool
+) -> None:
+    draw = np.random.default_rng(5)
+    differences, right = draw.binomial(1, share, (2000, 5)) * step, draw.integers(0, 20, (2000, 5)) * abs(step)
+    samples = [
+        PairedSample.between(dict(enumerate(base + own)), dict(enumerate(base))) if from_figures else sample(*own)
+        for own, base in zip(differences.astype(float), right.astype(float), strict=True)
+    ]
+    assert sum(judged([own], 5, text)[0].verdict in DECIDED for own in samples) / len(samples) <= 0.06
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"), [("a > b on c", "open"), ("a < b on c", "open"), ("a >= b on c by 0.01", "held")]
+)
+def test_a_difference_that_does_not_show_decides_nothing_without_a_margin(text: str, verdict: str) -> None:
+    own = sample(0.0011, 0.0012, 0.0010, 0.0011, 0.0013)
+    assert judged([own], 5, text, [0.005])[0].verdict == verdict
+    assert judged([own], 5, text, [0.0005])[0].verdict == {"a > b on c": "held", "a < b on c": "contradicted"}.get(
+        text, verdict
+    )
 
 
 def test_clear_effects_are_held_on_five_seeds() -> None:

@@ -159,14 +159,14 @@ class PaddedMean(LayerMean):
 
     def __init__(self) -> None:
         self.factors: Factors | None = None
-        self._total = 0.0
+        self.total = 0.0
 
     def add(self, factors: Factors, weight: float) -> None:
         size = weight * float(torch.linalg.matrix_norm(factors.change))
         old = self.factors or Factors(torch.zeros_like(factors.a), torch.zeros_like(factors.b))
         rank = max(old.rank, factors.rank)
-        self._total += size
-        share = size / self._total if self._total > 0 else 0.0
+        self.total += size
+        share = size / self.total if self.total > 0 else 0.0
         pairs = zip(leading(old, rank), leading(factors, rank), strict=True)
         self.factors = Factors(*(torch.lerp(before, own, share) for before, own in pairs))
 
@@ -175,6 +175,7 @@ class LowRankAveraging(Averaging):
     """Averages adapters layer by layer; subclasses say how those of one layer."""
 
     between_types = True
+    is_of_changes = True
     layer_mean: ClassVar[type[LayerMean]]
     has_offset: ClassVar[bool] = False
     needs_equal_ranks: ClassVar[bool] = False
@@ -275,7 +276,7 @@ class LowRankAveraging(Averaging):
                 "exchange that; set adapter.offset: true in their encoders"
             )
         # DoRA's change is no B A, so that only means of factors apply to it
-        if self.layer_mean is not FactorMean and dora:
+        if self.is_of_changes and dora:
             raise ConfigError(
                 f"algorithm.averaging '{self.component_name()}' averages changes B A, and adapters of clients "
                 f"{clients} have magnitudes besides; set adapter.dora: false, or choose fedit"
@@ -317,6 +318,7 @@ class Separate(LowRankAveraging):
     """FedIT (Zhang et al., ICASSP 2024): the means of A and of B, whose product is not the mean of the changes."""
 
     short_name: ClassVar[str] = "separate"
+    is_of_changes = False
     layer_mean = FactorMean
     needs_equal_ranks = True
 
@@ -378,5 +380,5 @@ class Padded(LowRankAveraging):
     layer_mean = PaddedMean
 
     def factors(self, mean: PaddedMean, old: Factors) -> Factors:
-        assert mean.factors is not None
-        return leading(mean.factors, old.rank)
+        # where no client's B has moved, all weigh nothing, and a mean of nothing could never be learnt from again
+        return leading(mean.factors, old.rank) if mean.factors and mean.total else old

@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from polyfed.core.settings import Settings
-from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
+from polyfed.reporting.statistics import PairedSpreads, Sample
 
 ALL = "all"
 """Label of the mean over all points of the axes at which every row of a claim is run."""
@@ -117,8 +117,10 @@ class Claim:
         if isinstance(sample, PairedSpreads):
             return sample if self.sign.startswith(">") else PairedSpreads(sample.right, sample.left)
         # a margin is no step that figures move in
-        return PairedSample(
-            {seed: self._excess(value) for seed, value in sample.by_seed.items()}, known_step=sample.step
+        return replace(
+            sample,
+            by_seed={seed: self._excess(value) for seed, value in sample.by_seed.items()},
+            known_step=sample.step,
         )
 
     def _excess(self, difference: float) -> float:

@@ -28,6 +28,11 @@ class ColumnSettings(Settings):
     lower: bool = Field(default=False, description="whether lower values are better")
     digits: int = Field(default=2, ge=0, le=9, description="decimals shown")
 
+    @property
+    def decimals(self) -> int:
+        """Of a difference between two of its figures, which may be means of whole numbers."""
+        return max(2, self.digits)
+
     @abstractmethod
     def measure(self, run: Run) -> float:
         """The figure; NaN where the run has none.

@@ -45,7 +45,7 @@ class MapCell:
 
     @property
     def mark(self) -> Mark:
-        low, high = self.excess.interval
+        low, high = (self.excess.mean,) * 2 if self.excess.is_exact else self.excess.interval
         return "held" if low > 0 else "contradicted" if high < 0 else "open"
 
     @property

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,8 @@ class Results:
     def judgements(self) -> list[Judgement]:
         """Every primary claim, as one family, each at the point that it names, or over all."""
         claims = self.study.claims.to_judge
-        return judge(claims, list(map(self.sample, claims)), self.study.seeds)
+        smallest = [0.5 * 10 ** -self.study.columns[claim.left[0].column].decimals for claim in claims]
+        return judge(claims, list(map(self.sample, claims)), self.study.seeds, smallest)
 
     def readings(self) -> list[tuple[Claim, Sample | None]]:
         """Every secondary claim with left against right by seed, at every point where it does not name one."""
@@ -126,7 +127,13 @@ class Results:
         seeds = [seed for seed in left if seed in right]
         if seeds and claim.is_of_spreads:
             return PairedSpreads({seed: left[seed] for seed in seeds}, {seed: right[seed] for seed in seeds})
-        return PairedSample.between(left, right)
+        sample = PairedSample.between(left, right)
+        return sample and replace(sample, is_exact=self._is_exact(claim, (left, right)))
+
+    def _is_exact(self, claim: Claim, sides: Sequence[SeedFigures]) -> bool:
+        """Whether a claim is on costs, not on outcomes of training, and each is the same in all of several seeds."""
+        costs = not any(self.study.columns[operand.column].is_outcome for operand in claim.operands)
+        return costs and all(len(side) > 1 and len({*side.values()}) == 1 for side in sides)
 
     def _places(self, claim: Claim, side: Side) -> list[tuple[float, Place]]:
         named = {point_label(point): [point] for point in self.study.points}

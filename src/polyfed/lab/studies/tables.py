@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.judgement import Judgement
 from polyfed.lab.studies.regime_maps import claim_maps
 from polyfed.lab.studies.results import Results, SeedFigures
-from polyfed.lab.studies.study import Point, point_label
+from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.lab.studies.tuning_table import tuning_table
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
@@ -196,31 +196,42 @@ def claims_tables(results: Results) -> list[TextTable]:
     if judged := results.judgements():
         note = (
             "Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05; "
-            f"never on fewer than {FEWEST_SEEDS} seeds. {_SIDES}"
+            f"never on fewer than {FEWEST_SEEDS} seeds, nor by a difference that shows as 0. {_SIDES}"
         )
-        tables.append(TextTable("Claims", heads, [claim_evidence(item) for item in judged], (note,)))
+        body = [claim_evidence(item, results.study) for item in judged]
+        tables.append(TextTable("Claims", heads, body, (note, *_exactness(item.sample for item in judged))))
     if read := results.readings():
         note = f"Not judged: intervals are each claim's own. {_SIDES}"
-        body = [[_claim_text(claim), *_evidence(sample)] for claim, sample in read]
-        tables.append(TextTable("Secondary claims", ("claim", *heads[2:5]), body, (note,)))
+        body = [[_claim_text(claim), *_evidence(claim, sample, results.study)] for claim, sample in read]
+        notes = (note, *_exactness(sample for _, sample in read))
+        tables.append(TextTable("Secondary claims", ("claim", *heads[2:5]), body, notes))
     return tables
 
 
-def claim_evidence(item: Judgement) -> list[str]:
+def claim_evidence(item: Judgement, study: Study) -> list[str]:
     """Claim, verdict, seeds, difference, interval and p."""
-    return [_claim_text(item.claim), item.verdict, *_evidence(item.sample), _p_text(item.p)]
+    p = "-" if _is_exact(item.sample) else _p_text(item.p)
+    return [_claim_text(item.claim), item.verdict, *_evidence(item.claim, item.sample, study), p]
+
+
+def _is_exact(sample: Sample | None) -> bool:
+    return isinstance(sample, PairedSample) and sample.is_exact
+
+
+def _exactness(samples: Iterable[Sample | None]) -> list[str]:
+    return ["Figures that no seed changes have neither interval nor p."] if any(map(_is_exact, samples)) else []
 
 
 def _claim_text(claim: Claim) -> str:
     return f"{claim.text} ({claim.read_at})" if claim.read_at else claim.text
 
 
-def _evidence(sample: Sample | None) -> list[str]:
+def _evidence(claim: Claim, sample: Sample | None, study: Study) -> list[str]:
     if sample is None:
         return ["0", "-", "-"]
     if isinstance(sample, PairedSpreads):
         return [str(len(sample.seeds)), f"x {figure(sample.ratio)}", _interval_text(sample.interval, ".2f")]
-    return difference_texts(sample, 2)[:3]
+    return difference_texts(sample, study.columns[claim.left[0].column].decimals)[:3]
 
 
 # ---- what is missing

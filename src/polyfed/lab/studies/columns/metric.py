@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +13,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.federation.settings import ServerSettings
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.client_spread import ClientSpread, selected_round
+from polyfed.reporting.recalls import chance_of
 from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
@@ -87,10 +89,13 @@ class Metric(ColumnSettings):
             raise ConfigError(f"of: no group '{self.of}' in run '{run.name}'; {nearest(self.of, records.groups)}")
         names = self._names(run)
         members = [client for client in records.clients if client in names]
-        values = {client: records.last(client, self.kind).get(names[client], math.nan) for client in members}
+        values = {client: self._figure(records.last(client, self.kind), names[client]) for client in members}
         if not (finite := finite_values(values)):
             raise ConfigError(self._unknown(run.name, [n for m in members for n in records.metric_names(m, self.kind)]))
         return float(getattr(ClientSpread(self.of, self.metric, finite, len(members)), self.over))
+
+    def _figure(self, metrics: Mapping[str, float], name: str) -> float:
+        return metrics.get(name, math.nan)
 
     def _names(self, run: Run) -> dict[str, str]:
         """Client -> the metric that is its own."""
@@ -113,3 +118,16 @@ class Metric(ColumnSettings):
     def _unknown(self, run: str, names: object) -> str:
         valid = nearest(self.metric, dict.fromkeys(names))  # type: ignore[call-overload]
         return f"metric: nobody in '{self.of}' of run '{run}' has '{self.metric}' on {self.kind}; {valid}"
+
+
+class Chance(Metric):
+    """What guessing reaches of a metric on the same test items, whose galleries shrink where items lack a modality."""
+
+    short_name: ClassVar[str] = "chance"
+    is_outcome: ClassVar[bool] = False
+
+    def _figure(self, metrics: Mapping[str, float], name: str) -> float:
+        return chance_of(name, metrics)
+
+    def _of_server(self, records: RunRecords) -> float:
+        return chance_of(self.metric, records.last(SERVER, self.kind))
