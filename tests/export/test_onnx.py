@@ -50,7 +50,7 @@ def test_the_command_writes_what_gives_pictures_and_texts_the_same_vectors(
     code, said, _ = cli("export", tiny_run, "--out", folder, "--model", "last", "--format", "onnx")
     assert (code, said) == (0, f"exported and checked: {folder}\n")
     readme = (folder / "README.md").read_text()
-    assert "`image.onnx`, `text.onnx` are the same programs as ONNX" in readme
+    assert "`image.onnx`, `text.onnx`: the same programs as ONNX" in readme
     program = "\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "(1, 8)"

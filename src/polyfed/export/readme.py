@@ -29,33 +29,35 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Seque
             shape = ", ".join(map(str, entry["input"]["shape"]))
             if entry[key]:
                 rows.append(f"| `{entry[key]}` | {modality} | {entry['input']['dtype']} [{shape}] | {output} |")
-    page = _PAGE.format(
-        name=config["experiment"],
-        model=config["model"],
-        round=config["round"],
-        rows="\n".join(rows),
-        notes="\n".join(f"* **{modality}**: {item.words}" for modality, item in recipes.items()),
-        example=_example(config["modalities"], recipes),
-    )
-    return page + (_onnx_section(onnx, *next(iter(recipes.items()))) if onnx else "")
-
-
-def _onnx_section(files: Sequence[str], modality: str, recipe: Recipe) -> str:
-    return (
+    modality, recipe = next(iter(recipes.items()))
+    parts = {
+        "rows": "\n".join(rows),
+        "notes": "\n".join(f"* **{name}**: {item.words}" for name, item in recipes.items()),
+        "example": _example(config["modalities"], recipes),
+        "onnx": ", ".join(f"`{file}`" for file in onnx),
+        "first": onnx[0] if onnx else "",
+        "prepared": f"prepare_{_word(modality)}({recipe.example})",
+    }
+    page: str = (
         markdown_templates()
-        .get_template("onnx.md.j2")
+        .get_template("export.md.j2")
         .render(
-            files=Markup(", ".join(f"`{file}`" for file in files)),
-            first=Markup(files[0]),
-            prepare=Markup("prepare_" + re.sub(r"\W", "_", modality)),
-            example=Markup(recipe.example),
+            name=config["experiment"],
+            model=config["model"],
+            round=config["round"],
+            **{name: Markup(part) for name, part in parts.items()},
         )
     )
+    return page
+
+
+def _word(modality: str) -> str:
+    return re.sub(r"\W", "_", modality)
 
 
 def _example(modalities: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
     """Code that prepares an example of every modality, encodes it, and compares the first two."""
-    names = {modality: re.sub(r"\W", "_", modality) for modality in modalities}
+    names = {modality: _word(modality) for modality in modalities}
     needed = {line for item in recipes.values() for line in item.imports} | {"import torch"}
     # plain imports first, then those with from, each in the order of the alphabet
     imports = sorted(needed, key=lambda line: (line.startswith("from"), line))
@@ -69,30 +71,3 @@ def _example(modalities: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> st
     compare = [f'    print("similarity", ({first} @ {others[0]}.T).tolist())'] if others else []
     body = "\n".join([*loads, "", "with torch.inference_mode():", *calls, *compare])
     return "\n\n\n".join(["\n".join(imports), *functions, body])
-
-
-_PAGE = """# {name}: server model of round {round} ({model})
-
-Trained with polyfed, but the programs need torch alone, and the example below what it imports. When they were
-exported, all programs were compared with the trained model.
-
-| program | modality | input | output |
-| --- | --- | --- | --- |
-{rows}
-
-Any batch size will do. Representations of different modalities are comparable: their product is a cosine
-similarity. `config.json` describes architecture, inputs and (for logits) classes in full; `model.safetensors`
-holds the weights by name.
-
-How inputs are prepared:
-
-{notes}
-
-## Example
-
-Run it in this folder:
-
-```python
-{example}
-```
-"""

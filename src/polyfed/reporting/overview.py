@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from polyfed.reporting.advice import advice
-from polyfed.reporting.client_spread import judged_by, lower_is_better, main_metric
+from polyfed.reporting.client_spread import judged_by, main_metric
 from polyfed.reporting.facts import component, recorded_environment, setting
 from polyfed.reporting.headline import common_chance, interval_in_words, last_measured
 from polyfed.reporting.outcome import verdict
@@ -141,9 +141,7 @@ def _effort(records: RunRecords) -> Iterator[Card]:
 
 
 def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
-    """In percent; of a sum of recalls with what it can reach; a loss as it is."""
-    if lower_is_better(name):
-        return figure(value)
+    """In percent; of a sum of recalls with what it can reach."""
     scale = scale_of(name, metrics)
     return f"{figure(value)} %" if scale == 100 else f"{figure(value)} of {count(scale)} %"
 

@@ -91,11 +91,8 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         note += "Ties count against the model. Chance: a random order of that gallery."
         yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
     names = {*quality_names([metrics])} - {recall.name for recall in recalls}
-    others = [
-        (name, figure(metrics[name]), *_best(records, kind, name), figure(chance_of(name, metrics)))
-        for name in metrics
-        if name in names
-    ]
+    shown = [name for name in metrics if name in names]
+    others = [(one, figure(metrics[one]), *_best(records, kind, one), figure(chance_of(one, metrics))) for one in shown]
     # the table of recalls has columns for what they depend on
     notes = () if recalls else (_context([metrics]),)
     yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)", "chance"), others, notes)
@@ -146,9 +143,8 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     quality = dict.fromkeys(quality_names([evaluation.metrics]))
     for recall in recalls:
         quality.pop(recall.name, None)
-    metrics = evaluation.metrics
+    metrics, notes = evaluation.metrics, list(filter(None, [_context([evaluation.metrics])]))
     others = [(name, figure(metrics[name]), figure(chance_of(name, metrics))) for name in quality]
-    notes = [_context([metrics])] if any(map(_is_told, metrics)) else []
     parts = [
         TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, [note]),
         TextTable("" if recalls else title, ("metric", "value", "chance"), others, notes),
@@ -170,15 +166,11 @@ def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
     return (figure(best[1]), str(best[0])) if best else ("-", "-")
 
 
-def _is_told(name: str) -> bool:
-    """Whether a metric says what others depend on, and has no column of its own, as chance has."""
-    return is_context(name) and not name.endswith("_of_constant")
-
-
 def _context(measured: Sequence[Mapping[str, float]]) -> str:
     parts = []
-    for name in filter(_is_told, dict.fromkeys(chain(*measured))):
+    told = (name for name in dict.fromkeys(chain(*measured)) if is_context(name) and not name.endswith("_of_constant"))
+    for name in told:
         values = [metrics[name] for metrics in measured if name in metrics]
         low, high = min(values), max(values)
         parts.append(f"{name} {count(finite_mean(values))}{f' ({count(low)} to {count(high)})' if low != high else ''}")
-    return f"Measured with {', '.join(parts)}."
+    return f"Measured with {', '.join(parts)}." if parts else ""

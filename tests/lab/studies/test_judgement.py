@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from polyfed.lab.studies.claims import Claim
 from polyfed.lab.studies.judgement import Judgement, judge
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.tables import claims_tables
 from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
 
 CLAIM = "a > b on c"
@@ -20,10 +23,8 @@ def sample(*values: float) -> PairedSample:
     return PairedSample(dict(enumerate(values)))
 
 
-def judged(
-    samples: Sequence[Sample | None], seeds: int, text: str = CLAIM, smallest: Sequence[float] = ()
-) -> list[Judgement]:
-    return judge([Claim.parse(text)] * len(samples), samples, range(seeds), smallest)
+def judged(samples: Sequence[Sample | None], seeds: int, text: str = CLAIM) -> list[Judgement]:
+    return judge([Claim.parse(text)] * len(samples), samples, range(seeds))
 
 
 @pytest.mark.parametrize(
@@ -104,14 +105,25 @@ def test_margins_keep_the_level_where_figures_move_in_steps(
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"), [("a > b on c", "open"), ("a < b on c", "open"), ("a >= b on c by 0.01", "held")]
+    ("text", "digits", "verdict"),
+    [
+        *((f"a {sign} b on c", 2, "open") for sign in ("<", "<=", ">", ">=")),
+        ("a > b on c", 3, "held"),
+        ("a < b on c", 3, "contradicted"),
+        ("a >= b on c by 0.01", 2, "held"),
+        ("a > b on c by 0.01", 2, "contradicted"),
+    ],
 )
-def test_a_difference_that_does_not_show_decides_nothing_without_a_margin(text: str, verdict: str) -> None:
-    own = sample(0.0011, 0.0012, 0.0010, 0.0011, 0.0013)
-    assert judged([own], 5, text, [0.005])[0].verdict == verdict
-    assert judged([own], 5, text, [0.0005])[0].verdict == {"a > b on c": "held", "a < b on c": "contradicted"}.get(
-        text, verdict
-    )
+def test_a_difference_that_does_not_show_decides_nothing_without_a_margin(
+    loaded: Callable[..., Study], text: str, digits: int, verdict: str
+) -> None:
+    columns = {"c": {"metric": "r1_sum", "digits": digits}}
+    study = loaded(rows={"a": {}, "b": {}}, columns=columns, claims={"primary": [text]}, seeds=5)
+    left = dict(enumerate((0.5011, 0.4012, 0.3010, 0.2011, 0.1013)))
+    right = dict(enumerate((0.5, 0.4, 0.3, 0.2, 0.1)))
+    results = Results(study, {("a", (), "c"): left, ("b", (), "c"): right})
+    assert results.judgements()[0].verdict == verdict
+    assert claims_tables(results)[0].rows[0][3] == ("+0.00" if digits == 2 else "+0.001")
 
 
 def test_clear_effects_are_held_on_five_seeds() -> None:

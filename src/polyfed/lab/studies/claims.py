@@ -116,12 +116,8 @@ class Claim:
         """What must be above for the claim to hold, of left and right: beyond the margin, in its direction."""
         if isinstance(sample, PairedSpreads):
             return sample if self.sign.startswith(">") else PairedSpreads(sample.right, sample.left)
-        # a margin is no step that figures move in
-        return replace(
-            sample,
-            by_seed={seed: self._excess(value) for seed, value in sample.by_seed.items()},
-            known_step=sample.step,
-        )
+        beyond = {seed: self._excess(value) for seed, value in sample.by_seed.items()}
+        return replace(sample, by_seed=beyond, known_step=sample.step)  # a margin is no step that figures move in
 
     def _excess(self, difference: float) -> float:
         ahead = difference if self.sign.startswith(">") else -difference

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyfed.lab.studies.claims import Claim
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, Sample, holm
+from polyfed.reporting.statistics import FEWEST_SEEDS, Sample, holm
 
 Verdict = Literal["held", "contradicted", "open", "not run"]
 
@@ -23,7 +23,7 @@ class Judgement:
         claim: at one point, or over all.
         sample: left against right by seed; None where no seed has both.
         p: of the two-sided paired test, adjusted for all claims of the family (Holm); NaN where a seed is missing.
-        verdict: held or contradicted where p is below the level, and the difference shows.
+        verdict: held or contradicted where p is below the level.
     """
 
     claim: Claim
@@ -32,25 +32,18 @@ class Judgement:
     verdict: Verdict
 
 
-def judge(
-    claims: Sequence[Claim],
-    samples: Sequence[Sample | None],
-    seeds: Sequence[int],
-    smallest: Sequence[float] = (),
-) -> list[Judgement]:
+def judge(claims: Sequence[Claim], samples: Sequence[Sample | None], seeds: Sequence[int]) -> list[Judgement]:
     """Judge claims as one family, each by its left against right over the study's seeds.
 
     Nothing is decided on fewer than five ``seeds``, or where one of them is missing: nobody stops where it suits.
     P-values are adjusted over all claims (Holm 1979), also those that were not run, so that running a part changes no
-    verdict. A difference below a claim's ``smallest`` decides nothing, however sure it is, where the claim names no
-    margin.
+    verdict.
     """
     shown = [None if sample is None else claim.towards(sample) for claim, sample in zip(claims, samples, strict=True)]
     adjusted = holm([sample.p if sample and _is_complete(sample, seeds) else math.nan for sample in shown])
-    least = [0.0 if claim.margin else size for claim, size in zip(claims, smallest or [0.0] * len(claims), strict=True)]
     return [
-        Judgement(claim, sample, p, _verdict(towards, p, size))
-        for claim, sample, towards, p, size in zip(claims, samples, shown, adjusted, least, strict=True)
+        Judgement(claim, sample, p, _verdict(towards, p))
+        for claim, sample, towards, p in zip(claims, samples, shown, adjusted, strict=True)
     ]
 
 
@@ -58,9 +51,9 @@ def _is_complete(sample: Sample, seeds: Sequence[int]) -> bool:
     return len(seeds) >= FEWEST_SEEDS and {*seeds} == {*sample.seeds}
 
 
-def _verdict(towards: Sample | None, p: float, smallest: float) -> Verdict:
+def _verdict(towards: Sample | None, p: float) -> Verdict:
     if towards is None:
         return "not run"
-    if not p < _LEVEL or (isinstance(towards, PairedSample) and abs(towards.mean) < smallest):
+    if not p < _LEVEL:
         return "open"
     return "held" if towards.is_above else "contradicted"

@@ -107,8 +107,15 @@ class Results:
     def judgements(self) -> list[Judgement]:
         """Every primary claim, as one family, each at the point that it names, or over all."""
         claims = self.study.claims.to_judge
-        smallest = [0.5 * 10 ** -self.study.columns[claim.left[0].column].decimals for claim in claims]
-        return judge(claims, list(map(self.sample, claims)), self.study.seeds, smallest)
+        judged = judge(claims, list(map(self.sample, claims)), self.study.seeds)
+        return [item if self._shows(item) else replace(item, verdict="open") for item in judged]
+
+    def _shows(self, item: Judgement) -> bool:
+        """Whether a difference is no 0 in its column's decimals, however sure it is, or was judged by a margin."""
+        if item.verdict not in ("held", "contradicted") or item.claim.margin or isinstance(item.sample, PairedSpreads):
+            return True
+        digits = self.study.columns[item.claim.left[0].column].decimals
+        return item.sample is not None and abs(item.sample.mean) >= 0.5 * 10**-digits
 
     def readings(self) -> list[tuple[Claim, Sample | None]]:
         """Every secondary claim with left against right by seed, at every point where it does not name one."""
@@ -124,16 +131,17 @@ class Results:
     def sample(self, claim: Claim) -> Sample | None:
         """Left against right by seed; None where no seed has all of it."""
         left, right = (self._by_seed(self._places(claim, side)) for side in claim.sides)
+        columns = self.study.columns
         seeds = [seed for seed in left if seed in right]
         if seeds and claim.is_of_spreads:
             return PairedSpreads({seed: left[seed] for seed in seeds}, {seed: right[seed] for seed in seeds})
-        sample = PairedSample.between(left, right)
-        return sample and replace(sample, is_exact=self._is_exact(claim, (left, right)))
-
-    def _is_exact(self, claim: Claim, sides: Sequence[SeedFigures]) -> bool:
-        """Whether a claim is on costs, not on outcomes of training, and each is the same in all of several seeds."""
-        costs = not any(self.study.columns[operand.column].is_outcome for operand in claim.operands)
-        return costs and all(len(side) > 1 and len({*side.values()}) == 1 for side in sides)
+        sample, costs = (
+            PairedSample.between(left, right),
+            not any(columns[one.column].is_outcome for one in claim.operands),
+        )
+        # costs that are the same with every seed are known exactly; an outcome moves in steps, and may seem so
+        is_exact = costs and all(len(side) > 1 and len({*side.values()}) == 1 for side in (left, right))
+        return sample and replace(sample, is_exact=is_exact)
 
     def _places(self, claim: Claim, side: Side) -> list[tuple[float, Place]]:
         named = {point_label(point): [point] for point in self.study.points}

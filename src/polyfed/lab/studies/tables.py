@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from polyfed.lab.studies.claims import Claim
@@ -17,7 +17,7 @@ from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSprea
 from polyfed.reporting.tables import TextTable, figure
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
-_SIDES = "Difference: left minus right; of standard deviations: left over right."
+_SIDES = "Difference: left minus right; of standard deviations: left over right. -: of costs that no seed changes."
 _ALONE = "local"
 """The row of clients that train alone, in any study that has one."""
 _PRINTED = "[...]: what the paper prints."
@@ -199,27 +199,18 @@ def claims_tables(results: Results) -> list[TextTable]:
             f"never on fewer than {FEWEST_SEEDS} seeds, nor by a difference that shows as 0. {_SIDES}"
         )
         body = [claim_evidence(item, results.study) for item in judged]
-        tables.append(TextTable("Claims", heads, body, (note, *_exactness(item.sample for item in judged))))
+        tables.append(TextTable("Claims", heads, body, (note,)))
     if read := results.readings():
         note = f"Not judged: intervals are each claim's own. {_SIDES}"
         body = [[_claim_text(claim), *_evidence(claim, sample, results.study)] for claim, sample in read]
-        notes = (note, *_exactness(sample for _, sample in read))
-        tables.append(TextTable("Secondary claims", ("claim", *heads[2:5]), body, notes))
+        tables.append(TextTable("Secondary claims", ("claim", *heads[2:5]), body, (note,)))
     return tables
 
 
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
     """Claim, verdict, seeds, difference, interval and p."""
-    p = "-" if _is_exact(item.sample) else _p_text(item.p)
-    return [_claim_text(item.claim), item.verdict, *_evidence(item.claim, item.sample, study), p]
-
-
-def _is_exact(sample: Sample | None) -> bool:
-    return isinstance(sample, PairedSample) and sample.is_exact
-
-
-def _exactness(samples: Iterable[Sample | None]) -> list[str]:
-    return ["Figures that no seed changes have neither interval nor p."] if any(map(_is_exact, samples)) else []
+    evidence = _evidence(item.claim, item.sample, study)
+    return [_claim_text(item.claim), item.verdict, *evidence, _p_text(item.p) if item.p else "-"]
 
 
 def _claim_text(claim: Claim) -> str:
