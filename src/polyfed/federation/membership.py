@@ -307,7 +307,7 @@ def require_enough_items(name: str, group: GroupSettings, there: int) -> None:
         are = f"are {wanted} samples" if wanted != 1 else "is 1 sample"
         raise ConfigError(
             f"clients.{name.removesuffix('.also')}.count is {group.count}, but there {are} of '{group.source}' to deal "
-            f"out, beside public, validation and test ones, and each takes one or more; lower it, or give {missing} more"
+            f"out, beside public, validation and test ones, and each takes one; lower it, or give {missing} more"
         )
 
 
