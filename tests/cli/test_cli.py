@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from polyfed.cli.options import ExperimentOptions
 from polyfed.core.version import __version__
@@ -306,3 +307,17 @@ def test_settings_of_an_engine_stand_beside_the_option_that_names_it() -> None:
     settings = ExperimentOptions(overrides=["run.engine.address=auto", "run.engine.workers=3"])
     engine = settings.load("scenes-demo", {"run.engine.name": "ray", "run.rounds": 4}).run.engine
     assert engine.model_dump() | {"name": "ray", "address": "auto", "workers": 3} == engine.model_dump()
+
+
+def test_what_was_meant_is_said_once_and_remedies_are_options_that_there_are(cli: Cli) -> None:
+    assert cli("rnu", "x.yaml")[2] == "error: No such command 'rnu'. Did you mean 'run'?\n"
+    assert cli("deploy", "chekc")[2].count("Did you mean") == 1
+    Path("photos").mkdir()
+    for number in range(20):
+        Image.new("RGB", (8, 8)).save(f"photos/{number}.png")
+    lines = "".join(f"{number}.png,dog {number}\n" for number in range(20))
+    Path("photos/captions.csv").write_text(f"quelle,caption\n{lines}")
+    for command in (("init", "x.yaml", "--pairs", "photos"), ("prepare", "photos", "out")):
+        assert "name it in file_column (--file-column)" in cli(*command)[2]
+        code, _, err = cli(*command, "--file-column", "quele")
+        assert (code, "no column 'quele' (file_column, --file-column); did you mean 'quelle'" in err) == (2, True)

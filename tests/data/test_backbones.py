@@ -1,5 +1,6 @@
 import contextlib
 import json
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -55,12 +56,18 @@ def test_folders_are_found_below_weights_or_by_absolute_path(tmp_path, vit):
 def test_what_cannot_be_had_names_setting_and_remedy(tmp_path, monkeypatch):
     import huggingface_hub
 
-    def offline(*_: object, **__: object) -> None:
+    asked: list[object] = []
+
+    def offline(*_: object, local_files_only: bool, **__: object) -> None:
+        asked.append(local_files_only)
         raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ConfigError, match=r"'a/b' is neither a folder .* nor to be had from the hub: offline"):
         locate("a/b", tmp_path)
+    with pytest.raises(ConfigError, match=r"'a/b' is neither .* nor in the hub's cache here; .* allow_code=True"):
+        locate("a/b", tmp_path, hub=False)
+    assert asked == [False, True]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     message = r"view x: no folder 'here'.*\(not set\).*data.weights_dir or POLYFED_WEIGHTS"
@@ -201,3 +208,50 @@ def without(folder, file):
 def test_what_does_not_fit_is_refused(vit, use, message):
     with pytest.raises(ConfigError, match=message):
         use(vit)
+
+
+HOSTILE = {
+    "kernel": ({"attn_implementation": "owner/kernel"}, {}, "has attn_implementation 'owner/kernel'; take it out"),
+    "kernel by part": ({"_attn_implementation": {"": "sdpa", "vision": "a/b"}}, {}, "has _attn_implementation 'a/b'"),
+    "kernel inside": ({"text_config": {"attn_implementation": "a/b"}}, {}, "has attn_implementation 'a/b'"),
+    "experts": ({"experts_implementation": "a/b"}, {}, "has experts_implementation 'a/b'"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, {}, "has quantization_config"),
+    "other weights": ({"transformers_weights": "adapter_model.bin"}, {}, "has transformers_weights"),
+    "pickle": ({}, {"x": "pytorch_model.bin"}, "index.json names 'pytorch_model.bin', not a .safetensors file"),
+    "elsewhere": ({}, {"x": "../other.safetensors"}, "names '../other.safetensors'"),
+    "absolute": ({}, {"x": "/other.safetensors"}, "names '/other.safetensors'"),
+    "no name": ({}, {"x": 7}, "names '7'"),
+    "not there": ({}, {"x": "model-1.safetensors"}, "cannot be loaded"),
+    "no number": ({"hidden_size": "wide"}, None, "cannot be"),
+}
+
+
+@pytest.mark.parametrize(("config", "index", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_a_folder_chooses_neither_code_nor_files_elsewhere(vit, monkeypatch, config, index, message):
+    monkeypatch.setattr("torch.load", None)
+    content = json.loads((vit / "config.json").read_text())
+    (vit / "config.json").write_text(json.dumps(content | config))
+    if index:
+        (vit / "model.safetensors").unlink()
+        (vit / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    for used in (frozen_backbone, outline) if config else (frozen_backbone,):
+        with pytest.raises(ConfigError, match=r"^(backbone|weights) folder '.*vit'") as caught:
+            used(vit, "cls")
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [ImportError("no module 'kernels'"), pickle.UnpicklingError(), KeyError("metadata")])
+def test_whatever_transformers_raises_is_a_line_with_the_folder(vit, monkeypatch, error):
+    def raises(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", raises)
+    with pytest.raises(ConfigError, match=rf"weights folder '.*vit' cannot be loaded: {type(error).__name__}: "):
+        frozen_backbone(vit, "cls")
+
+
+def test_adapters_do_not_bring_another_network(vit):
+    (vit / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/base"}))
+    with pytest.raises(ConfigError, match=r"vit' has adapters of another network; name that, and adapter.start"):
+        frozen_backbone(vit, "cls")

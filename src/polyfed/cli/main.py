@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
@@ -23,6 +24,8 @@ from polyfed.core.errors import PolyfedError
 from polyfed.core.extras import extra_with, how_to_install
 from polyfed.core.files import private_files
 from polyfed.core.version import __version__
+
+_TWICE = re.compile(r"( Did you mean [^?]*\?)\1+")
 
 # read when these libraries are first imported, which is later: torch and transformers take seconds
 _QUIET = {
@@ -80,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error.show()
             return error.exit_code
         except click.ClickException as error:
-            return fail(f"error: {error.format_message()}", error.exit_code)
+            said = _TWICE.sub(r"\1", error.format_message())  # by click, and by typer
+            return fail(f"error: {said}", error.exit_code)
         except click.Abort:
             return fail("interrupted", 130)
         except PolyfedError as error:

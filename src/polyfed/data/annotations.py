@@ -202,7 +202,7 @@ def _karpathy(image: dict[str, Any]) -> dict[str, Any]:
 def _with_file_names(rows: Rows, file: Path, column: str | None) -> Rows:
     names = list(rows)
     if column is not None and column not in names:
-        raise DataError(f"'{file}': no column '{column}' (file_column); {nearest(column, names)}")
+        raise DataError(f"'{file}': no column '{column}' (file_column, --file-column); {nearest(column, names)}")
     lower = {name.lower(): name for name in reversed(names)}
     found = column or next((lower[usual] for usual in _FILE_COLUMNS if usual in lower), None)
     if found != FILE and FILE in names:

@@ -39,6 +39,16 @@ _TOKENIZER_FILES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")  # count from behind the padding id
+NOT_ASKED = (
+    "in the hub's cache here; a folder that is opened has the hub asked only with allow_code=True (--allow-code)"
+)
+_CODE = {
+    "attn_implementation": ("eager", "sdpa"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+    "quantization_config": (),
+    "transformers_weights": (),
+}
+"""Keys of ``config.json`` with which a folder chooses code or other files -> values that choose none."""
 _HASHED = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
@@ -59,7 +69,9 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def locate(name: str, weights: Path | None, *, key: str = "weights", files: Sequence[str] = _HASHED) -> Path:
+def locate(
+    name: str, weights: Path | None, *, key: str = "weights", files: Sequence[str] = _HASHED, hub: bool = True
+) -> Path:
     """The local folder of ``name``: a folder, absolute or below ``weights``, or a hub name ``owner/name``.
 
     A hub name is first looked for as ``weights/owner/name`` and ``weights/name``, then in the hub's own
@@ -70,26 +82,29 @@ def locate(name: str, weights: Path | None, *, key: str = "weights", files: Sequ
         weights: folder that relative paths start from.
         key: the setting that ``name`` was given for, for the error message.
         files: what is asked of the hub.
+        hub: whether the hub may be asked; else its cache alone, as a folder that was handed over chose the name.
 
     Raises:
         ConfigError: neither a folder nor a hub name that can be had.
     """
-    hub = _HUB_NAME.fullmatch(name) is not None
-    for candidate in (name, name.rpartition("/")[2]) if hub else (name,):
+    is_hub_name = _HUB_NAME.fullmatch(name) is not None
+    for candidate in (name, name.rpartition("/")[2]) if is_hub_name else (name,):
         if folder := local_folder(candidate, weights):
             return folder
-    if not hub:
+    if not is_hub_name:
         raise missing_folder(name, weights, key)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         with quiet():
-            return Path(snapshot_download(name, allow_patterns=list(files), ignore_patterns=["onnx/*"]))
+            own = {"allow_patterns": list(files), "ignore_patterns": ["onnx/*"]}
+            return Path(snapshot_download(name, local_files_only=not hub, **own))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = f"to be had from the hub: {_line(error)}" if hub else NOT_ASKED
         raise ConfigError(
             f"{key}: '{name}' is neither a folder below the weights folder ({weights or 'not set'}; "
-            f"data.weights_dir or POLYFED_WEIGHTS) nor to be had from the hub: {str(error).splitlines()[0]}"
+            f"data.weights_dir or POLYFED_WEIGHTS) nor {reason}"
         ) from error
 
 
@@ -103,8 +118,8 @@ def local_folder(name: str, weights: Path | None) -> Path | None:
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
     """The error for a folder that is not there."""
     return ConfigError(
-        f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); give the folder that holds it "
-        "as --weights-dir or data.weights_dir, or as POLYFED_WEIGHTS where neither is given"
+        f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); set --weights-dir, "
+        "data.weights_dir or POLYFED_WEIGHTS, of which the first counts, to the folder that holds it"
     )
 
 
@@ -173,16 +188,55 @@ def configuration(folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    read_backbone_config(folder, "config.json")
+    _require_data_alone(folder)
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever it meets in a folder that is damaged, or asks for what is not installed
         raise _unreadable(folder, error) from error
 
 
 def _unreadable(folder: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"backbone folder '{folder}' cannot be read: {str(error).splitlines()[0]}")
+    return ConfigError(f"backbone folder '{folder}' cannot be read: {_line(error)}")
+
+
+def _line(error: Exception) -> str:
+    first = " ".join(str(error).splitlines()[:1])
+    return (
+        first
+        if isinstance(error, OSError | ValueError | RuntimeError) and first
+        else f"{type(error).__name__}: {first}"
+    )
+
+
+def _require_data_alone(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` says, which makes ``transformers`` run no code and read no file but its own safetensors.
+
+    Raises:
+        ConfigError: it is not readable, or it or the folder's index chooses code, pickles, or files elsewhere.
+    """
+    config = read_backbone_config(folder, "config.json")
+    for key, value in _settings_within(config):
+        if (known := _CODE.get(key.strip("_").removesuffix("_internal"))) is not None and value not in (None, *known):
+            raise ConfigError(f"backbone folder '{folder}': config.json has {key} {value!r}; take it out")
+    if (folder / "adapter_config.json").exists():
+        raise ConfigError(f"backbone folder '{folder}' has adapters of another network; name that, and adapter.start")
+    index = "model.safetensors.index.json"
+    entries = read_backbone_config(folder, index).get("weight_map", {}) if (folder / index).exists() else {}
+    for name in set(map(str, entries.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ConfigError(f"backbone folder '{folder}': {index} names '{name}', not a .safetensors file beside it")
+    return config
+
+
+def _settings_within(content: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values at any depth; of one that chooses by part of the network, each choice."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        is_choice = isinstance(value, dict) and key.strip("_").removesuffix("_internal").endswith("_implementation")
+        yield from ((key, choice) for choice in value.values()) if is_choice else ((key, value),)
+        yield from _settings_within(value)
+    for value in content if isinstance(content, list) else ():
+        yield from _settings_within(value)
 
 
 def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.Module:
@@ -198,18 +252,16 @@ def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.
     Raises:
         ConfigError: the folder holds another architecture, or weights are missing.
     """
-    from safetensors import SafetensorError
-
     expected = getattr(getattr(kind, "config_class", None), "model_type", None)
-    given = read_backbone_config(folder, "config.json").get("model_type")
+    given = _require_data_alone(folder).get("model_type")
     if expected is not None and expected != given:
         raise ConfigError(f"weights folder '{folder}' holds a '{given}', this encoder needs a '{expected}'")
     always = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **NO_CODE}
     try:
         with quiet():
             model, info = kind.from_pretrained(folder, dtype=torch.float32, **always, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"weights folder '{folder}' cannot be loaded: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever it meets in a folder that is damaged, or asks for what is not installed
+        raise ConfigError(f"weights folder '{folder}' cannot be loaded: {_line(error)}") from error
     # transformers fills what a file lacks with random numbers and goes on
     model.missing_weights = sorted(info["missing_keys"])
     missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
@@ -369,5 +421,7 @@ def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_las
     try:
         with quiet(), isolated("backbone"), torch.device("meta"):
             return Backbone(auto.from_config(config, **NO_CODE), pool, tower, before_last).eval().requires_grad_(False)
-    except (OSError, ValueError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:
         raise _unreadable(folder, error) from error

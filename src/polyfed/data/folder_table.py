@@ -243,7 +243,8 @@ def _matched(rows: Rows, pictures: Sequence[str], layout: FolderLayout, file: Pa
     """Rows with the paths of pictures in place of what the file calls them, and what it calls those not there."""
     if FILE not in rows:
         columns = ", ".join(name for name in rows if name not in (_BASE, _TOLD))
-        raise DataError(f"'{file}' has no column of file names, such as file_name; name it in file_column: {columns}")
+        remedy = "such as file_name; name it in file_column (--file-column)"
+        raise DataError(f"'{file}' has no column of file names, {remedy}: {columns}")
     place = _finder(pictures)
     paths = [place(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
     missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
@@ -265,7 +266,9 @@ def _check_gaps(missing: Sequence[str], rows: int, layout: FolderLayout, file: P
         raise DataError(f"'{file}': no picture called '{first}', nor any other of its rows, is in the folder{hint}")
     if layout.refuses_gaps:
         count = f"names {len(hints)} pictures that are not in '{layout.folder}', first '{first}'{hint}"
-        raise DataError(f"'{file}' {count}; add them, or leave these rows out (incomplete: leave_out)")
+        raise DataError(
+            f"'{file}' {count}; add them, or leave these rows out (incomplete: leave_out), as polyfed prepare does"
+        )
     return tuple(name + hint for name, hint in hints.items())
 
 

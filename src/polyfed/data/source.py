@@ -94,7 +94,10 @@ class Column:
         values = self.values
         if values.null_count:
             row = pc.index(values.is_null(), True).as_py()
-            raise DataError(f"{self.where}, row {row}: no value; fill it or leave out the row (incomplete: leave_out)")
+            raise DataError(
+                f"{self.where}, row {row}: no value; fill it or leave out the row (incomplete: leave_out), as polyfed "
+                "prepare does"
+            )
         flat = pc.list_flatten(values) if self.nested else values
         if flat.null_count:
             place = self.place_of(pc.index(flat.is_null(), True).as_py())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import NO_CODE
+from polyfed.data.backbones import NO_CODE, NOT_ASKED
 from polyfed.data.tokenization import (
     NO_WORD,
     PAD,
@@ -201,10 +201,11 @@ class PretrainedTokenizer(Tokenizer):
             # a bare vocab.txt is all that BERT's tokenizer needs, and AutoTokenizer does not open it
             if words.is_file() and not (words.parent / "tokenizer.json").exists():
                 return transformers.BertTokenizer(vocab=str(words), do_lower_case=self.lowercase)
-            place = str(local) if local.exists() else self.path
-            return transformers.AutoTokenizer.from_pretrained(place, **NO_CODE)
-        except (OSError, ValueError) as error:
+            own = {"local_files_only": local.exists() or not context.hub, **NO_CODE}
+            return transformers.AutoTokenizer.from_pretrained(str(local) if local.exists() else self.path, **own)
+        except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"tokenizer '{self.path}' can be loaded neither from '{local}' nor the hub "
-                f"({str(error).splitlines()[0]}); correct it, or set data.weights_dir or POLYFED_WEIGHTS"
+                f"({str(error).splitlines()[0] if context.hub else f'not {NOT_ASKED}'}); correct it, or set "
+                "data.weights_dir or POLYFED_WEIGHTS"
             ) from error

@@ -44,6 +44,7 @@ class DataContext:
         fitted: in-memory memo of what views learnt, keyed by their settings.
         pixels: most pixels of a picture.
         seed: of the run, for random values that all models share.
+        hub: whether the hub may be asked for pretrained networks; else its cache alone.
         ahead: whether what takes long is computed for all rows before the first batch; else as batches come.
     """
 
@@ -55,6 +56,7 @@ class DataContext:
     pixels: int = PIXELS
     seed: int = 0
     ahead: bool = True
+    hub: bool = True
 
 
 class View(Settings):

@@ -150,7 +150,7 @@ def _write_prompts(saved: ServerModel, modality: str, encoder: HF, folder: Path)
     ).save_pretrained(str(folder))
     _save({TENSOR: values}, folder / "adapter_model.safetensors")
     _write_projection(encoder, tower, folder)
-    base: Any = load(locate(encoder.weights, saved.context.weights), AutoModel, pooler=False)
+    base: Any = load(locate(encoder.weights, saved.context.weights, hub=saved.context.hub), AutoModel, pooler=False)
     plain: Any = PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()
     ids = torch.tensor([plain_ids(config, trunk, 3)])
     with torch.no_grad():
@@ -179,7 +179,7 @@ def _require_equal(saved: ServerModel, tower: Any, encoder: HF, folder: Path) ->
     from peft import PeftModel
     from transformers import AutoModel
 
-    base: Any = load(locate(encoder.weights, saved.context.weights), AutoModel, pooler=False)
+    base: Any = load(locate(encoder.weights, saved.context.weights, hub=saved.context.hub), AutoModel, pooler=False)
     plain: Any = PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()
     found, start = dict(plain.merge_and_unload().named_parameters()), PEFT_NAMES[encoder.tower].removeprefix(_PLAIN)
     for name, expected in merged_weights(body_of(tower)).items():

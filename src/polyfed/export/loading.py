@@ -129,7 +129,7 @@ def _vocabulary(folder: Path, facts: Mapping[str, Any]) -> Vocabulary:
         raise RunError(f"'{folder}' brings no tokenizer for its texts, which one outside of polyfed makes; use its run")
     from transformers import AutoTokenizer
 
-    own = AutoTokenizer.from_pretrained(opened, **NO_CODE)
+    own = AutoTokenizer.from_pretrained(opened, local_files_only=True, **NO_CODE)
 
     def encode(texts: Any, length: int) -> list[list[int]]:
         rows: list[list[int]] = own(list(texts), truncation=True, max_length=length)["input_ids"]

@@ -80,7 +80,7 @@ class OpenedData:
         public_columns: Callable[[], Mapping[str, Column]],
     ) -> None:
         self.settings, self._seed, self._bundles, self._public_columns = settings, seed, bundles, public_columns
-        self.ahead = True  # see ``DataContext``; a dry run sets it before anything is opened
+        self.ahead = self.hub = True  # see ``DataContext``; who needs others sets them before anything is opened
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
 
@@ -94,6 +94,7 @@ class OpenedData:
             public=self._public_columns(),
             seed=self._seed,
             ahead=self.ahead,
+            hub=self.hub,
         )
 
     def split(self, source: str, name: str) -> Split:

@@ -56,7 +56,8 @@ def open_run(
         data_dir: folder of data sets; by default the run's, else POLYFED_DATA.
         weights_dir: folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
         device: where models are put; by default the run's.
-        allow_code: import what the run names by import path (``core.untrusted.code_of``).
+        allow_code: import what the run names by import path (``core.untrusted.code_of``), and ask the hub for
+            pretrained networks that it names.
 
     Raises:
         RunError: it is no run folder, or holds what is neither file nor folder, or a link that leads out of it.
@@ -162,7 +163,9 @@ class Run:
         """Data and models of everybody, with the vocabularies that the run learnt."""
         from polyfed.runs.server_side import build_federation
 
-        return build_federation(self.experiment, self.files)
+        federation = build_federation(self.experiment, self.files)
+        federation.data.hub = self.allow_code  # else whoever made the folder would learn of this
+        return federation
 
     @cached_property
     def place(self) -> torch.device:

@@ -99,7 +99,9 @@ def read_model(folder: Path, data: DataSettings, place: torch.device, *, allow_c
     """
     weights, config, facts = _read(folder, allow_code)
     learnt = {name: _absent(name, mark) for name, mark in facts.public.items()}
-    context = DataContext(data.cache_folder, data.weights_folder, public=learnt, bundles=folder / "vocabulary")
+    context = DataContext(
+        data.cache_folder, data.weights_folder, public=learnt, bundles=folder / "vocabulary", hub=allow_code
+    )
     return SavedModel(weights, config, facts, context, _built(folder, facts, weights, context).to(place))
 
 

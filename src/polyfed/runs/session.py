@@ -57,7 +57,7 @@ def begin_run(experiment: Experiment, out: Path, callbacks: Iterable[Callback] =
 def continue_run(run: Run, callbacks: Iterable[Callback] = ()) -> None:
     experiment, folder = run.experiment, run.files
     with cpu_threads(experiment.run.threads), _logged(folder) as log:
-        Session(experiment, folder, folder.identity, [*callbacks, log]).resume()
+        Session(experiment, folder, folder.identity, [*callbacks, log], run.allow_code).resume()
 
 
 @contextlib.contextmanager
@@ -75,6 +75,7 @@ class Session:
         folder: of the run.
         identity: the same for all processes that ever work on the run.
         callbacks: follow the run.
+        hub: whether the hub may be asked for pretrained networks.
         server, engine, cohorts: once an engine is attached.
         recorder: has the records of the round that goes on.
     """
@@ -83,6 +84,7 @@ class Session:
     folder: RunFolder
     identity: str
     callbacks: Iterable[Callback] = ()
+    hub: bool = True
     server: Server = field(init=False)
     engine: Engine = field(init=False)
     cohorts: Cohorts = field(init=False)
@@ -109,7 +111,9 @@ class Session:
 
     @cached_property
     def federation(self) -> Population:
-        return build_federation(self.experiment, self.folder)
+        federation = build_federation(self.experiment, self.folder)
+        federation.data.hub = self.hub
+        return federation
 
     @cached_property
     def hosting(self) -> Hosting:

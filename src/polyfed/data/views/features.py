@@ -163,7 +163,7 @@ class Features(View):
         return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not self.positions)
 
     def _folder(self, context: DataContext) -> Path:
-        return locate(self.backbone, context.weights, key="view features, backbone")
+        return locate(self.backbone, context.weights, key="view features, backbone", hub=context.hub)
 
     def _shape(self, folder: Path) -> tuple[int, ...]:
         shape = self.prepare(folder).shape

@@ -50,7 +50,7 @@ class Native(View):
         Raises:
             ConfigError: the folder cannot be had, or lacks its preprocessor or tokenizer.
         """
-        folder = locate(self.backbone, context.weights, key="view native, backbone")
+        folder = locate(self.backbone, context.weights, key="view native, backbone", hub=context.hub)
         of: dict[InputKind, Callable[[Path], Pixels | Tokens | Mel]]
         of = {"picture": self._pixels, "text": self._tokens, "sound": self._mel}
         return of[input_kind(folder, self.tower)](folder)

@@ -110,7 +110,7 @@ class Blocks(Encoder):
     def _source(self, context: DataContext) -> Any:
         from transformers import ViTModel
 
-        folder = locate(str(self.weights), context.weights, key="encoder blocks, weights")
+        folder = locate(str(self.weights), context.weights, key="encoder blocks, weights", hub=context.hub)
         return load(folder, ViTModel, add_pooling_layer=False)
 
     def _plan(self, source: Any) -> _Plan:

@@ -197,7 +197,7 @@ class HF(Encoder):
         return f"{context.fitted[key]}x{digest(folder)[:8]}"
 
     def _folder(self, context: DataContext) -> Path:
-        return locate(self.weights, context.weights, key="encoder hf, weights")
+        return locate(self.weights, context.weights, key="encoder hf, weights", hub=context.hub)
 
     def _leads(self, spec: InputSpec, context: DataContext) -> bool:
         """Whether the first of cached positions stands for all: of transformers, unless their mean is asked for."""
