@@ -1,4 +1,4 @@
-"""From ``init`` to the last command that a run prints, with data and networks below the folder: from there, and from elsewhere."""
+"""From ``init`` to the last command that a run prints, from its folder and from elsewhere; all paths are relative."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def locate(
 
     try:
         with quiet():
-            own = {"allow_patterns": list(files), "ignore_patterns": ["onnx/*"]}
+            own: dict[str, Any] = {"allow_patterns": list(files), "ignore_patterns": ["onnx/*"]}
             return Path(snapshot_download(name, local_files_only=not hub, **own))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = f"to be had from the hub: {_line(error)}" if hub else NOT_ASKED
