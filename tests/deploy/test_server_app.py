@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from polyfed.core.errors import RunError
-from polyfed.deploy import server_app
+from polyfed.deploy import launch, server_app
 from polyfed.deploy.server_app import Launch, ServedOutcome
+from polyfed.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,17 @@ def test_an_end_is_told_with_what_can_be_done(
     assert outcome is not None
     assert outcome.error.startswith(told)
     assert outcome.mendable == mendable
+
+
+def test_what_a_killed_launch_has_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    folders = {name: tmp_path / f"polyfed-launch-{name}" for name in ("killed", "followed", "served", "starting")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        Launch(str(tmp_path / ("run" if name == "served" else "other")), resume=False).write(folder)
+        if name != "starting":  # whose lock is not there yet
+            (folder / ".lock").touch()
+    with RunFolder(folders["followed"]).lock(), RunFolder(tmp_path / "run").lock():
+        launch._clear_abandoned()
+    assert [name for name, folder in folders.items() if folder.exists()] == ["followed", "served", "starting"]
