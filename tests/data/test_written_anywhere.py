@@ -122,14 +122,6 @@ def test_two_files_whose_names_are_alike_are_named(tmp_path: Path) -> None:
         folder_table(FolderLayout(folder))
 
 
-@pytest.mark.parametrize("values", [["0", "1", "12"], ["-1.5", "2", "0.25"], ["1e-05", "2500.0"]])
-def test_columns_of_numbers_are_numbers(tmp_path: Path, values: list[str]) -> None:
-    (tmp_path / "train.csv").write_text(
-        "".join(f"{value},x\n" for value in ["label", *values]).replace("x\n", "text\n", 1)
-    )
-    assert [float(value) for value in read_annotations(tmp_path / "train.csv")["label"]] == [float(v) for v in values]
-
-
 # ---- what cannot be read: one line, with a remedy
 
 

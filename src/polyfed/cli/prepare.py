@@ -87,7 +87,7 @@ def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
         "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
         "rows whose pictures are not there, left out": findings.without_picture,
         "pictures whose values are not of 8 bits, scaled": _numbers("from {}", findings.scaled),
-        "classes that a split lacks": findings.absent,
+        "splits that lack classes": findings.absent,
         "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],
         "the same in two splits": [f"{first} = {second}" for first, second in findings.in_two_splits],
         "columns with nothing in them, and of how many items": _numbers("{}", findings.lacking),

@@ -88,10 +88,8 @@ class ImagePreparation:
             ConfigError: ``preprocessor_config.json`` is missing or lacks what is needed.
         """
         if not (folder / PREPROCESSOR).is_file():
-            raise ConfigError(
-                f"'{folder}' holds no {PREPROCESSOR}, which says how its backbone takes images; put the file of the "
-                "published model there, or what save_pretrained of its image processor writes"
-            )
+            what = f"'{folder}' holds no {PREPROCESSOR}, which says how its backbone takes images; put the file of the "
+            raise ConfigError(f"{what}published model there, or what save_pretrained of its image processor writes")
         config = read_backbone_config(folder, PREPROCESSOR)
         mean, std = _mean_and_std(config, folder)
         number = config.get("resample", 2)
@@ -249,10 +247,8 @@ class SoundPreparation:
             rate, bands, frames = (int(config[key]) for key in ("sampling_rate", _BANDS, "max_length"))
             mean, std = float(config["mean"]), float(config["std"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"'{folder}/{PREPROCESSOR}' does not say how its backbone takes sounds ({error}); it needs "
-                f"sampling_rate, {_BANDS}, max_length, mean and std"
-            ) from error
+            what = f"'{folder}/{PREPROCESSOR}' does not say how its backbone takes sounds ({error}); it needs "
+            raise ConfigError(f"{what}sampling_rate, {_BANDS}, max_length, mean and std") from error
         # transformers divides by twice the deviation
         return cls(rate, bands, frames, *((mean, 2 * std) if config.get("do_normalize", True) else (0.0, 1.0)))
 

@@ -153,10 +153,8 @@ def columns_of(column: Column, *, series: bool) -> dict[str, pa.ChunkedArray]:
     parts = {part.name: _decoded(pc.struct_field(values, part.name)) for part in values.type}
     for name, part in parts.items():
         if (innermost(part.type) != part.type) != series:
-            raise DataError(
-                f"{column.where}: '{name}' holds {part.type}; view 'series' takes lists of numbers, 'table' one "
-                "value an item"
-            )
+            valid = "view 'series' takes lists of numbers, 'table' one value an item"
+            raise DataError(f"{column.where}: '{name}' holds {part.type}; {valid}")
     return parts
 
 
@@ -169,7 +167,5 @@ def require_columns(column: Column, there: Mapping[str, object], wanted: Mapping
     """Raise DataError if a column's parts are not those that a view knows, in its order."""
     if [*there] != [*wanted]:
         odd = next((name for name in [*there, *wanted] if (name in there) != (name in wanted)), next(iter(there)))
-        raise DataError(
-            f"{column.where}: the view knows the columns {', '.join(wanted)}, in this order; '{odd}' does not fit, "
-            f"{nearest(odd, wanted)}"
-        )
+        known = f"the view knows the columns {', '.join(wanted)}, in this order"
+        raise DataError(f"{column.where}: {known}; '{odd}' does not fit, {nearest(odd, wanted)}")

@@ -17,7 +17,6 @@ Rows = dict[str, list[Any]]
 
 DELIMITED = (".csv", ".tsv")
 
-_LONGEST = (1 << 31) - 1  # characters of a field
 _DELIMITERS = "\t;|,"  # of two that are equally likely the first: names have commas rather than tabs
 _SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line that Excel writes and reads
 _QUOTED = re.compile(r'"[^"]*"')
@@ -59,7 +58,8 @@ def _meant(lines: Sequence[str], start: int, delimiter: str) -> list[_Record]:
     """The records of lines; a space after a delimiter is no content where the heading, or a quote, has one there."""
     records, spaced = (_records(lines, start, delimiter, skipinitialspace=skips) for skips in (False, True))
     heading = records[0].fields
-    by_hand = list(map(_stripped, records)) != list(map(_stripped, spaced))
+    pairs = zip(records, spaced, strict=False)
+    by_hand = any(list(map(str.lstrip, one.fields)) != list(map(str.lstrip, other.fields)) for one, other in pairs)
     if by_hand or (len(heading) > 1 and all(name.startswith(" ") for name in heading[1:])):
         records = spaced
     long = next((one for one in records if one.last > one.first), None)
@@ -71,12 +71,8 @@ def _meant(lines: Sequence[str], start: int, delimiter: str) -> list[_Record]:
     return records
 
 
-def _stripped(record: _Record) -> list[str]:
-    return [field.lstrip() for field in record.fields]
-
-
 def _records(lines: Sequence[str], start: int, delimiter: str, **form: Any) -> list[_Record]:
-    csv.field_size_limit(_LONGEST)
+    csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(lines[start:], delimiter=delimiter, strict=True, **form)
     records, first = [], start + 1
     try:

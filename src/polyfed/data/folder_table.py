@@ -231,7 +231,7 @@ def _together(parts: Sequence[Rows]) -> Rows:
         values = [part.get(name) or [None] * _count(part) for part in parts]
         kinds = [{*map(type, column)} - {type(None)} for column in values]
         if {str} in kinds and all(kind == {str} or kind <= {int, float} for kind in kinds):
-            values = [[None if value is None else str(value) for value in column] for column in values]
+            values = [[value if value is None else str(value) for value in column] for column in values]
         columns[name] = [value for column in values for value in column]
     return columns
 
@@ -248,15 +248,13 @@ def _matched(rows: Rows, pictures: Sequence[str], layout: FolderLayout, file: Pa
     place = _finder(pictures)
     paths = [place(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
     missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
-    told = _check_gaps(missing, len(paths), layout, file)
+    told = _check_gaps(missing, len(paths), layout, file) if missing else ()
     kept = [number for number, path in enumerate(paths) if path is not None]
     return {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}, told
 
 
 def _check_gaps(missing: Sequence[str], rows: int, layout: FolderLayout, file: Path) -> tuple[str, ...]:
     """What rows call pictures that are not there, or not of a kind that is read."""
-    if not missing:
-        return ()
     there = {PurePosixPath(name).name for name in _files_in(layout.folder)}
     hints = dict.fromkeys(missing, "")
     for name in (name for name in hints if PurePosixPath(name.replace("\\", "/")).name in there):

@@ -27,8 +27,7 @@ def label_column(
     kind = values.type
     encoded = is_text(kind) or bool(codes)
     if encoded:
-        known = pa.array(codes, kind) if codes else pa.array(names, kind)
-        values = pc.index_in(values if codes else unless_blank(values), known)
+        values = pc.index_in(values if codes else unless_blank(values), pa.array(codes or names, kind))
         stamp = fingerprint_of(stamp, *names)
     elif pa.types.is_boolean(innermost(kind)):
         numbers = pa.int8()

@@ -23,7 +23,7 @@ from polyfed.data.folder_table import AUDIO, IMAGE, folder_table
 from polyfed.data.pictures import decode, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.roles import ColumnRoles, is_picture
 from polyfed.data.sources.folder import Folder
-from polyfed.data.tables import SplitTable
+from polyfed.data.sources.parquet import Parquet
 
 REPORT = "report.json"
 """File of a prepared folder that says what was found."""
@@ -48,7 +48,7 @@ class FolderFindings:
         unused: pictures of the folder that no row names.
         without_picture: what rows call pictures that are not there; these rows are left out.
         unread: ending -> files of the folder that are not read.
-        absent: classes that a split lacks, though another has them.
+        absent: splits that lack classes which another has.
         sample: the first training item, a column a line with its role.
         scaled: how values that are not of 8 bits were scaled -> pictures.
         roles: columns that hold pictures, texts and classes, as far as can be guessed.
@@ -87,19 +87,18 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     findings = FolderFindings(unused=content.unused, without_picture=content.without_picture, unread=content.unread)
     findings.roles = ColumnRoles.of(content.rows)
     found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
-    tables: dict[str, SplitTable] = {}
     with _appearing(destination) as temporary:
-        for split in (
-            one for one in _ORDER if one in content.splits or (folder.fractions.get(one) and not content.is_told)
-        ):
+        drawn = () if content.is_told else [split for split, share in folder.fractions.items() if share]
+        for split in (one for one in _ORDER if one in (*content.splits, *drawn)):
             table = folder.rows(split, name="prepare", data_dir=None)
             rows = pa.table({column: table.read(column) for column in table.schema.names})
-            tables[split] = table
             findings.items[split] = _write(rows, split, temporary, found)
             if not findings.items[split]:
                 raise DataError(f"'{folder.path}', split '{split}': none of {len(rows)} items is left; {found.reasons}")
+        written = Parquet(path=str(temporary))
+        tables = {split: written.table(split, name="prepare", data_dir=None) for split in findings.items}
         findings.absent = findings.roles.absent(tables)
-        findings.sample = findings.roles.sample(tables["train"]) if "train" in tables else []
+        findings.sample = findings.roles.sample(next(reversed(tables.values())))
         write_atomically(temporary / REPORT, json.dumps(asdict(findings), indent=1, ensure_ascii=False).encode())
     return findings
 

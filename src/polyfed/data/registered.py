@@ -119,11 +119,10 @@ def _by_column(data: pa.Table | datasets.Dataset, name: str) -> dict[str, Any]:
 
 def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
     import datasets
-    import pandas as pd
 
     if isinstance(data, datasets.Dataset | pa.Table):
         return data
-    if isinstance(data, pd.DataFrame):
+    if type(data).__name__ == "DataFrame":
         return _table({str(column): data[column].tolist() for column in data.columns}, name)
     if _are_rows(data):
         columns = dict.fromkeys(str(key) for row in data for key in row)

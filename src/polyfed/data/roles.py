@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import innermost, is_list, is_text
@@ -45,16 +44,16 @@ class ColumnRoles:
         return cls(image, _called(others, _TEXTS) or _first(others), label)
 
     def absent(self, splits: Mapping[str, SplitTable]) -> list[str]:
-        """Classes that a split lacks, though another has them."""
-        if self.label is None:
-            return []
-        columns = {split: table.read(self.label) for split, table in splits.items()}
-        held = {
-            split: set((pc.list_flatten(values) if is_list(values.type) else values).unique().to_pylist()) - {None}
-            for split, values in columns.items()
-        }
-        every = sorted(set().union(*held.values()), key=str)
-        return [f"'{one}' is not in {split}" for split, own in held.items() for one in every if one not in own]
+        """Which splits lack classes that another has."""
+        columns = {split: table.read(self.label) for split, table in splits.items() if self.label}
+        held = {split: set(one.unique().to_pylist()) for split, one in columns.items() if not is_list(one.type)}
+        every = set().union(*held.values()) - {None}
+        gaps = {split: sorted(every - own, key=str) for split, own in held.items()}
+        return [
+            f"{split} lacks {len(gap)} of {len(every)} classes, such as '{gap[0]}'"
+            for split, gap in gaps.items()
+            if gap
+        ]
 
     def sample(self, table: SplitTable) -> list[str]:
         """The first item, a column a line with its role, as it would be trained with.
@@ -72,8 +71,7 @@ class ColumnRoles:
                     with opened_picture(picture_bytes(value, table.folder)) as image:
                         shown = f"{image.width} x {image.height} {image.format}"
                 except Exception as error:  # Pillow's decoders raise anything
-                    what = f"{table.place}: column '{name}' holds no pictures ({reason_of(error)})"
-                    raise DataError(f"{what}; for sounds see docs/how-to/other-modalities.md") from error
+                    raise DataError(f"{table.place}: column '{name}' holds no pictures ({reason_of(error)})") from error
             lines.append(f"{name} ({role_of.get(name, 'not used')}): {shown}")
         return lines
 

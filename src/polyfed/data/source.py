@@ -223,17 +223,13 @@ def folder_of(path: str, name: str, data_dir: Path | None) -> Path:
     """
     given = Path(path).expanduser()
     if not given.is_absolute() and data_dir is None:
-        raise DataError(
-            f"source '{name}': path '{path}' is relative and no data folder is set; "
-            "give it with --data-dir or POLYFED_DATA"
-        )
+        remedy = "no data folder is set; give it with --data-dir or POLYFED_DATA"
+        raise DataError(f"source '{name}': path '{path}' is relative and {remedy}")
     folder = given if data_dir is None else data_dir / given
     if folder.is_file():
         raise DataError(f"source '{name}': '{path}' is a file, not a folder of Parquet files; {OTHER_LAYOUTS}")
     if not folder.is_dir():
         start = f" under the data folder '{data_dir}'" if data_dir is not None and folder != given else ""
-        raise DataError(
-            f"source '{name}': there is no folder '{path}'{start}; "
-            "correct the path, or the data folder (--data-dir or POLYFED_DATA)"
-        )
+        remedy = "correct the path, or the data folder (--data-dir or POLYFED_DATA)"
+        raise DataError(f"source '{name}': there is no folder '{path}'{start}; {remedy}")
     return folder

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -136,11 +137,8 @@ class TableSource(Source):
             try:
                 self.rows(other, name=name, data_dir=data_dir)
             except DataError as error:
-                usual = ", ".join(_USUAL)
-                raise DataError(
-                    f"source '{name}', first.{other}: no split of the source; valid are {usual}, and what else it has "
-                    f"({error})"
-                ) from error
+                valid = f"valid are {', '.join(_USUAL)}, and what else it has ({error})"
+                raise DataError(f"source '{name}', first.{other}: no split of the source; {valid}") from error
         return split_of_table(self.rows(split, name=name, data_dir=data_dir), self, name)
 
 
@@ -177,8 +175,9 @@ def _drawn(table: SplitTable, split: str, shares: Mapping[str, float]) -> SplitT
     """
     if table.ids is not None:
         table.require(table.ids, table.place)
-    plain = [entry.name for entry in table.schema if not _is_binary(entry.type)] if table.ids is None else [table.ids]
-    rows = zip(*(table.read(column).to_pylist() for column in plain), strict=True)
+    plain = [entry.name for entry in table.schema if not re.search("struct|binary", str(entry.type))]
+    columns = plain if table.ids is None else [table.ids]
+    rows = zip(*(table.read(column).to_pylist() for column in columns), strict=True)
     keys = ["\x1f".join("<NA>" if value is None else str(value) for value in row) for row in rows]
     keys = keys or [str(row) for row in range(table.count())]
     order = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
@@ -197,10 +196,6 @@ def _drawn(table: SplitTable, split: str, shares: Mapping[str, float]) -> SplitT
         fingerprint=fingerprint_of(table.fingerprint, split, sorted(shares.items())),
         take=None,
     )
-
-
-def _is_binary(kind: pa.DataType) -> Any:
-    return pa.types.is_struct(innermost(kind)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:

@@ -145,10 +145,8 @@ class Glove(Tokenizer):
             try:
                 words += file.read_text(encoding="utf-8").split("\n")
             except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(
-                    f"glove folder '{folder}': '{file}' cannot be read ({error}); "
-                    "correct the folder, or set data.weights_dir or POLYFED_WEIGHTS"
-                ) from error
+                what = f"glove folder '{folder}': '{file}' cannot be read ({error}); "
+                raise ConfigError(f"{what}correct the folder, or set data.weights_dir or POLYFED_WEIGHTS") from error
         return vocabulary_of_words(tuple(dict.fromkeys((PAD, UNKNOWN, *filter(None, words)))))
 
 

@@ -39,7 +39,7 @@ class Arrow(StoredSource):
         wanted = self.splits.get(split, split)
         if wanted not in parts:
             raise DataError(
-                f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)} (or fractions)"
+                f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}; or set fractions"
             )
 
         data = parts[wanted]

@@ -56,7 +56,5 @@ class Hub(StoredSource):
             return datasets.load_dataset(self.repository, self.config, split=split, revision=self.revision)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             reason = " ".join(str(error).split())
-            raise DataError(
-                f"source '{name}': cannot load '{self.repository}' (config {self.config}, split '{split}'): "
-                f"{reason}; check names and connection, or use a local 'parquet' source"
-            ) from error
+            what = f"source '{name}': cannot load '{self.repository}' (config {self.config}, split '{split}'): "
+            raise DataError(f"{what}{reason}; check names and connection, or use a local 'parquet' source") from error

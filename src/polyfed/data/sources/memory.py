@@ -37,15 +37,13 @@ class Memory(StoredSource):
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         held = registered_data(self.data)
         if self.digest is not None and self.digest != held.digest:
-            raise DataError(
-                f"source '{name}': the data registered as '{self.data}' are others than those of the experiment "
-                f"(digest {held.digest}, not {self.digest}); register the same data, or start a new run"
-            )
+            digests = f"(digest {held.digest}, not {self.digest}); register the same data, or start a new run"
+            what = f"the data registered as '{self.data}' are others than those of the experiment"
+            raise DataError(f"source '{name}': {what} {digests}")
         if split not in held.splits:
-            raise DataError(
-                f"source '{name}': data '{self.data}' have no split '{split}'; {nearest(split, held.splits)}; "
-                f"register them as {{'{split}': ..., ...}} or with a column 'split'"
-            )
+            remedy = f"register them as {{'{split}': ..., ...}} or with a column 'split', or set fractions"
+            hint = nearest(split, held.splits)
+            raise DataError(f"source '{name}': data '{self.data}' have no split '{split}'; {hint}; {remedy}")
 
         return SplitTable(
             read=lambda column: held.column(split, column),

@@ -70,9 +70,8 @@ def _files(folder: Path, split: str, what: str) -> list[Path]:
     """Files of a split in shard order: shards 0 to n - 1 of n, each once, or a single file."""
     matches = [match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))]
     if not matches:
-        raise DataError(
-            f"{what}: there is no file such as train.parquet or train-00000-of-00002.parquet; {OTHER_LAYOUTS}"
-        )
+        example = "train.parquet or train-00000-of-00002.parquet"
+        raise DataError(f"{what}: there is no file such as {example}; {OTHER_LAYOUTS}")
     shards = [match for match in matches if match["split"] == split]
     if not shards:
         hint = f"{nearest(split, {match['split'] for match in matches})}; or give it a share in `fractions`"
@@ -128,10 +127,8 @@ class ParquetShards:
             for file in self.files:  # a file that cannot be read by itself is the reason
                 self._of_file(file, lambda file: pads.dataset(str(file)).to_table(columns={column: pads.field(column)}))
             names = ", ".join(file.name for file in self.files)
-            raise DataError(
-                f"{self.where}, {names}, column {column}: the values do not fit one type ({_first_line(error)}); "
-                "write all files with one type"
-            ) from error
+            reason = f"the values do not fit one type ({_first_line(error)}); write all files with one type"
+            raise DataError(f"{self.where}, {names}, column {column}: {reason}") from error
         return table.column(column)
 
     def filled(self, column: str) -> bool:
@@ -146,10 +143,8 @@ class ParquetShards:
             kind = schema.field(column).type
             both = _common(common, kind)
             if both is None:
-                raise DataError(
-                    f"{self.where}/{file.name}, column '{column}': holds {kind}, but {holder.name} holds {common}; "
-                    "write both files with one type"
-                )
+                types = f"holds {kind}, but {holder.name} holds {common}; write both files with one type"
+                raise DataError(f"{self.where}/{file.name}, column '{column}': {types}")
             common, holder = both, holder if both == common else file
         return plain_type(common)
 

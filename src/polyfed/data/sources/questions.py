@@ -200,10 +200,8 @@ class _Asked:
         else:
             given = self.answers.values.to_pylist()
         if len(questions) != len(given):
-            raise DataError(
-                f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers "
-                f"{len(given)}; every question needs its answer at the same place"
-            )
+            what = f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers "
+            raise DataError(f"{what}{len(given)}; every question needs its answer at the same place")
         answered = (self._answers(row, given[row]) for row in range(len(given)))
         return [
             AskedQuestion(plain_answer(text), one_answer(answers, self.several), answers)
@@ -215,10 +213,8 @@ class _Asked:
             raise DataError(f"{self.answers.where}: one answer an item, but {self.questions.where} holds lists")
         unequal = np.flatnonzero(list_lengths(self.questions.values) != list_lengths(self.answers.values))
         if len(unequal):
-            raise DataError(
-                f"{self.questions.where} and {self.answers.where}, row {unequal[0]}: lists of different length; "
-                "every question needs its answer at the same place"
-            )
+            what = f"{self.questions.where} and {self.answers.where}, row {unequal[0]}: lists of different length; "
+            raise DataError(f"{what}every question needs its answer at the same place")
 
     def _answers(self, row: int, given: Any) -> tuple[str, ...]:
         try:

@@ -156,10 +156,8 @@ class Features(View):
     def _of_texts(self, folder: Path) -> TextPreparation:
         most = most_tokens(folder)
         if most is not None and self.length > most:
-            raise ConfigError(
-                f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
-                f"{most} tokens; set the view's length to {most} or less"
-            )
+            what = f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
+            raise ConfigError(f"{what}{most} tokens; set the view's length to {most} or less")
         return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not self.positions)
 
     def _folder(self, context: DataContext) -> Path:
