@@ -35,6 +35,9 @@ def test_impostors_get_nothing_and_are_named(live: Live, tmp_path: Path) -> None
     """One that is there before the hospital, and one that comes in mid-run, while the hospital is away."""
     environment = live.environment | {"POLYFED_CACHE": str(tmp_path / "cache")}
     out = tmp_path / "run"
+    for site in ("hospital", "archive"):  # which agreed on one round
+        plan = live.folders.path / site / "plan.yaml"
+        plan.write_text(plan.read_text().replace("rounds: 1\n", "rounds: 3\n"))
 
     with ExitStack() as stack:
 

@@ -157,7 +157,8 @@ def _tried(session: Session) -> tuple[dict[str, ModelSize], dict[str, Moved]]:
     server = session.server
     algorithm.setup(server)
     few.cut(server)
-    for number in range(1, min(algorithm.rounds_without_clients + _TRIED, experiment.run.rounds) + 1):
+    first = min(algorithm.rounds_without_clients + 1, experiment.run.rounds)
+    for number in range(first, min(first + _TRIED, experiment.run.rounds + 1)):
         preparing(f"a batch of each kind of client, round {number}")
         ledger = one_round(session, number, nullcontext())
         if ledger.records or not algorithm.asks_clients:
