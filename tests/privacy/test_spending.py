@@ -14,6 +14,7 @@ from polyfed.core.errors import DataError
 from polyfed.core.files import write_fully
 from polyfed.core.secret import kept_secret
 from polyfed.privacy.accounting import PrivacyCost
+from polyfed.privacy.guard import ledger_at
 from polyfed.privacy.spending import LedgerLine, SpendingLedger
 
 KEY = b"k" * 32
@@ -23,7 +24,7 @@ ANSWER = LedgerLine("request-1", "reply-1")
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> SpendingLedger:
-    return SpendingLedger(tmp_path / "a.jsonl", KEY)
+    return SpendingLedger(tmp_path / "a.jsonl", KEY, tmp_path / "secret.ledgers" / "a.note")
 
 
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -140,10 +141,56 @@ def test_an_old_copy_is_refused_until_the_operator_accepts_it(ledger: SpendingLe
         DataError, match=rf"has {lines or 0} lines and lacks the last that 'a\.head' knows.*delete 'a\."
     ):
         ledger.entries()
-    ledger.path.with_suffix(".head").unlink()  # as the message says
+    ledger.path.with_suffix(".head").unlink()
+    with pytest.raises(
+        DataError, match=r"a\.head' is gone, of which '.*a\.note' knows.*delete 'a\.head' and .*a\.note:"
+    ):
+        ledger.entries()
+    assert ledger.note is not None
+    ledger.note.unlink()  # as the message says
     assert ledger.entries() == [FIRST, ANSWER, SECOND][: lines or 0]
     ledger.append(SECOND)
     assert ledger.entries()[-1] == SECOND
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(
+            b"",
+            b"9" * 6000 + b" x\n",
+            b"-1 a b\n",
+            b"\xff\n",
+            b"1",
+            "\u0661 {last} {last}\n".encode(),
+            b"{count} {last}\n",
+        ),
+        *(b"1 {last} " + b"0" * 64 + b"\n", b"{count} {first} {mac}\n", b"1 {first} {mac}\n"),
+    ],
+    ids=str,
+)
+def test_a_head_that_is_none_of_the_sites_is_named(ledger: SpendingLedger, head: bytes) -> None:
+    """Cut to its first line, with that line's own code as head, it was believed."""
+    for entry in (FIRST, ANSWER, SECOND):
+        ledger.append(entry)
+    codes = [json.loads(line)["code"] for line in ledger.path.read_bytes().splitlines()]
+    mac = ledger.path.with_suffix(".head").read_text().split()[-1]
+    for name, value in {"count": "3", "first": codes[0], "last": codes[2], "mac": mac}.items():
+        head = head.replace(f"{{{name}}}".encode(), value.encode())
+    ledger.path.with_suffix(".head").write_bytes(head)
+    for lines in (3, 1):
+        ledger.path.write_bytes(b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:lines]))
+        with pytest.raises(DataError, match=r"a\.head' is damaged, or of another version, so nobody knows"):
+            ledger.entries()
+
+
+def test_notes_are_beside_the_secret_and_of_one_ledger_each(tmp_path: Path) -> None:
+    own, run = tmp_path / "keys" / "secret", tmp_path / "run" / "a.jsonl"
+    own.parent.mkdir()
+    ledgers = [ledger_at(run, KEY), ledger_at(run, KEY, own), ledger_at(tmp_path / "other" / "a.jsonl", KEY, own)]
+    assert ledgers[0].note == tmp_path / "run" / "secret.ledgers" / "a.note"
+    assert len({ledger.note for ledger in ledgers}) == 3
+    assert all(str(ledger.note).startswith(str(tmp_path / "keys" / "secret.ledgers" / "a-")) for ledger in ledgers[1:])
 
 
 # ---- full disks

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from polyfed.core.errors import DataError
 from polyfed.core.untrusted import file_json
 
+MaxBytes = Annotated[
+    int | None,
+    Field(ge=1, description="bytes of memory that a column may take; None: those of 64 times its files, or 1 GiB"),
+]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -124,6 +129,34 @@ def fingerprint_of(*parts: object) -> str:
 def fingerprint_of_files(files: Sequence[Path]) -> str:
     stats = [(file.resolve(), file.stat()) for file in files]
     return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
+
+
+def most_bytes(files: Iterable[Path], given: int | None) -> int:
+    """What ``MaxBytes`` says of these files."""
+    return given or max(1 << 30, 64 * sum(file.stat().st_size for file in files))
+
+
+def require_bytes(needed: int, most: int, where: str) -> None:
+    """Raise DataError unless so many bytes of memory may be taken."""
+    if needed > most:
+        raise DataError(f"{where}: {needed:,} bytes in memory or more, the limit is {most:,} (max_bytes of the source)")
+
+
+def bounded(batches: Iterable[pa.RecordBatch], most: int, where: str) -> Iterator[pa.RecordBatch]:
+    """The batches as they come, valid ones, as long as all of them take no more than so many bytes.
+
+    Raises:
+        DataError: they take more, or one is damaged: a text is no UTF-8, an offset is beyond what there is.
+    """
+    taken = 0
+    try:
+        for batch in batches:
+            batch.validate(full=True)
+            taken += batch.nbytes
+            require_bytes(taken, most, where)
+            yield batch
+    except (IndexError, pa.ArrowException) as error:
+        raise DataError(f"{where}: damaged ({' '.join(str(error).split())}); fetch the file again") from error
 
 
 def dataset_column(data: Any, name: str) -> pa.ChunkedArray:

@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 
 from polyfed.data.pictures import picture_bytes
 
+MOST_RATE = 1_000_000
+"""Most samples a second that a recording may have; bats are recorded at half of it."""
+
+MOST_SAMPLES = 1 << 28
+"""Most samples at the rate that is asked for, some hours."""
+
 Waveform = Float[np.ndarray, " n"]
 
 
@@ -38,9 +44,11 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
     else:
         own, samples = wavfile.read(io.BytesIO(picture_bytes(value, folder)))
         samples = _as_fractions(samples)
-    if own < 1 or not samples.size:
-        raise ValueError(f"{samples.size} samples at {own} a second")
+    if not 1 <= own <= MOST_RATE or not samples.size:
+        raise ValueError(f"{samples.size:,} samples at {own:,} a second, which may be 1 to {MOST_RATE:,}")
     samples = samples if most is None else samples[: math.ceil(most * own)]
+    if (length := len(samples) * rate // own) > MOST_SAMPLES:
+        raise ValueError(f"{length:,} samples at {rate:,} a second, the limit is {MOST_SAMPLES:,}")
     mono = samples if samples.ndim == 1 else samples.mean(1)
     if not np.isfinite(mono).all():
         raise ValueError("samples that are no numbers")

@@ -151,6 +151,8 @@ class StoredSource(TableSource):
         "the same rows on every machine",
     )
 
+    max_rows: int = Field(default=10_000_000, ge=1, description="rows that a stored split may have")
+
     @model_validator(mode="after")
     def _leave_something(self) -> Self:
         if unknown := self.fractions.keys() - {"validation", "test"}:
@@ -165,6 +167,10 @@ class StoredSource(TableSource):
         if split in ("train", *self.fractions):
             shares = {one: share for one, share in self.fractions.items() if not self.has(one, name, data_dir)}
         stored = self.table("train" if split in shares else split, name=name, data_dir=data_dir)
+        if (count := stored.count()) > self.max_rows:
+            raise DataError(
+                f"{stored.place}: {count:,} rows, the limit is {self.max_rows:,}; raise max_rows of '{name}'"
+            )
         return _drawn(stored, split, shares) if shares and stored.split == "train" else stored
 
 

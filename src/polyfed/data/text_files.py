@@ -41,7 +41,11 @@ def regular_bytes(file: Path, folder: Path, most: int, setting: str = "") -> byt
             raise ValueError("the path is not that of a regular file")
         if status.st_size > most:
             raise ValueError(f"a file of {status.st_size:,} bytes, the limit is {most:,}{setting and f' ({setting})'}")
-        return stream.read(most)
+        # not read(most): Python reserves what it is asked for
+        data = stream.read(status.st_size + 1)
+    if len(data) > status.st_size:
+        raise ValueError(f"a file of {status.st_size:,} bytes that holds more, as one that is being written does")
+    return data
 
 
 def text_of(file: Path, folder: Path) -> str:

@@ -30,10 +30,10 @@ def check_protection(config: SiteConfig, population: Population, plan: RunSpec |
     for path in announced:
         # earlier runs may have been planned otherwise
         yield _announced(path, plan if path == announced[-1] else None, demanded.delta)
-    folder = config.state_dir / PRIVATE
+    folder, secret = config.state_dir / PRIVATE, config.secret or config.state_dir / PRIVATE / "secret"
     names = {path.stem for pattern in ("*.jsonl", "*.head") for path in folder.glob(pattern)}
-    for name in sorted(names):
-        yield _spent(folder / f"{name}.jsonl", config.secret or folder / "secret", demands)
+    for name in sorted(names | {*(population.members if secret.exists() else ())}):
+        yield _spent(folder / f"{name}.jsonl", secret, demands)
 
 
 def _in_words(demands: ProtectionDemands | None) -> str:
@@ -82,7 +82,7 @@ def _announced(path: Path, plan: RunSpec | None, delta: float) -> Finding:
 def _spent(path: Path, secret: Path, demands: ProtectionDemands | None) -> Finding:
     what = f"given away by {path.stem}"
     try:
-        costs = ledger_at(path, read_secret(secret)).costs()
+        costs = ledger_at(path, read_secret(secret), secret).costs()
     except (DataError, ConfigError) as error:
         return Finding("error", what, str(error))
     meant = demands or ProtectionDemands()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +69,7 @@ class PrivacyGuard:
         return [(self.settings.budget, self.settings.neighbours), *own]
 
     def ledger(self, client: str) -> SpendingLedger:
-        return ledger_at(self.folder / f"{client}.jsonl", self._secret)
+        return ledger_at(self.folder / f"{client}.jsonl", self._secret, self.secret_file)
 
     def begin(
         self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None, before: bytes = b""
@@ -157,8 +158,14 @@ class PrivacyGuard:
                 )
 
 
-def ledger_at(path: Path, secret: bytes) -> SpendingLedger:
-    return SpendingLedger(path, keyed_digest(secret, b"ledger"))
+def ledger_at(path: Path, secret: bytes, file: Path | None = None) -> SpendingLedger:
+    """A client's ledger, with a note of it beside the secret, whose ``file`` is elsewhere or beside the ledger."""
+    file = file or path.with_name("secret")
+    # other runs may share a secret that is elsewhere; who may not write there keeps the note beside the ledger
+    elsewhere = file.parent.resolve() != path.parent.resolve() and os.access(file.parent, os.W_OK)
+    mark = f"-{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}" if elsewhere else ""
+    folder = (file.parent if elsewhere else path.parent) / f"{file.name}.ledgers"
+    return SpendingLedger(path, keyed_digest(secret, b"ledger"), folder / f"{path.stem}{mark}.note")
 
 
 def key_name(key: bytes) -> str:

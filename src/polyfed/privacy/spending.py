@@ -7,6 +7,7 @@ import fcntl
 import hmac
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,16 +40,19 @@ class SpendingLedger:
     """What one client has given away, over all runs that share the file.
 
     Each line has a code of it and of the line before, by the site's secret, so that no line can be changed, moved or
-    taken out. The file ``CLIENT.head`` has the code of the last line, so that the ledger alone cannot be cut, nor
-    replaced by an old copy.
+    taken out. The file ``CLIENT.head`` has their number and the code of the last one, with a code of both, so that the
+    ledger alone cannot be cut, nor replaced by an old copy. A note beside the secret says that there is a head. Old
+    copies of all three are believed: only a copy elsewhere tells them apart.
 
     Attributes:
         path: of the ledger.
         key: of the codes.
+        note: file that is there once the ledger has a head; None: none is kept.
     """
 
     path: Path
     key: bytes
+    note: Path | None = None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[SpendingLedger]:
@@ -97,9 +101,19 @@ class SpendingLedger:
         self._note([*(before for _, before in known), code])
 
     def _note(self, codes: Sequence[str]) -> None:
-        content = f"{len(codes)} {codes[-1]}\n" if codes else ""
-        if content and not (self._head.exists() and self._head.read_text() == content):
-            write_atomically(self._head, content.encode())
+        if not codes:
+            return
+        content = self._head_of(len(codes), codes[-1])
+        if not (self._head.exists() and self._head.read_bytes() == content):
+            write_atomically(self._head, content)
+        if self.note is not None and not self.note.exists():  # only now: it says that there is a head
+            write_atomically(self.note, b"")
+
+    def _head_of(self, count: int, last: str) -> bytes:
+        content = f"{count} {last}"
+        return (
+            f"{content} {keyed_digest(self.key, b'head', self.path.stem.encode(), content.encode()).hex()}\n".encode()
+        )
 
     @property
     def _head(self) -> Path:
@@ -132,17 +146,24 @@ class SpendingLedger:
 
     def _require_complete(self, codes: Sequence[str]) -> None:
         if not self._head.exists():
+            if self.note is not None and self.note.exists():
+                raise self._damaged(f"'{self._head}' is gone, of which '{self.note}' knows")
             return
-        count, _, last = self._head.read_text().strip().partition(" ")
-        if not count.isdecimal() or int(count) < 1 or codes[int(count) - 1 : int(count)] != [last]:
+        content = self._head.read_bytes()
+        parts = re.fullmatch(rb"([1-9][0-9]{0,17}) ([0-9a-f]{64}) [0-9a-f]{64}\n", content)
+        if parts is None or not hmac.compare_digest(content, self._head_of(int(parts[1]), parts[2].decode())):
+            raise self._damaged(f"'{self._head}' is damaged, or of another version")
+        count = int(parts[1])
+        if codes[count - 1 : count] != [parts[2].decode()]:
             raise self._damaged(
                 f"'{self.path}' has {len(codes)} lines and lacks the last that '{self._head.name}' knows"
             )
 
     def _damaged(self, what: str) -> DataError:
+        both = f"'{self._head.name}'{'' if self.note is None else f' and {self.note}'}"
         return DataError(
             f"{what}, so nobody knows what the client has given away; restore the newest copy of the ledger: without "
-            f"it the client must not go on. To accept a copy that lacks the last lines, delete '{self._head.name}': "
+            f"it the client must not go on. To accept a copy that lacks the last lines, delete {both}: "
             "what those lines say is then given away and not counted"
         )
 

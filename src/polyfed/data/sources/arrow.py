@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
+from polyfed.data import arrow
 from polyfed.data.arrow import dataset_column, fingerprint_of, fingerprint_of_files, joined
 from polyfed.data.source import folder_of
 from polyfed.data.tables import SplitTable, StoredSource
@@ -28,6 +30,7 @@ class Arrow(StoredSource):
     splits: dict[str, str] = Field(
         default_factory=dict, description="our split -> name of the saved one, or of the file without its ending"
     )
+    max_bytes: arrow.MaxBytes = None
     id: str | None = Field(
         default=None, description="column that identifies an item; without it an id is path, split and row"
     )
@@ -35,7 +38,7 @@ class Arrow(StoredSource):
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; opens the files, which stay mapped into memory."""
         place = self._place(name, data_dir)
-        parts = _parts(place, name)
+        parts = _parts(place, name, arrow.most_bytes(_files(place), self.max_bytes))
         wanted = self.splits.get(split, split)
         if wanted not in parts:
             raise DataError(
@@ -65,11 +68,11 @@ def _files(place: Path) -> list[Path]:
     return [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in _ENDINGS)
 
 
-def _parts(place: Path, name: str) -> dict[str, Any]:
-    """Split -> data set, mapped into memory."""
+def _parts(place: Path, name: str, most: int) -> dict[str, Any]:
+    """Split -> data set, mapped into memory, in which nothing points beyond the files."""
     try:
-        parts = {"train": _opened(place)} if place.is_file() else _saved(place)
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowInvalid) as error:
+        parts = {"train": _opened(place, most)} if place.is_file() else _saved(place, most)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"source '{name}': cannot read '{place}' ({reason}); give what save_to_disk of datasets wrote, or files of "
@@ -83,24 +86,31 @@ def _parts(place: Path, name: str) -> dict[str, Any]:
     return parts
 
 
-def _saved(folder: Path) -> dict[str, Any]:
+def _saved(folder: Path, most: int) -> dict[str, Any]:
     """What ``save_to_disk`` wrote, or the files that lie in the folder itself."""
     import datasets
 
     if not any((folder / mark).is_file() for mark in _SAVED):
-        return {file.stem: _opened(file) for file in _files(folder) if file.parent == folder}
+        return {file.stem: _opened(file, most) for file in _files(folder) if file.parent == folder}
     saved = datasets.load_from_disk(str(folder))
-    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+    parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+    for part in parts.values():
+        part.data.validate(full=True)
+        if part._indices is not None and pc.max(part._indices.column(0)).as_py() >= len(part.data):
+            raise IndexError(f"an index is beyond the {len(part.data)} rows")
+    return parts
 
 
-def _opened(file: Path) -> Any:
+def _opened(file: Path, most: int) -> Any:
     """One file, of the format with random access (also called Feather) or of the stream."""
     import datasets
 
     source = pa.memory_map(str(file))
     try:
-        table = pa.ipc.open_file(source).read_all()
+        reader = pa.ipc.open_file(source)
+        batches = (reader.get_batch(place) for place in range(reader.num_record_batches))
     except pa.ArrowInvalid:
         source.seek(0)
-        table = pa.ipc.open_stream(source).read_all()
+        reader = batches = pa.ipc.open_stream(source)
+    table = pa.Table.from_batches(arrow.bounded(batches, most, f"'{file}'"), reader.schema)
     return datasets.Dataset(datasets.table.InMemoryTable(table))

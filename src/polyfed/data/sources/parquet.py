@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,7 +14,16 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of_files, innermost, is_text, plain_type
+from polyfed.data.arrow import (
+    MaxBytes,
+    bounded,
+    fingerprint_of_files,
+    innermost,
+    is_text,
+    most_bytes,
+    plain_type,
+    require_bytes,
+)
 from polyfed.data.source import OTHER_LAYOUTS, folder_of
 from polyfed.data.tables import SplitTable, StoredSource
 
@@ -29,6 +39,7 @@ class Parquet(StoredSource):
     """
 
     path: str = Field(description="folder with the files: absolute, or relative to the data folder")
+    max_bytes: MaxBytes = None
     id: str | None = Field(
         default=None, description="column that identifies an item; without it an id is path, split and row"
     )
@@ -45,12 +56,12 @@ class Parquet(StoredSource):
         where = Path(self.path).as_posix()
         what = f"source '{name}', path '{self.path}'"
         files = [file for part in self.splits.get(split, (split,)) for file in _files(folder, part, what)]
-        shards = ParquetShards(files, where)
+        shards = ParquetShards(files, where, self.max_bytes)
 
         def everywhere(column: str) -> pa.ChunkedArray:
             # classes and values are those of all splits, whichever is opened
             files = [file for file in sorted(folder.iterdir()) if _FILE.fullmatch(file.name)]
-            return ParquetShards(files, where).having(column).read(column)
+            return ParquetShards(files, where, self.max_bytes).having(column).read(column)
 
         return SplitTable(
             read=shards.read,
@@ -90,8 +101,8 @@ def _require_complete(shards: Sequence[re.Match[str]], what: str) -> None:
 class ParquetShards:
     """Parquet files as one ``pyarrow`` data set, whose types hold the values of all files as they are."""
 
-    def __init__(self, files: Sequence[Path], where: str) -> None:
-        self.files, self.where = files, where
+    def __init__(self, files: Sequence[Path], where: str, max_bytes: int | None) -> None:
+        self.files, self.where, self.max_bytes = files, where, max_bytes
         self.schemas = [self._of_file(file, pq.read_schema) for file in files]
         for file, schema in zip(files, self.schemas, strict=True):
             if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
@@ -99,7 +110,7 @@ class ParquetShards:
 
     def having(self, column: str) -> ParquetShards:
         files = zip(self.files, self.schemas, strict=True)
-        return ParquetShards([file for file, schema in files if column in schema.names], self.where)
+        return ParquetShards([file for file, schema in files if column in schema.names], self.where, self.max_bytes)
 
     def count(self) -> int:
         # a table without columns has no rows to count
@@ -117,19 +128,17 @@ class ParquetShards:
         return schema
 
     def read(self, column: str) -> pa.ChunkedArray:
-        import pyarrow.dataset as pads  # takes a while, and runs on other sources do not need it
-
-        schema = pa.schema([(column, self._type(column))])
+        kind, most = self._type(column), most_bytes(self.files, self.max_bytes)
+        values = list[pa.ChunkedArray]()
+        for file in self.files:
+            left, where = most - sum(part.nbytes for part in values), f"{self.where}/{file.name}, column '{column}'"
+            values.append(self._of_file(file, partial(_column, column=column, most=left, where=where)))
         try:
-            files = [str(file) for file in self.files]
-            table = pads.dataset(files, schema=schema, format="parquet").to_table(columns={column: pads.field(column)})
-        except (OSError, pa.ArrowException) as error:
-            for file in self.files:  # a file that cannot be read by itself is the reason
-                self._of_file(file, lambda file: pads.dataset(str(file)).to_table(columns={column: pads.field(column)}))
+            return pa.chunked_array([chunk for part in values for chunk in part.cast(kind).chunks], kind)
+        except pa.ArrowException as error:
             names = ", ".join(file.name for file in self.files)
             reason = f"the values do not fit one type ({_first_line(error)}); write all files with one type"
             raise DataError(f"{self.where}, {names}, column {column}: {reason}") from error
-        return table.column(column)
 
     def filled(self, column: str) -> bool:
         """Whether the files' statistics say that no part of a column is null: pictures need not be read for that."""
@@ -151,16 +160,36 @@ class ParquetShards:
     def _of_file(self, file: Path, read: Callable[[Path], _T]) -> _T:
         try:
             return read(file)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, LookupError, pa.ArrowException) as error:
             reason = f"cannot be read as Parquet ({_first_line(error)}); fetch the file again"
             raise DataError(f"{self.where}/{file.name}: {reason}") from error
 
 
-def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
+def _column(file: Path, column: str, most: int, where: str) -> pa.ChunkedArray:
+    """A column, decoded in parts: a few kilobytes may stand for a gigabyte of equal values."""
+    with pq.ParquetFile(file) as opened:
+        chunks = _chunks(opened.metadata, column)
+        needed = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
+        require_bytes(needed, most, where)
+        largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+        # a value may be as large as its chunk, but where that hardly shrinks, many are in it
+        least = 1 if any(chunk.total_uncompressed_size > 100 * chunk.total_compressed_size for chunk in chunks) else 256
+        parts = opened.iter_batches(min(max(least, most // 8 // max(1, largest)), 1 << 16), columns=[column])
+        kind = plain_type(opened.schema_arrow.field(column).type)
+        # before they are counted: categories take little, their values may take much
+        plain = (pa.record_batch([part.column(column).cast(kind)], [column]) for part in parts)
+        return pa.chunked_array([part.column(0) for part in bounded(plain, most, where)], kind)
+
+
+def _chunks(metadata: pq.FileMetaData, column: str) -> list[pq.ColumnChunkMetaData]:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     parts = [group.column(number) for group in groups for number in range(group.num_columns)]
     # a struct's parts are called column.part, and a name may itself have dots
-    parts = [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]
+    return [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]
+
+
+def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
+    parts = _chunks(metadata, column)
     return bool(parts) and all(part.is_stats_set and part.statistics.null_count == 0 for part in parts)
 
 
