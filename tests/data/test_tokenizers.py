@@ -1,7 +1,10 @@
 """Tokenizers and their learnt vocabularies."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
+from unicodedata import category, normalize
 
 import pytest
 from hypothesis import given
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.tokenization import Tokenizer, words_of
+from polyfed.data.tokenization import Tokenizer, vocabulary_of_words, words_of
 from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Wordpiece, Words
 from polyfed.data.view import DataContext
 
@@ -205,3 +208,64 @@ def test_no_text_breaks_a_word_tokenizer(text: str, length: int) -> None:
     (row,) = found.encode([text], length)
     assert len(row) == min(length, len(words_of(text)))
     assert all(2 <= number < 16 for number in row)
+
+
+# ---- words of all scripts
+
+SCRIPTS = {
+    "German": ("Über schöne Größe", ["über", "schöne", "größe"]),
+    "Hebrew": ("שָׁלוֹם, עוֹלָם!", ["שָׁלוֹם", "עוֹלָם"]),
+    "Arabic": ("مُحَمَّدٌ كَتَبَ؟ لا", ["مُحَمَّدٌ", "كَتَبَ", "لا"]),
+    "Persian": ("می\u200cخواهم کتاب", ["میخواهم", "کتاب"]),
+    "Devanagari": ("हिन्दी में लिखो।", ["हिन्दी", "में", "लिखो"]),
+    "Thai": ("สวัสดี\u200bครับ ปู่", ["สวัสดี", "ครับ", "ปู่"]),
+    "Chinese": ("我爱你。abc中", ["我", "爱", "你", "abc", "中"]),
+    "Greek": ("Ὁ ΟΔΟΣ, ΣΟΦΟΣ_Σ", ["ὁ", "οδος", "σοφος", "σ"]),
+    "Turkish": ("İstanbul", ["i\u0307stanbul"]),
+    "Vietnamese": ("Tiếng Việt", ["tiếng", "việt"]),
+    "Korean": ("한국어 단어", ["한국어", "단어"]),
+    "hyphens": ("\ufeffco\u00adoperate", ["cooperate"]),
+}
+LETTERS = sorted({letter for text, _ in SCRIPTS.values() for letter in text} | set("aZ09_' .\n☃\ufffd"))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_words_of_a_script_are_its_own_however_they_are_composed(tmp_path: Path, script: str, form: Any) -> None:
+    text, expected = SCRIPTS[script]
+    expected = [normalize("NFC", word) for word in expected]
+    text = normalize(form, text)
+    assert words_of(text) == expected
+    found = Words(min_count=1).ready("words", context(tmp_path, public={"words": column_of([text])}))
+    assert [found.tokens[number] for number in found.encode([text], 20)[0]] == expected
+    glove = Glove(folders=(folder(tmp_path / "vectors", *(normalize("NFD", word) for word in expected)),))
+    assert 1 not in glove.ready("anything", context(tmp_path)).encode([text], 20)[0]
+
+
+@given(st.text(st.sampled_from(LETTERS), max_size=40))
+def test_words_are_those_of_composed_texts_and_keep_letters_and_marks(text: str) -> None:
+    words = words_of(text)
+    assert words == words_of(normalize("NFD", text)) == words_of(normalize("NFC", text))
+    assert all(word and not category(word[0]).startswith("M") for word in words)
+    assert all(category(letter)[0] in "LNM" for word in words for letter in word)
+    letters = [letter for letter in normalize("NFD", text).lower() if category(letter)[0] in "LN"]
+    kept = [letter for letter in normalize("NFD", "".join(words)) if category(letter)[0] in "LN"]
+    assert [letter.replace("ς", "σ") for letter in kept] == [letter.replace("ς", "σ") for letter in letters]
+    found = vocabulary_of_words(("<pad>", "<unk>", *dict.fromkeys(words)))
+    assert ([found.tokens[number] for number in found.encode([text], 50)[0]] or ["<unk>"]) == (words or ["<unk>"])
+
+
+@given(st.text(st.characters(max_codepoint=127), max_size=40))
+def test_words_of_ascii_are_as_they_were(text: str) -> None:
+    words = re.findall(r"[^\W_]+", text.lower())
+    assert words_of(text) == words
+    assert words_of(f"{text} ü")[:-1] == words
+
+
+def test_word_pieces_keep_vowels_and_join_what_is_composed_otherwise(tmp_path: Path) -> None:
+    texts = ["हिन्दी हिन्दू कु क", "Rúnning schöne Ёлка"] * 3
+    found = Wordpiece(size=100).ready("words", context(tmp_path, public={"words": column_of(texts)}))
+    assert found.encode(["कु"], 20) != found.encode(["क"], 20)
+    for text in texts:
+        assert found.encode([normalize("NFD", text)], 20) == found.encode([text], 20)
+    assert found.encode(["schöne Ёлка"], 20) == found.encode(["schone Елка"], 20)

@@ -160,3 +160,17 @@ def test_delete_hits_every_place() -> None:
 
 def test_single_word_is_never_deleted() -> None:
     assert rows_of([5], delete=0.9)(torch.tensor([0]), generator(1)).tolist() == [[5]]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_share_of_unknown_words_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, ahead: bool) -> None:
+    known = {"words": column_of(["a dog runs", "a dog sits"])}
+    context = DataContext(cache=tmp_path, public=known, ahead=ahead)
+    with caplog.at_level("INFO"):
+        for texts in (["a dog", "a dog runs"], ["a dog", "ein Hund läuft"]):
+            inputs = Tokens(tokenizer=Words(min_count=1)).open(column_of(texts, texts[1]), "words", context)
+            inputs(torch.tensor([0]))
+    assert [(record.levelname, record.getMessage().split(": ")[1]) for record in caplog.records] == [
+        ("INFO", "0.0 % of its words are unknown to the tokenizer"),
+        ("WARNING", "60.0 % of its words are unknown to the tokenizer"),
+    ]

@@ -211,7 +211,7 @@ def test_the_classes_of_a_client_cannot_be_asked_for_by_weights_that_make_it_fai
         crafted = head.clone()
         crafted[number] = 9.99e5 / head.shape[1] ** 0.5
         weights = Weights({**request.payload.bundles["weights"], name: crafted})
-        answers.append(site.answer(replace(request, phase=number, payload=Payload({"weights": weights}))))
+        answers.append(site.answer(replace(request, payload=Payload({"weights": weights}))))
     assert {answer.error for answer in answers} == {None}
     assert site.guard is not None
     assert len(site.guard.ledger("text-0").costs()) == len(head)

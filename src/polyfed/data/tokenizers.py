@@ -71,7 +71,9 @@ class Hashing(Tokenizer):
 
 
 class Wordpiece(LearntTokenizer):
-    """Frequent pieces of words, lower-cased, without accents; words of other domains split into known pieces.
+    """Frequent pieces of words, lower-cased, without the accents of Latin, Greek and Cyrillic letters.
+
+    Words of other domains split into known pieces.
 
     Wu et al., "Google's Neural Machine Translation System", 2016; the pieces are learnt as in BERT.
     """
@@ -120,7 +122,10 @@ def _pipeline(ids: dict[str, int]) -> tokenizers.Tokenizer:
     import tokenizers
 
     pipeline = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token=UNKNOWN))
-    pipeline.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    # BERT's own rule drops all marks, which in other scripts are vowels
+    accents = tokenizers.normalizers.Replace(tokenizers.Regex(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}])\p{Mn}+"), "")
+    bert = tokenizers.normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+    pipeline.normalizer = tokenizers.normalizers.Sequence([bert, tokenizers.normalizers.NFD(), accents])
     pipeline.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     return pipeline
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,10 @@ from polyfed.data.tokenization import Tokenizer, Vocabulary
 from polyfed.data.tokenizers import Words
 from polyfed.data.view import DataContext, InputSpec, View
 
-_VERSION = 1  # raise when the same settings give other ids
+_log = logging.getLogger(__name__)
+_MANY = 0.2  # share of unknown words that is more than a remark
+_LOOKED_AT = 1000  # texts, where not all become tokens ahead
+_VERSION = 2  # raise when the same settings give other ids
 
 
 class Tokens(View):
@@ -52,6 +56,7 @@ class Tokens(View):
             path = context.cache / f"tokens-{self._stamp(vocabulary, column)}.npy"
             ids = kept_numbers(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
             context.fitted[key] = torch.from_numpy(ids)
+            _tell_unknown(context.fitted[key], vocabulary, column)
         tokens = context.fitted[key]
         assert isinstance(tokens, Tensor)
         return TokenRows(tokens, vocabulary, self.drop, self.delete)
@@ -69,6 +74,13 @@ class Tokens(View):
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         vocabulary = self.tokenizer.ready(modality, context)
         return InputSpec((self.length,), vocabulary.tokens, vocabulary.pad, vocabulary.begins)
+
+
+def _tell_unknown(ids: Int32[Tensor, "n longest"], vocabulary: Vocabulary, column: Column) -> None:
+    words = int((~torch.isin(ids, torch.tensor((vocabulary.pad, *vocabulary.fixed)))).sum())
+    share = int((ids == vocabulary.unknown).sum()) / max(1, words)
+    level = logging.WARNING if share > _MANY else logging.INFO
+    _log.log(level, "%s: %.1f %% of its words are unknown to the tokenizer", column.where, 100 * share)
 
 
 def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int32[Tensor, "n longest"]:
@@ -92,7 +104,9 @@ class _Untokenised:
 
     @cached_property
     def texts(self) -> list[str]:
-        return self.column.texts()
+        texts = self.column.texts()
+        _tell_unknown(matrix_of(self.vocabulary, texts[:_LOOKED_AT], self.length), self.vocabulary, self.column)
+        return texts
 
     def __len__(self) -> int:
         return len(self.texts)
