@@ -25,7 +25,7 @@ from polyfed.data.tokenizers import Words
 from polyfed.data.view import DataContext, InputSpec, View
 
 _log = logging.getLogger(__name__)
-_MANY = 0.2  # share of unknown words that is more than a remark
+_MANY = 0.5  # share of unknown words that is more than a remark
 _LOOKED_AT = 1000  # texts, where not all become tokens ahead
 _VERSION = 2  # raise when the same settings give other ids
 
