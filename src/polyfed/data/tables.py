@@ -150,7 +150,6 @@ class StoredSource(TableSource):
         description="validation or test -> share of train that is drawn for it, where the source has no such split; "
         "the same rows on every machine",
     )
-
     max_rows: int = Field(default=10_000_000, ge=1, description="rows that a stored split may have")
 
     @model_validator(mode="after")
@@ -168,9 +167,8 @@ class StoredSource(TableSource):
             shares = {one: share for one, share in self.fractions.items() if not self.has(one, name, data_dir)}
         stored = self.table("train" if split in shares else split, name=name, data_dir=data_dir)
         if (count := stored.count()) > self.max_rows:
-            raise DataError(
-                f"{stored.place}: {count:,} rows, the limit is {self.max_rows:,}; raise max_rows of '{name}'"
-            )
+            limit = f"the limit is {self.max_rows:,}; raise max_rows of '{name}'"
+            raise DataError(f"{stored.place}: {count:,} rows, {limit}")
         return _drawn(stored, split, shares) if shares and stored.split == "train" else stored
 
 

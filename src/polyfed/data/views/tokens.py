@@ -56,7 +56,7 @@ class Tokens(View):
             path = context.cache / f"tokens-{self._stamp(vocabulary, column)}.npy"
             ids = kept_numbers(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
             context.fitted[key] = torch.from_numpy(ids)
-            _tell_unknown(context.fitted[key], vocabulary, column)
+            _tell_unknown(torch.from_numpy(ids), vocabulary, column)
         tokens = context.fitted[key]
         assert isinstance(tokens, Tensor)
         return TokenRows(tokens, vocabulary, self.drop, self.delete)
