@@ -107,8 +107,11 @@ def test_nothing_is_left_behind(photos: Path, tmp_path: Path) -> None:
         prepare_folder(source(photos), tmp_path / "out")
 
 
-def test_the_command_says_what_it_found_and_how_to_use_it(cli: Cli, photos: Path, tmp_path: Path) -> None:
-    code, out, err = cli("prepare", photos, tmp_path / "data" / "photos", "--drop-duplicates")
+def test_the_command_says_what_it_found_and_how_to_use_it(
+    cli: Cli, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli("prepare", "photos", "data/photos", "--drop-duplicates")
     assert (code, err) == (0, "")
     assert "8 items" in out
     assert "5.png: " in out

@@ -95,7 +95,7 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
             findings.items[split] = _write(rows, split, temporary, found)
             if not findings.items[split]:
                 raise DataError(f"'{folder.path}', split '{split}': none of {len(rows)} items is left; {found.reasons}")
-        written = Parquet(path=str(temporary))
+        written = Parquet(path=str(temporary.absolute()))
         tables = {split: written.table(split, name="prepare", data_dir=None) for split in findings.items}
         findings.absent = findings.roles.absent(tables)
         findings.sample = findings.roles.sample(next(reversed(tables.values())))
