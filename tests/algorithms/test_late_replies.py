@@ -177,7 +177,7 @@ def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path
     equal = {"clients": "drawn"}
     runs = [
         polyfed.run(Experiment.parse(paced(method, pace | equal, 2)), tmp_path / str(pace["name"]), quiet=True)
-        for pace in ({"name": "sync"}, {"name": "buffered", "replies": 1.0, "staleness": "hinge"})
+        for pace in ({"name": "sync"}, {"name": "buffered", "replies": 1.0, "staleness": "constant"})
     ]
     assert contents(runs[0]) == contents(runs[1])
 

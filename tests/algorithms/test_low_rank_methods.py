@@ -220,18 +220,6 @@ def test_a_method_keeps_the_rule_that_it_is_made_of(tmp_path: Path) -> None:
         Experiment.parse(adapted(name="flora", averaging="by_type"))
 
 
-def test_magnitudes_besides_a_change_are_refused_where_changes_are_averaged(tmp_path: Path) -> None:
-    config = adapted(name="flexlora")
-    for participant in (config["server"], *config["clients"].values()):
-        for encoder in participant["model"]["encoders"].values():
-            encoder["adapter"] = encoder["adapter"] | {"dora": True}
-    with pytest.raises(ConfigError, match=r"have magnitudes besides; set adapter\.dora: false, or choose fedit"):
-        prepared(config, tmp_path)
-    encoder["adapter"] |= {"offset": True}
-    with pytest.raises(ConfigError, match="dora and offset"):
-        Experiment.parse(config)
-
-
 def test_models_without_adapters_are_refused(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "fedit"}
     with pytest.raises(ConfigError, match="no client's model has low-rank adapters"):

@@ -66,7 +66,7 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
         {},
     ),
     "fedema in bf16": (averaged("by_slot", layers="attention", range="all", server_optimizer="adam"), BFLOAT16),
-    "fediot all": (averaged("fediot", range="all", server_optimizer="yogi"), BFLOAT16),
+    "fediot all": (averaged("fediot", range="all", server_optimizer="adagrad"), BFLOAT16),
     "fedmd sed": (
         {
             "scores": True,

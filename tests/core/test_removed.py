@@ -12,10 +12,13 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.removed import REMOVED, removed
 from polyfed.core.settings import Settings
 from polyfed.data.source import Source
+from polyfed.federation.paces import Staleness
 from polyfed.lab.studies.columns.analysis import Analysis
 from polyfed.lab.studies.study_files import study_content
 from polyfed.models.adapter import Adapter
 from polyfed.models.encoder import Encoder
+from polyfed.optim.servers import ServerOptimizer
+from polyfed.partitions.partition import Partition
 from polyfed.runs.config_files import read_layers
 from polyfed.tasks.imputation import Imputation
 
@@ -26,7 +29,9 @@ def test_a_name_that_never_was_is_not_removed() -> None:
     assert removed("algorithm", "creamfl") == ""
 
 
-FAMILIES: tuple[type[Settings], ...] = (Adapter, Algorithm, Encoder, Imputation, Source)
+FAMILIES: tuple[type[Settings], ...] = (
+    *(Adapter, Algorithm, Encoder, Imputation, Partition, ServerOptimizer, Source, Staleness),
+)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paced_cohort import moved
-from polyfed.federation.paces import ConstantStaleness, Hinge, Pace, Polynomial, Staleness
+from polyfed.federation.paces import ConstantStaleness, Pace, Polynomial, Staleness
 from polyfed.federation.times import Drawn, Times
 
 
@@ -28,8 +28,6 @@ CLIENTS = (info("a0"), info("a1"), info("b0", "text"), info("c0", "image", "text
         (ConstantStaleness(), [1.0, 1.0, 1.0]),
         (Polynomial(), [1.0, 2**-0.5, 3**-0.5]),
         (Polynomial(a=2), [1.0, 1 / 4, 1 / 9]),
-        (Hinge(a=10, b=1), [1.0, 1.0, 1 / 11]),
-        (Hinge(a=2, b=0), [1.0, 1 / 3, 1 / 5]),
     ],
 )
 def test_weights_by_staleness(rule: Staleness, weights: list[float]) -> None:

@@ -225,7 +225,11 @@ def test_diseases_make_the_class_and_patients_stay_whole(tiny: Config, tmp_path:
 
 
 def test_a_dealt_test_is_disjoint_complete_and_like_the_training_data(tiny: Config, tmp_path: Path) -> None:
-    federation = federation_of(diseased(tiny, tmp_path, partition={"name": "by_label", "of": ["edema", "effusion"]}))
+    federation = federation_of(
+        diseased(
+            tiny, tmp_path, partition={"name": "dirichlet", "alpha": 0.3, "min_size": 2, "of": ["edema", "effusion"]}
+        )
+    )
     tests = {name: federation.test(member) for name, member in federation.members.items()}
     assert sorted(torch.cat([test.items for test in tests.values()]).tolist()) == list(range(45))
     for name, member in federation.members.items():

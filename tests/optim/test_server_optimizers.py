@@ -25,7 +25,6 @@ SETTINGS: dict[str, Config] = {
     "replace": {"name": "replace"},
     "momentum": {"name": "momentum", "lr": 0.7, "momentum": 0.6},
     "adam": {"name": "adam", "lr": 0.05, "beta1": 0.8, "beta2": 0.95, "tau": 0.01},
-    "yogi": {"name": "yogi", "lr": 0.05, "beta1": 0.8, "beta2": 0.95, "tau": 0.01},
     "adagrad": {"name": "adagrad", "lr": 0.05, "beta1": 0.8, "tau": 0.01},
 }
 STATEFUL = [name for name in SETTINGS if name != "replace"]
@@ -44,7 +43,6 @@ def sign(value: float) -> float:
 
 SECOND: dict[str, Callable[[float, float], float]] = {
     "adam": lambda v, square: 0.95 * v + 0.05 * square,
-    "yogi": lambda v, square: v - 0.05 * square * sign(v - square),
     "adagrad": lambda v, square: v + square,
 }
 
@@ -221,7 +219,6 @@ def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: 
     [
         ("sgd", "unknown serveroptimizer 'sgd'"),
         ({"name": "adam", "lr": 0}, "greater than 0"),
-        ({"name": "yogi", "beta2": 1.0}, "less than 1"),
         ({"name": "momentum", "beta1": 0.9}, "unknown key 'beta1'"),
         ({"name": "replace", "lr": 1.0}, "unknown key 'lr'"),
     ],

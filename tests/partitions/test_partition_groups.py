@@ -15,7 +15,7 @@ from polyfed.partitions.partition import Partition, Units, grouped
 from polyfed.partitions.rules import Dirichlet, Natural, Quantity
 
 WITH_MINIMUM = {"quantity", "dirichlet"}
-COMPLETE = ["iid", "quantity", "shards", "by_label", "dirichlet", "natural"]
+COMPLETE = ["iid", "quantity", "shards", "dirichlet", "natural"]
 
 
 def make(name: str) -> Partition:

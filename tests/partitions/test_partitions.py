@@ -12,9 +12,9 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.partitions.partition import Partition
-from polyfed.partitions.rules import ByLabel, Dirichlet, Drop, Iid, Quantity, Shards
+from polyfed.partitions.rules import Dirichlet, Drop, Iid, Quantity, Shards
 
-COMPLETE = ["iid", "quantity", "shards", "by_label", "dirichlet"]
+COMPLETE = ["iid", "quantity", "shards", "dirichlet"]
 every = pytest.mark.parametrize("name", [*COMPLETE, "drop"])
 
 
@@ -82,7 +82,7 @@ ONE_OF_ZERO = torch.tensor([0] + [1] * 9)
     ("chosen", "items", "labels", "clients", "message"),
     [
         *((make(name), *wrong) for name in (*COMPLETE, "drop") for wrong in (TOO_MANY, NO_CLIENT)),
-        *((make(name), *NO_LABELS) for name in ("dirichlet", "by_label", "natural")),
+        *((make(name), *NO_LABELS) for name in ("dirichlet", "natural")),
         (Shards(order="label"), *NO_LABELS),
         (Iid(), 10, balanced(9, 3), 2, "9 labels for 10 items"),
         (Quantity(min_size=11), *NO_ROOM),
@@ -91,9 +91,6 @@ ONE_OF_ZERO = torch.tensor([0] + [1] * 9)
          r"alpha=0.001, 10 clients and 2 classes .* 50 draws, min_size=10; raise alpha"),
         (Shards(per_client=3, total=5), 10, None, 2, "total=5, but 2 clients with per_client=3 need 6"),
         (Shards(per_client=6), 10, None, 2, "12 shards of only 10"),
-        (ByLabel(classes_per_client=1), 100, balanced(100, 10), 3,
-         r"classes_per_client=1 with 3 clients and 10 classes; .* between 4 and 10"),
-        (ByLabel(classes_per_client=2), 10, ONE_OF_ZERO, 2, "class 0 has 1 items for 2 clients"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_divided_is_an_error_with_numbers(
@@ -161,18 +158,6 @@ def test_random_shards_mix_all_classes_and_those_of_flickr_are_as_in_fedafd():
     parts = Shards(per_client=13, total=200).split(29_000, None, 15, gen())
     assert sizes(parts) == [13 * 145] * 15
     assert len(torch.cat(parts).unique()) == 15 * 13 * 145
-
-
-@pytest.mark.parametrize(("clients", "each"), [(5, 2), (10, 3), (3, 10), (7, 4), (10, 1)])
-def test_by_label_gives_exactly_so_many_classes_and_leaves_none_out(clients: int, each: int):
-    parts = ByLabel(classes_per_client=each).split(1000, balanced(1000, 10), clients, gen())
-    assert all(len((part % 10).unique()) == each for part in parts)
-    assert torch.equal(torch.cat(parts).sort().values, torch.arange(1000))
-
-
-def test_by_label_with_one_class_a_client_follows_the_sites():
-    parts = ByLabel(classes_per_client=1).split(6, torch.tensor([4, 4, 9, 9, 9, 2]), 3, gen())
-    assert sorted(sorted(part.tolist()) for part in parts) == [[0, 1], [2, 3, 4], [5]]
 
 
 # ---- Dirichlet

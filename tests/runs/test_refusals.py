@@ -296,22 +296,10 @@ REFUSED: list[tuple[Config, Config, str]] = [
     *((tiny(name=name), {}, "no client's model has low-rank adapters") for name in ("fedit", "flora")),
     (tiny(name="fedclip"), {}, r"trains adapters 'attention', and a model of clients\.paired has none"),
     (tiny(name="flora"), LOW_RANK, "adds to layers for good, and clients of 'image' do not exchange that"),
-    (
-        tiny(name="flexlora"),
-        LOW_RANK | {f"{PICTURE}.adapter.dora": True},
-        "adapters of clients of 'image' have magnitudes",
-    ),
 ]
 
 OPENING, BUILDING, ROUND = "opening data", "building models", "a round"
 REFUSED_LATER: list[tuple[str, str, Config, Config, str]] = [
-    (
-        OPENING,
-        "classes of a partition",
-        tiny(name="fedavg"),
-        _dealt("paired", "by_label", classes_per_client=99),
-        r"partition 'by_label': classes_per_client=99 with 2 clients",
-    ),
     (
         OPENING,
         "test items of each client",

@@ -35,7 +35,7 @@ class Averaging(Settings):
     )
     server_optimizer: SerializeAsAny[ServerOptimizer] = Field(
         default=Replace(),
-        description="how the global models follow the averages: replace, momentum, adam, yogi, adagrad",
+        description="how the global models follow the averages: replace, momentum, adam, adagrad",
     )
 
     @abstractmethod

@@ -49,18 +49,6 @@ class Polynomial(Staleness):
         return float((1.0 + tau) ** -self.a)
 
 
-class Hinge(Staleness):
-    """1 up to a staleness of b, then 1 / (a (tau - b) + 1) (Xie et al. 2019, section 5.2)."""
-
-    short_name: ClassVar[str] = "hinge"
-
-    a: float = Field(default=10.0, gt=0, description="how fast the weight falls beyond b")
-    b: int = Field(default=4, ge=0, description="staleness up to which replies count in full")
-
-    def weight(self, tau: int) -> float:
-        return 1.0 if tau <= self.b else 1.0 / (self.a * (tau - self.b) + 1.0)
-
-
 class Pace(Settings):
     """When the server takes a step."""
 
@@ -105,7 +93,7 @@ class LatePace(Pace):
     """Whether trained weights are mixed with the model of now, in place of adding what they changed of their own."""
 
     staleness: SerializeAsAny[Staleness] = Field(
-        default=Polynomial(), description="weight of a late reply by its staleness: polynomial, hinge, constant"
+        default=Polynomial(), description="weight of a late reply by its staleness: polynomial, constant"
     )
     max_staleness: int | None = Field(
         default=None, ge=0, description="replies that are more server steps old are dropped and counted; null: none"

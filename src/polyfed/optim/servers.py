@@ -130,14 +130,3 @@ class Adam(Adagrad):
 
     def advance(self, second: Tensor, square: Tensor) -> None:
         second.lerp_(square, 1 - self.beta2)
-
-
-class Yogi(Adagrad):
-    """FedYogi (Reddi et al., ICLR 2021, Algorithm 2): as FedAdagrad, with v <- v - (1 - b2) D^2 sign(v - D^2)."""
-
-    short_name: ClassVar[str] = "yogi"
-
-    beta2: Decay = 0.99
-
-    def advance(self, second: Tensor, square: Tensor) -> None:
-        second.sub_((1 - self.beta2) * square * (second - square).sign())

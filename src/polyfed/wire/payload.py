@@ -71,11 +71,6 @@ class TensorBundle(Mapping[str, Tensor]):
         return digest.digest()
 
     @cached_property
-    def is_settled(self) -> bool:
-        """Whether ``settled`` would leave all tensors as they are."""
-        return all(tensor.is_contiguous() and _is_aligned(tensor) for tensor in self.values())
-
-    @cached_property
     def _floating_norms(self) -> dict[str, float]:
         floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
         # fetched at once: one wait for a GPU

@@ -245,14 +245,13 @@ class LowRankAveraging(Averaging):
         adapters = [(name, one) for name, model in models for one in model.adapters if isinstance(one, LoRA)]
         self._require_some(not models or bool(adapters) or any(model.is_foreign for _, model in models))
         for name, adapter in adapters:
-            self._require_fit(f"of '{name}'", has_offset=adapter.offset, dora=adapter.dora)
+            self._require_fit(f"of '{name}'", has_offset=adapter.offset)
 
     def require(self, models: Mapping[str, GlobalModel]) -> None:
         require_one_frozen(models, _without_rank)
         for model in models.values():
             has_offset = all(own.offset in model.shapes for own in factor_names(model.shapes).values())
-            dora = any("lora_magnitude_vector" in name for name in model.shapes)
-            self._require_fit(", ".join(model.clients[:3]), has_offset=has_offset, dora=dora)
+            self._require_fit(", ".join(model.clients[:3]), has_offset=has_offset)
         ranks = {
             (layer, model.shapes[own.a][0]): model.clients[:1]
             for model in models.values()
@@ -269,17 +268,11 @@ class LowRankAveraging(Averaging):
                 "encoders 'hf' an adapter 'lora', or choose by_type"
             )
 
-    def _require_fit(self, clients: str, *, has_offset: bool, dora: bool) -> None:
+    def _require_fit(self, clients: str, *, has_offset: bool) -> None:
         if self.has_offset and not has_offset:
             raise ConfigError(
                 f"algorithm.averaging '{self.component_name()}' adds to layers for good, and clients {clients} do not "
                 "exchange that; set adapter.offset: true in their encoders"
-            )
-        # DoRA's change is no B A, so that only means of factors apply to it
-        if self.is_of_changes and dora:
-            raise ConfigError(
-                f"algorithm.averaging '{self.component_name()}' averages changes B A, and adapters of clients "
-                f"{clients} have magnitudes besides; set adapter.dora: false, or choose fedit"
             )
 
     def _require_equal(self, ranks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:

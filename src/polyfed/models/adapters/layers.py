@@ -71,8 +71,7 @@ class LayerAdapter(Adapter):
 class LoRA(LayerAdapter):
     """Low-rank adaptation (Hu et al., ICLR 2022): W + s B A, with B [out, r] zero at first and A [r, in].
 
-    With ``dora`` magnitude and direction apart (Liu et al., ICML 2024). s is alpha / r, or alpha / sqrt(r)
-    (Kalajdzievski, 2023); it must be equal for all whose adapters are averaged.
+    s is alpha / r, or alpha / sqrt(r) (Kalajdzievski, 2023); it must be equal for all whose adapters are averaged.
     """
 
     short_name: ClassVar[str] = "lora"
@@ -85,14 +84,7 @@ class LoRA(LayerAdapter):
         default="query_value",
         description="linear layers: of queries and values, all of attention, or all of each block; or ends of names",
     )
-    dora: bool = Field(default=False, description="learn each row's magnitude apart")
     offset: bool = Field(default=False, description="exchange too what FLoRA and FedEx-LoRA add to a layer for good")
-
-    @model_validator(mode="after")
-    def _has_one_change(self) -> Self:
-        if self.dora and self.offset:
-            raise ValueError("dora and offset: magnitudes would not see the offset; leave one out")
-        return self
 
     def attach(
         self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
@@ -111,7 +103,6 @@ class LoRA(LayerAdapter):
             lora_alpha=self.scaling * self.rank,  # type: ignore[arg-type]  # peft says int and takes any number
             lora_dropout=self.dropout,
             target_modules=targets_of(body, self.targets, self.last),
-            use_dora=self.dora,
         )
 
 
