@@ -75,7 +75,6 @@ TOO_MANY = (4, balanced(4, 2), 5, "5 clients but only 4 items")
 NO_CLIENT = (4, balanced(4, 2), 0, "clients=0")
 NO_LABELS = (100, None, 2, "needs a label for each item")
 NO_ROOM = (100, balanced(100, 2), 10, r"min_size=11 for 10 clients needs 110 items, there are 100.*lower")
-ONE_OF_ZERO = torch.tensor([0] + [1] * 9)
 
 
 @pytest.mark.parametrize(
