@@ -167,7 +167,7 @@ def test_an_old_copy_is_refused_until_the_operator_accepts_it(ledger: SpendingLe
         ),
         *(b"1 {last} " + b"0" * 64 + b"\n", b"{count} {first} {mac}\n", b"1 {first} {mac}\n"),
     ],
-    ids=str,
+    ids=range(10),
 )
 def test_a_head_that_is_none_of_the_sites_is_named(ledger: SpendingLedger, head: bytes) -> None:
     """Cut to its first line, with that line's own code as head, it was believed."""
