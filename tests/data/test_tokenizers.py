@@ -224,6 +224,7 @@ SCRIPTS = {
     "Turkish": ("İstanbul", ["i\u0307stanbul"]),
     "Vietnamese": ("Tiếng Việt", ["tiếng", "việt"]),
     "Korean": ("한국어 단어", ["한국어", "단어"]),
+    "a damaged letter": ("Stra\ufffde é\ufffd \ufffd", ["stra", "e", "é"]),
     "hyphens": ("\ufeffco\u00adoperate", ["cooperate"]),
 }
 LETTERS = sorted({letter for text, _ in SCRIPTS.values() for letter in text} | set("aZ09_' .\n☃\ufffd"))

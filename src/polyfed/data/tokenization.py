@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from unicodedata import normalize
 
 from polyfed.core.settings import Settings
@@ -123,27 +123,33 @@ def words_of(text: str) -> list[str]:
     """
     if text.isascii():  # most texts, in a tenth of the time
         return re.findall(r"[^\W_]+", text.lower())
-    normalizer, splitter = _unicode_words()
-    return [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+    words = word_splitter()
+    return [word for word, _ in words.pre_tokenizer.pre_tokenize_str(words.normalizer.normalize_str(text))]
 
 
 @cache
-def _unicode_words() -> tuple[Any, Any]:
-    """What normalises texts and what splits them, of the library ``tokenizers``; Python's ``re`` knows no marks."""
-    from tokenizers import Regex, normalizers, pre_tokenizers
+def word_splitter() -> tokenizers.Tokenizer:
+    """What makes words of texts, with no vocabulary; Python's ``re`` knows no marks."""
+    import tokenizers
+    from tokenizers import Regex, normalizers
 
     letter = r"[\p{L}\p{N}\p{M}]"
-    steps = [
-        normalizers.NFC(),
-        normalizers.Replace(Regex(rf"(?<={letter})[\p{{Cf}}&&[^\x{{200b}}]]+(?={letter})"), ""),
-        normalizers.BertNormalizer(False, True, False, False),  # spaces around Chinese characters
-        # the one letter whose lower case depends on its place, which the library's own rule leaves out
-        normalizers.Replace(Regex(r"(?<=[\p{L}\p{M}])Σ(?!\p{L})"), "ς"),
-        normalizers.Lowercase(),
-        normalizers.NFC(),
-    ]
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({}, unk_token=UNKNOWN))
+    words.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(NO_WORD, " "),
+            normalizers.NFC(),
+            normalizers.Replace(Regex(rf"(?<={letter})[\p{{Cf}}&&[^\x{{200b}}]]+(?={letter})"), ""),
+            normalizers.BertNormalizer(False, True, False, False),  # spaces around Chinese characters
+            # the one letter whose lower case depends on its place, which the library's own rule leaves out
+            normalizers.Replace(Regex(r"(?<=[\p{L}\p{M}])Σ(?!\p{L})"), "ς"),
+            normalizers.Lowercase(),
+            normalizers.NFC(),
+        ]
+    )
     pattern = Regex(rf"[\p{{L}}\p{{N}}]{letter}*|{NO_WORD}")
-    return normalizers.Sequence(steps), pre_tokenizers.Split(pattern, "removed", invert=True)
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, "removed", invert=True)
+    return words
 
 
 def vocabulary_of_words(tokens: tuple[str, ...]) -> Vocabulary:
@@ -153,14 +159,9 @@ def vocabulary_of_words(tokens: tuple[str, ...]) -> Vocabulary:
 
     ids = {normalize("NFC", token): number for number, token in reversed(list(enumerate(tokens)))}
     pipeline = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=UNKNOWN))
-    normalizer, pipeline.pre_tokenizer = _unicode_words()
-    pipeline.normalizer = normalizers.Sequence(
-        [
-            normalizers.Replace(NO_WORD, " "),
-            normalizers.Replace(tokenizers.Regex(r"\A[^\p{L}\p{N}]*\z"), NO_WORD),
-            normalizer,
-        ]
-    )
+    wordless = normalizers.Replace(tokenizers.Regex(r"\A[^\p{L}\p{N}]*\z"), NO_WORD)
+    pipeline.normalizer = normalizers.Sequence([word_splitter().normalizer, wordless])
+    pipeline.pre_tokenizer = word_splitter().pre_tokenizer
     return Vocabulary(tokens, encoder(pipeline), pipeline=pipeline)
 
 

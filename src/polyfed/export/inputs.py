@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.data.images import mean_std
-from polyfed.data.tokenization import Vocabulary
+from polyfed.data.tokenization import Vocabulary, word_splitter
 from polyfed.data.tokenizers import Hashing, PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
@@ -123,9 +123,11 @@ def _of_tokens(
     setup, row = "", f"text[:{view.length}]"
     imports: tuple[str, ...] = ()
     if isinstance(view.tokenizer, Hashing):
-        setup = _BUCKET.format(buckets=view.tokenizer.size - 2)
-        row = rf'[bucket(word) for word in re.findall(r"[^\W_]+", text.lower())[:{view.length}]]'
-        imports = ("import hashlib", "import re")
+        words_file = f"words{suffix}.json"
+        word_splitter().save(str(folder / words_file))
+        setup = _BUCKET.format(buckets=view.tokenizer.size - 2, file=words_file)
+        row = f"[bucket(word) for word, _ in split(clean(text))[:{view.length}]]"
+        imports = ("import hashlib", "from tokenizers import Tokenizer")
     elif isinstance(view.tokenizer, PretrainedTokenizer):
         path = f"tokenizer{suffix}"
         view.tokenizer.opened(context).save_pretrained(folder / path)
@@ -203,7 +205,10 @@ def PREPARE(texts):
     return torch.tensor([row + [{pad}] * (longest - len(row)) for row in rows])
 """
 
-_BUCKET = """    def bucket(word):
+_BUCKET = """    words = Tokenizer.from_file("{file}")
+    clean, split = words.normalizer.normalize_str, words.pre_tokenizer.pre_tokenize_str
+
+    def bucket(word):
         digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
         return 2 + int.from_bytes(digest, "big") % {buckets}
 
