@@ -166,8 +166,9 @@ class LoadedModel:
             k: how many at most.
         """
         kind, other = (TEXTS, IMAGES) if isinstance(query, str) else (IMAGES, TEXTS)
+        asked = self.encode_modality(self.modality_of(kind), query)  # first, as a gallery takes long
         vectors = self._remembered(gallery) if other == IMAGES else self._vectors(other, gallery)
-        scores = (vectors @ self.encode_modality(self.modality_of(kind), query).T)[:, 0]
+        scores = (vectors @ asked.T)[:, 0]
         order = np.argsort(-scores, kind="stable")[: max(0, k)]
         return [Hit(int(place), float(scores[place])) for place in order]
 
