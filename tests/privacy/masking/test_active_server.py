@@ -467,7 +467,8 @@ def outcome(seed: int, folder: Path) -> tuple[bool, int]:
         plans, engine.lost = {}, frozenset({(draw.choice(CLIENTS), draw.choice(STEPS))})
         with suppress(PolyfedError):
             opened.append(asked(session, start, NEARLY, phase=draw.randrange(3)))
-    assert len(opened) <= 1, f"seed {seed}: a round with {len(opened)} sums"
+    # the same ask may be answered again, as after a lost message: it opens the same sum
+    assert all(equals(again, opened[0]) for again in opened), f"seed {seed}: a round with two sums"
     return bool(opened), changed + len(lost) + repeats
 
 
