@@ -278,9 +278,7 @@ def test_a_closed_form_is_refused_before_any_work_where_one_tower_is_not_linear(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"digest": {"loss": "kl"}}, "algorithm.digest.loss is kl, which compares class scores"),
         ({"teacher": {"groups": ["paird"]}}, "algorithm.teacher.groups: no clients are called 'paird'.*paired"),
-        ({"warmup_rounds": 9}, "warmup_rounds is 9, but run.rounds is 2: nobody would ever be asked; lower"),
         ({"distiller": None}, "task.order joint needs a distiller"),
     ],
 )

@@ -15,8 +15,6 @@ from by_hand import copies, play
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.core.errors import ConfigError
-from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
@@ -202,21 +200,3 @@ def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, pace: str, 
     resumed = polyfed.resume(cut_short(config, tmp_path / "run", at=4), quiet=True)
     assert contents(resumed) == contents(finished)
     assert (resumed.folder / "pace.jsonl").read_bytes() == (finished.folder / "pace.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"run": {"pace": {"name": "buffered", "replies": 9}}}, "there are 5 clients"),
-        ({"run": {"min_clients": 4}}, "run.min_clients is 4, but a round has 3 replies"),
-        (
-            {"run": {"pace": {"name": "async"}, "phases": {"fit": {"min_clients": 2}}}},
-            "phases.fit.min_clients is 2",
-        ),
-    ],
-)
-def test_refused(changes: Config, message: str, tmp_path: Path) -> None:
-    config = merged(paced("fedavg", "buffered"), changes)
-    with pytest.raises(ConfigError, match=message):
-        polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()

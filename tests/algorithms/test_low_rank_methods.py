@@ -218,9 +218,3 @@ def test_unequal_ranks_are_refused_where_they_cannot_be_averaged(method: str, tm
 def test_a_method_keeps_the_rule_that_it_is_made_of(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="averaging: is by_type, but the method goes with 'stacked'"):
         Experiment.parse(adapted(name="flora", averaging="by_type"))
-
-
-def test_models_without_adapters_are_refused(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] = {"name": "fedit"}
-    with pytest.raises(ConfigError, match="no client's model has low-rank adapters"):
-        prepared(tiny, tmp_path)

@@ -21,7 +21,7 @@ from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from sessions import first_cohort, prepared, woken
-from small_federations import NAMED, Config, named, plain_sgd, pretrained_folder
+from small_federations import NAMED, named, plain_sgd, pretrained_folder
 
 PART = {"promptfl": "prompts", "fedclip": "project.0"}
 
@@ -153,20 +153,3 @@ def test_a_learnt_classifier_has_no_zero_shot_twin() -> None:
         participant["model"]["encoders"]["image"]["adapter"] = "attention"
     with pytest.raises(ConfigError, match=r"classifier of server\.task is new; classify by names"):
         Experiment.load(config | {"algorithm": "fedclip", "twin": {"kind": "zero-shot"}})
-
-
-PLAIN: Config = {"image": {"name": "lora"}}
-
-
-@pytest.mark.parametrize(
-    ("method", "adapters", "message"),
-    [
-        ("promptfl", PLAIN, "trains adapters 'prompts', and a model of clients.many has none"),
-        ("fedclip", PLAIN, "trains adapters 'attention', and a model of clients.many has none"),
-    ],
-)
-def test_models_without_what_is_averaged_are_refused(
-    method: str, adapters: Config, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        prepared(named(adapters=adapters, name=method), tmp_path)

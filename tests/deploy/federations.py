@@ -15,6 +15,7 @@ from typing import Any
 from polyfed.deploy.processes import free_port
 
 COMMAND = [sys.executable, "-m", "polyfed.cli", "deploy"]
+CLI = [sys.executable, "-c", "import sys; from polyfed.cli.main import main; sys.exit(main())"]
 MARK = "POLYFED_TEST"
 
 
@@ -81,6 +82,13 @@ class Started:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(seconds)
+
+
+def completed(server: Started, *arguments: str, environment: Mapping[str, str], cwd: Path | None = None) -> None:
+    """``polyfed <arguments>`` to its end, which is a good one."""
+    command, variables = [*CLI, *arguments], os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment)
+    done = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr + server.output
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from polyfed.deploy.check_network import FLEET, FORBIDDEN, ProbeAnswer
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding, expiry, failed, guarded
 from polyfed.deploy.gate import CLOSED, REFUSAL
-from polyfed.deploy.keys import Identity, create_authority, create_keys, issue_server
+from polyfed.deploy.keys import create_authority, create_keys
 from polyfed.deploy.settings import SiteConfig
 from polyfed.federation.population import Population
 from polyfed.wire.payload import Weights
@@ -353,10 +353,3 @@ def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
     failing = run.invoke(app, ["check", str(folder / "hospital"), "--no-network"])
     assert failing.exit_code == 2
     assert "error   node key: " in failing.output
-
-
-def test_an_identity_made_twice_differs() -> None:
-    authority = create_authority("x")
-    first, second = issue_server(authority, ["a"]), issue_server(authority, ["a"])
-    assert isinstance(first, Identity)
-    assert first != second

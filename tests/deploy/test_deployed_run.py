@@ -8,7 +8,6 @@ import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
@@ -16,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import MARK, experiment_settings, marked_processes, started, wait_until
+from federations import CLI, MARK, completed, experiment_settings, marked_processes, started, wait_until
 from folders import Folders, Live, make, served
 
 from polyfed import Experiment, run
 from polyfed.runs.records import RunRecords
 from small_federations import adapted, named
-
-CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 
 
 def exchanged(folder: Path) -> list[dict[str, Any]]:
@@ -50,15 +47,7 @@ def train(live: Live, sites: list[str], out: Path) -> None:
             log = out.parent / f"{name}.log"
             stack.enter_context(started("site", str(folders.path / name), log=log, environment=environment))
         arguments = ["--out", str(out), "--set", f"run.engine.sites={json.dumps(sites)}"]
-        done = subprocess.run(
-            [sys.executable, "-c", CLI, "run", str(folders.server.experiment), *arguments],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr + live.process.output
+        completed(live.process, "run", str(folders.server.experiment), *arguments, environment=environment)
         assert status(folders, "/v1/control/register-node") == 404
         assert status(folders, "/v1/control/start-run") == 404
         assert status(folders, "/v1/fleet/pull-messages") not in (200, 404)  # there, and closed to whoever has no key
@@ -133,17 +122,7 @@ def test_a_run_that_is_killed_goes_on_from_another_folder_to_the_same_bits(tmp_p
         for name in settings["clients"]:
             site = str(folders.site(name).path)
             stack.enter_context(started("site", site, log=tmp_path / f"{name}.log", environment=live.environment))
-        command = [
-            sys.executable,
-            "-c",
-            CLI,
-            "run",
-            "server/experiment.yaml",
-            "--out",
-            "run",
-            "--set",
-            "run.engine.absence=10",
-        ]
+        command = [*CLI, *["run", "server/experiment.yaml", "--out", "run", "--set", "run.engine.absence=10"]]
         with (tmp_path / "first.log").open("wb") as log:
             first = subprocess.Popen(command, cwd=folders.path, env=environment, stdout=log, stderr=log)
         wait_until((out / "checkpoints/round-000002.json").exists, 120, (tmp_path / "first.log").read_text)
@@ -153,16 +132,7 @@ def test_a_run_that_is_killed_goes_on_from_another_folder_to_the_same_bits(tmp_p
             if "serverapp" in line:  # which would go on without whoever launched it
                 os.kill(pid, signal.SIGKILL)
         assert not (out / "report.html").exists()
-        done = subprocess.run(
-            [sys.executable, "-c", CLI, "resume", str(out)],
-            cwd="/",
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr + live.process.output
+        completed(live.process, "resume", str(out), environment=environment, cwd=Path("/"))
     expected = in_one_process(settings, tmp_path / "alone")
     assert (out / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     assert exchanged(out) == exchanged(expected)

@@ -6,20 +6,18 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federations import MARK, started
+from federations import CLI, MARK, started
 from folders import Live
 
 from polyfed.runs.records import RunRecords
 
 pytestmark = pytest.mark.slow
 
-CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 FLOODER = Path(__file__).parent / "flooder"
 FLOOD = 400_000_000
 MIB = 2**20
@@ -48,7 +46,7 @@ def peak_of_a_run(live: Live, out: Path, flood: int) -> int:
     ):
         arguments = ["run", str(live.folders.server.experiment), "--out", str(out)]
         run = subprocess.Popen(
-            [sys.executable, "-c", CLI, *arguments, "--set", "run.limits.message_bytes=10000000"],
+            [*CLI, *arguments, "--set", "run.limits.message_bytes=10000000"],
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from federations import Started, started, wait_until
+from federations import CLI, Started, started, wait_until
 from folders import Folders, Live
-from test_deployed_run import CLI
 
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys, read_public
@@ -48,17 +46,7 @@ def test_impostors_get_nothing_and_are_named(live: Live, tmp_path: Path) -> None
         early, early_key = impostor(live.folders, "clinic")
         live.process.wait_for("admitted: clinic")
         attended(early, "early").wait_for("SuperNode ID:")
-        command = [
-            sys.executable,
-            "-c",
-            CLI,
-            "run",
-            str(live.folders.server.experiment),
-            "--out",
-            str(out),
-            "--set",
-            "run.rounds=3",
-        ]
+        command = [*CLI, "run", str(live.folders.server.experiment), "--out", str(out), "--set", "run.rounds=3"]
         run = Started(command, tmp_path / "run.log", environment)
         stack.callback(run.stop)
         attended(live.folders.path / "archive", "archive")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import MARK, marked, ports, started, wait_until
+from federations import MARK, completed, marked, ports, started, wait_until
 
 from polyfed import Experiment, run
 from polyfed.deploy.init import create_federation
@@ -21,7 +18,6 @@ from polyfed.runs.records import RunRecords
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
-CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 KILLER = Path(__file__).parent / "killer"
 SITES = ("coast", "north", "south")
 
@@ -44,12 +40,7 @@ def settings(secret: Path | None = None, secure: str = "pairwise_masks") -> dict
             "budget": {"epsilon": 3.0},
             "secret": None if secret is None else str(secret),
         },
-        "run": {
-            "rounds": 2,
-            "threads": 1,
-            "device": "cpu",
-            "evaluate_clients": False,
-        },
+        "run": {"rounds": 2, "threads": 1, "device": "cpu", "evaluate_clients": False},
     }
 
 
@@ -88,16 +79,8 @@ def test_a_worker_that_is_killed_in_each_phase_keeps_bits_and_budget(tmp_path: P
                 environment = killing if name == "north" else common
                 log = tmp_path / f"{name}.log"
                 stack.enter_context(started("site", str(federation / name), log=log, environment=environment))
-            done = subprocess.run(
-                [sys.executable, "-c", CLI, "run", str(federation / "server" / "experiment.yaml"), "--out", "run"],
-                cwd=tmp_path,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | common,
-                capture_output=True,
-                text=True,
-                timeout=400,
-                check=False,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr + served.output
+            plan = str(federation / "server" / "experiment.yaml")
+            completed(served, "run", plan, "--out", "run", environment=common, cwd=tmp_path)
     finally:
         wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
     assert len(count.read_bytes()) == 12, "four phases, each killed and done again, and four of the second round"

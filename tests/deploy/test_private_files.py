@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from folders import Folders
 
 from polyfed.cli.main import main
@@ -42,21 +43,13 @@ def test_the_check_of_a_site_leaves_no_picture_that_others_can_read(
 
 
 def test_a_run_and_its_evaluation_leave_nothing_that_others_can_read(
-    tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))  # a new one, as what it writes is looked at
-    assert main(["run", str(tiny_file), "--out", str(tmp_path / "run"), "--set", "run.rounds=1"]) == 0
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    assert main(["run", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run"), "--set", "run.rounds=1"]) == 0
     assert others_can_read(tmp_path / "run", set()) == {}
     assert others_can_read(tmp_path / "cache", set()) == {}
-
-
-@pytest.fixture
-def tiny_file(tiny: dict[str, object], tmp_path: Path) -> Path:
-    import yaml
-
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(tiny))
-    return path
 
 
 def test_the_umask_is_as_before_after_an_error(tmp_path: Path) -> None:

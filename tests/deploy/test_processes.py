@@ -14,7 +14,7 @@ import pytest
 from federations import MARK, Started, marked, wait_until
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.processes import Processes, free_port, offspring, stopping
+from polyfed.deploy.processes import Processes, offspring, stopping
 
 SLEEP = "import time; time.sleep(600)"
 DETACHED = f"""
@@ -111,13 +111,6 @@ def test_stopping_restores_the_handlers() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(5)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_a_free_port_is_free() -> None:
-    import socket
-
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", free_port()))
 
 
 def test_other_processes_are_no_offspring() -> None:

@@ -38,12 +38,8 @@ def require_harmless(text: str) -> None:
 def records(tmp_path: Path) -> RunRecords:
     """A run with hostile words in every place that takes words."""
     event = {"round": 1, "participant": f"a{HOSTILE}", "kind": "event", "event": "client_excluded", "reason": HOSTILE}
-    measured = {
-        "round": 1,
-        "participant": f"b{HOSTILE}",
-        "kind": "test",
-        "metrics": {f"m{HOSTILE}": 0.5, "accuracy": 1.0},
-    }
+    metrics = {f"m{HOSTILE}": 0.5, "accuracy": 1.0}
+    measured = {"round": 1, "participant": f"b{HOSTILE}", "kind": "test", "metrics": metrics}
     server = measured | {"participant": "server"}
     write_lines(tmp_path / "metrics.jsonl", [event, measured, server])
     return RunRecords.load(tmp_path)

@@ -19,21 +19,9 @@ from polyfed.reporting.charts import sheet_of
 from polyfed.reporting.round_charts import ChartBand, ChartLine, RoundChart, stacked_chart
 from polyfed.reporting.row_charts import BarPart, BarRows, HeatMap
 
-ODD = [
-    0.0,
-    -0.0,
-    5e-324,
-    -5e-324,
-    1e-310,
-    2.883861842751503,
-    2.8838618427515034,
-    1e16,
-    1e16 + 2,
-    1e100,
-    1.7e308,
-    -1.7e308,
-]
-VALUES = st.one_of(st.sampled_from([*ODD, math.inf, -math.inf, math.nan]), st.floats())
+TINY, NEAR = (0.0, -0.0, 5e-324, -5e-324, 1e-310), (2.883861842751503, 2.8838618427515034, 1e16, 1e16 + 2)
+ODD = (*TINY, *NEAR, 1e100, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan)
+VALUES = st.one_of(st.sampled_from(ODD), st.floats())
 SERIES = st.dictionaries(st.integers(0, 2000), VALUES, max_size=6)
 NAMES = st.sampled_from(["r1", "\ud800", "<b>&\"'", "$x_", "", "a" * 300, "\u202e\x00"])
 

@@ -85,16 +85,12 @@ def test_models_take_and_export_what_they_were_trained_on(finished: Run, tmp_pat
     assert model.encode_modality("audio", [sound["bytes"] for sound in sounds]).shape == (17, 64)
     out = export_model(finished, tmp_path / "out")
     program = torch.export.load(out / "table.pt2").module()
-    assert program(torch.zeros(2, 6, model_width(finished))).shape == (2, 64)
+    server = finished.experiment.server
+    assert server is not None
+    width = server.model.encoders["table"].view.spec("table", finished.federation.data.context).shape[1]
+    assert program(torch.zeros(2, 6, width)).shape == (2, 64)
     assert "mel" in (out / "README.md").read_text()
     loaded = polyfed.load_model(out, allow_code=True).encode_modality("table", values)
     np.testing.assert_allclose(loaded, model.encode_modality("table", values), atol=1e-5)
     with pytest.raises(ConfigError, match="has no encoder of texts"):
         finished.model_of("audio").search("a red square", ["a.png"])
-
-
-def model_width(run: Run) -> int:
-    context = run.federation.data.context
-    server = run.experiment.server
-    assert server is not None
-    return server.model.encoders["table"].view.spec("table", context).shape[1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_a_map_of_shares_is_drawn_between_classes_and_sizes(held, tmp_path):
 
 
 def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path):
-    entries = {client: {**vars_of(holding), "index": []} for client, holding in held.items()}
+    entries = {client: {**asdict(holding), "index": []} for client, holding in held.items()}
     (tmp_path / "partition.json").write_text(json.dumps(entries))
     records = RunRecords.load(tmp_path)
     assert records.holdings["r-0"].columns == held["r-0"].columns
@@ -100,10 +101,6 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
     page = html_report(records)
     assert "reports: items by column" in page
     assert "edema+effusion" in page
-
-
-def vars_of(holding: PartitionEntry) -> dict[str, object]:
-    return {name: getattr(holding, name) for name in PartitionEntry.__dataclass_fields__}
 
 
 def test_what_is_held_in_addition_is_said():

@@ -63,11 +63,3 @@ def test_bytes_by_client_are_those_of_the_ledger(records):
     *_, clients = axes_of(records, "bytes")
     sizes = [bar.get_width() for bar in bars_of(clients)]
     assert sizes == pytest.approx([12 * 3_000_100 / 2**20, 12 * 1_500_100 / 2**20] * 9)
-
-
-def test_weights_are_a_map_of_the_last_round_and_means(records):
-    axes, *_ = axes_of(records, "weights.image")
-    assert axes.get_title(loc="left") == "weights.image, round 12"
-    shown = np.ma.filled(axes.images[0].get_array(), np.nan)
-    assert shown.shape[1] == 200
-    assert np.nanmean(shown) == pytest.approx(records.arrays()["weights.image"][12].values.mean())

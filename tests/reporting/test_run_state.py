@@ -56,11 +56,7 @@ def test_a_step_that_nobody_announced_begins_with_its_first_client():
     state.handle(Incident(1, "b", "client_excluded", "late"))
     state.handle(ClientDone("c", "fit", 1.0))
     state.handle(ClientDone("a", "distil", 1.0))
-    assert state.clients == {
-        "a": "done",
-        "c": "waiting",
-        "b": "excluded",
-    }
+    assert state.clients == {"a": "done", "c": "waiting", "b": "excluded"}
 
 
 def test_those_asked_may_be_others_than_the_cohort():
@@ -69,11 +65,7 @@ def test_those_asked_may_be_others_than_the_cohort():
     state.handle(Incident(1, "a", "client_excluded", "late"))  # of another round, so not from this one
     state.handle(Incident(2, "b", "client_excluded", "late"))
     state.handle(StepStarted("evaluate", ["a", "z"]))
-    assert list(state.clients.items()) == [
-        ("a", "waiting"),
-        ("z", "waiting"),
-        ("b", "excluded"),
-    ]
+    assert list(state.clients.items()) == [("a", "waiting"), ("z", "waiting"), ("b", "excluded")]
 
 
 def test_replayed_times_count_from_when_they_happened():

@@ -28,13 +28,7 @@ def test_a_machine_without_faults(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp
     code, out, err = cli("doctor")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "nothing stands in the way of a run"
-    for word in (
-        f"torch {torch.__version__.partition('+')[0]}",
-        "cores",
-        "GiB free",
-        "extra ray",
-        str(tmp_path / "cache"),
-    ):
+    for word in (f"torch {torch.__version__.partition('+')[0]}", "cores", "GiB free", "extra ray", f"{tmp_path}/cache"):
         assert word in out
 
 

@@ -247,6 +247,10 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"clients.paired.also": {"source": "private", "items": 30}}, r"clients\.paired\.also\.items is 30"),
             ({"clients.image.items": "public"}, r"items is public, but the public set is not of 'private' train"),
             ({"clients.image.also": "public", "public": GONE}, "also is public, but there is no public set"),
+            (
+                {"clients.paired.items": "public", "public": GONE},
+                "items is public, but there is no public set",
+            ),
             ({"public.items": 49}, r"public\.items is 49, but 'scenes' has 48; lower it"),
             ({"server.expected_test_items": 1000}, "expected_test_items is 1000, but 'scenes' test has 12 items"),
             ({"clients.paired-0": tiny()["clients"]["image"]}, "two clients are called 'paired-0'"),
@@ -272,6 +276,14 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"run.sampling": {"cohort": 9}}, r"run\.sampling\.cohort is 9, but there are 3 clients"),
             ({"run.min_clients": 4}, r"run\.min_clients is 4, but a round has 3 replies"),
             ({"run.phases": {"fit": {"min_clients": 4}}}, r"run\.phases\.fit\.min_clients is 4"),
+            *(
+                ({"run.pace": pace, **more}, message)
+                for pace, more, message in (
+                    ({"name": "buffered", "replies": 2}, {"run.min_clients": 3}, r"is 3, but a round has 2 replies"),
+                    ("async", {"run.phases": {"fit": {"min_clients": 2}}}, r"phases\.fit\.min_clients is 2"),
+                )
+            ),
+            ({"run.keep_rounds": [1, 3]}, "keep_rounds has 3, but there are 2 rounds"),
             ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client 'paired-7'"),
             ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
             ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),
@@ -291,10 +303,17 @@ REFUSED: list[tuple[Config, Config, str]] = [
     (tiny(name="local"), {"aggregation": {"robust": "median"}}, "its clients send nothing that is combined"),
     (tiny(name="fedavg"), {"clients.image.training.batch_size": 1}, r"clients\.image\.training\.batch_size: .*2"),
     (tiny(name="scaffold"), {"run.pace": "buffered"}, "'buffered' does not go with algorithm 'scaffold'"),
-    (tiny(name="change_distillation", warmup_rounds=2), {}, r"warmup_rounds is 2, but run\.rounds is 2"),
+    (
+        tiny(name="change_distillation", warmup_rounds=2),
+        {},
+        r"warmup_rounds is 2, but run\.rounds is 2: nobody would ever be asked; lower",
+    ),
     # adapters
     *((tiny(name=name), {}, "no client's model has low-rank adapters") for name in ("fedit", "flora")),
-    (tiny(name="fedclip"), {}, r"trains adapters 'attention', and a model of clients\.paired has none"),
+    *(
+        (tiny(name=name), {}, rf"trains adapters '{adapters}', and a model of clients\.paired has none")
+        for name, adapters in (("fedclip", "attention"), ("promptfl", "prompts"))
+    ),
     (tiny(name="flora"), LOW_RANK, "adds to layers for good, and clients of 'image' do not exchange that"),
 ]
 
@@ -375,7 +394,7 @@ REFUSED_LATER: list[tuple[str, str, Config, Config, str]] = [
         "FedEMA, where nothing random is in a view",
         tiny(name="fedema", task_weight=0.0),
         {},
-        "there is nothing to train",
+        r"task_weight is 0, .* view of paired-0, paired-1, image is random, so that there is nothing to train",
     ),
 ]
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"

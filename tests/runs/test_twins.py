@@ -18,7 +18,7 @@ from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.server_side import build_federation
-from small_federations import METHODS, Config, aligned, federation_for, pretrained_folder, three_kinds, tiny_experiment
+from small_federations import METHODS, Config, aligned, federation_for, pretrained_folder, three_kinds
 
 KINDS = ("server-only", "no-private", "local", "pooled", "zero-shot")
 
@@ -282,7 +282,6 @@ def test_a_search_has_no_effect_where_nothing_is_tuned() -> None:
 @pytest.mark.parametrize(
     ("group", "change", "message"),
     [
-        ("image", {"items": "public"}, "clients.image.items is public, but the public set is not of 'pictures' train"),
         ("paired", {"items": "public", "split": "validation"}, "is not of 'scenes' validation; give a number"),
         ("paired", {"items": 0}, "clients.paired.items"),
         ("paired", {"items": "public", "count": 9}, "clients.paired.count is 9, but there are 8 samples"),
@@ -294,13 +293,6 @@ def test_groups_of_public_items_that_cannot_be(tmp_path: Path, group: str, chang
     config["clients"][group] |= change
     with pytest.raises((ConfigError, DataError), match=message):
         federation(Experiment.load(config), tmp_path).require_sound()
-
-
-def test_public_items_need_a_public_set(tmp_path: Path) -> None:
-    config = tiny_experiment() | {"public": None}
-    config["clients"]["paired"]["items"] = "public"
-    with pytest.raises(ConfigError, match=r"clients\.paired\.items is public, but there is no public set"):
-        federation(Experiment.load(config), tmp_path)
 
 
 # ---- pretrained encoders as they come
