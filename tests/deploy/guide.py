@@ -11,10 +11,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from federations import MARK, marked, ports, wait_until
 
 _BLOCK = re.compile(
     r"(?:<!-- terminal: (?P<name>[\w-]+); ready: (?P<ready>.+?) -->\n)?^```bash\n(?P<code>.*?)^```$", re.M | re.S
@@ -116,3 +120,20 @@ class Guide:
 
     def _everything(self) -> str:
         return "\n".join(f"---- {name or 'foreground'}\n{self.output(name)}" for name in ("", *self._terminals))
+
+
+def carried_out(page: Path, folder: Path, **more: str) -> str:
+    """Output of a page's guide, done to its end on free ports; nothing of it is left."""
+    (port, superlink), mark = ports(), uuid.uuid4().hex
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    common = {MARK: mark, "OMP_NUM_THREADS": "1", "PATH": path, "POLYFED_CACHE": str(folder / "cache")}
+    try:
+        with Guide(folder, common | more) as guide:
+            for block in blocks(page.read_text(encoding="utf-8"), {"9443": str(port), "9091": str(superlink)}):
+                guide.carry_out(block)
+            assert set(guide.codes.values()) == {None}, "all terminals are still there"
+            said = guide.output()
+        assert set(guide.codes.values()) == {0}, guide.codes
+    finally:
+        wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
+    return said

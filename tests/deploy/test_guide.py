@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from federations import MARK, marked, ports, wait_until
-from guide import Block, Guide, blocks
+from guide import Block, Guide, blocks, carried_out
 from lookups import outside, recorded, recording
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "three-sites.md"
@@ -18,25 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "three-sites.md"
 
 @pytest.mark.slow
 def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
-    port, superlink = ports()
-    mark = uuid.uuid4().hex
-    programs = str(Path(sys.executable).parent)
-    environment = {
-        MARK: mark,
-        "OMP_NUM_THREADS": "1",
-        "PATH": os.pathsep.join([programs, os.environ["PATH"]]),
-        "POLYFED_CACHE": str(tmp_path / "cache"),
-        **recording(tmp_path / "records"),
-    }
-    found = blocks(PAGE.read_text(encoding="utf-8"), {"9443": str(port), "9091": str(superlink)})
-    try:
-        with Guide(tmp_path, environment) as guide:
-            for block in found:
-                guide.carry_out(block)
-            assert set(guide.codes.values()) == {None}, "all terminals are still there"
-        assert set(guide.codes.values()) == {0}, guide.codes
-    finally:
-        wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
+    carried_out(PAGE, tmp_path, **recording(tmp_path / "records"))
     assert outside(recorded(tmp_path / "records")) == [], "training looks up nothing and stays on loopback"
     rows = [json.loads(line) for line in (tmp_path / "runs" / "consortium" / "metrics.jsonl").read_text().splitlines()]
     assert {"hospital", "picture-archive", "text-archive"} <= {str(value) for row in rows for value in row.values()}

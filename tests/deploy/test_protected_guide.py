@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from federations import MARK, marked, ports, wait_until
-from guide import Guide, blocks
+from guide import carried_out
 
 pytest.importorskip("opacus", reason="opacus is not installed")
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
@@ -21,22 +17,7 @@ SITES = ("north", "south", "coast")
 
 @pytest.mark.slow
 def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
-    port, superlink = ports()
-    mark = uuid.uuid4().hex
-    environment = {
-        MARK: mark,
-        "OMP_NUM_THREADS": "1",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "POLYFED_CACHE": str(tmp_path / "cache"),
-    }
-    try:
-        with Guide(tmp_path, environment) as guide:
-            for block in blocks(PAGE.read_text(encoding="utf-8"), {"9443": str(port), "9091": str(superlink)}):
-                guide.carry_out(block)
-            said = guide.output()
-        assert set(guide.codes.values()) == {0}, guide.codes
-    finally:
-        wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
+    said = carried_out(PAGE, tmp_path)
     assert "plan and demands: the planned run meets them" in said
     assert "planned for north: epsilon 4.94 at delta 0.0001 in 2 replies to fit" in said
     assert "masked: the server gets the sum, trained with noise (DP-SGD)" in said

@@ -318,85 +318,65 @@ REFUSED: list[tuple[Config, Config, str]] = [
 ]
 
 OPENING, BUILDING, ROUND = "opening data", "building models", "a round"
-REFUSED_LATER: list[tuple[str, str, Config, Config, str]] = [
-    (
-        OPENING,
-        "test items of each client",
-        tiny(name="fedavg"),
-        {"clients.paired.test": "dealt", "clients.paired.count": 10},
-        r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
-    ),
-    (
-        OPENING,
-        "batches of each client",
-        tiny(name="fedavg"),
-        {"clients.image.items": 1},
-        r"clients\.image: 'image' has 1 training sample .*a batch of one is left out; raise items \(it is 1\)",
-    ),
-    (
-        BUILDING,
-        "samples of the public set",
-        fedmd(public={"samples": 17}),
-        {},
-        r"public\.samples is 17, but the public set has 16",
-    ),
-    (
-        BUILDING,
-        "a server model of no type",
-        tiny(name="fedavg"),
-        {"server.model.encoders.image.widths": [16, 8]},
-        r"server\.model must be the model of one type",
-    ),
-    (
-        BUILDING,
-        "layers of other shapes",
-        tiny(name="fedavg", averaging=ACROSS),
-        {"clients.image.model.encoders.image.widths": [16, 8]},
-        r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
-    ),
-    (
-        BUILDING,
-        "layers of other shapes",
-        fedcola(),
-        {"clients.text.model": DEEP},
-        r"'text/attention' of clients text-0, text-1 cannot be averaged .* paired",
-    ),
-    (
-        BUILDING,
-        "layers of other shapes",
-        fedcola(averaging="by_type"),
-        {"clients.text.model": DEEP},
-        r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
-    ),
-    (
-        BUILDING,
-        "layers that nobody has",
-        tiny(name="fediot"),
-        {},
-        r"no client's model has such layers.*averaging\.layers=encoder",
-    ),
-    (
-        BUILDING,
-        "layers that nobody has",
-        mae(task_weight=0.0),
-        {},
-        r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight",
-    ),
-    (
-        BUILDING,
-        "layers that nobody has",
-        mae(),
-        {"clients.image": GONE, "clients.paired": GONE, "server": GONE},
-        r"text-0, text-1 cannot: .* at least two patches$",
-    ),
-    (
-        ROUND,
-        "FedEMA, where nothing random is in a view",
-        tiny(name="fedema", task_weight=0.0),
-        {},
-        r"task_weight is 0, .* view of paired-0, paired-1, image is random, so that there is nothing to train",
-    ),
-]
+REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
+    (OPENING, "test items of each client"): [
+        (
+            tiny(name="fedavg"),
+            {"clients.paired.test": "dealt", "clients.paired.count": 10},
+            r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
+        )
+    ],
+    (OPENING, "batches of each client"): [
+        (
+            tiny(name="fedavg"),
+            {"clients.image.items": 1},
+            r"clients\.image: 'image' has 1 training sample .*a batch of one is left out; raise items \(it is 1\)",
+        )
+    ],
+    (BUILDING, "samples of the public set"): [
+        (fedmd(public={"samples": 17}), {}, r"public\.samples is 17, but the public set has 16")
+    ],
+    (BUILDING, "a server model of no type"): [
+        (
+            tiny(name="fedavg"),
+            {"server.model.encoders.image.widths": [16, 8]},
+            r"server\.model must be the model of one type",
+        )
+    ],
+    (BUILDING, "layers of other shapes"): [
+        (
+            tiny(name="fedavg", averaging=ACROSS),
+            {"clients.image.model.encoders.image.widths": [16, 8]},
+            r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
+        ),
+        (
+            fedcola(),
+            {"clients.text.model": DEEP},
+            r"'text/attention' of clients text-0, text-1 cannot be averaged .* paired",
+        ),
+        (
+            fedcola(averaging="by_type"),
+            {"clients.text.model": DEEP},
+            r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
+        ),
+    ],
+    (BUILDING, "layers that nobody has"): [
+        (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
+        (mae(task_weight=0.0), {}, r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"),
+        (
+            mae(),
+            {"clients.image": GONE, "clients.paired": GONE, "server": GONE},
+            r"text-0, text-1 cannot: .* at least two patches$",
+        ),
+    ],
+    (ROUND, "FedEMA, where nothing random is in a view"): [
+        (
+            tiny(name="fedema", task_weight=0.0),
+            {},
+            r"task_weight is 0, .* view of paired-0, paired-1, image is random, so that there is nothing to train",
+        )
+    ],
+}
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
@@ -437,7 +417,11 @@ def test_what_settings_tell_is_refused_on_loading(
         Experiment.load(changed(config, changes))
 
 
-@pytest.mark.parametrize(("moment", "refusal", "config", "changes", "message"), REFUSED_LATER, ids=refusal_ids)
+@pytest.mark.parametrize(
+    ("moment", "refusal", "config", "changes", "message"),
+    [(*place, *row) for place, rows in REFUSED_LATER.items() for row in rows],
+    ids=refusal_ids,
+)
 def test_what_only_data_or_models_tell_is_refused_at_the_moment_that_the_reference_names(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Runs in which a minority of the clients lies: it is named, and nobody else."""
+"""Runs in which a minority of the clients lies, which is named, and nobody else, however unequal they are."""
 
 from __future__ import annotations
 
@@ -161,3 +161,19 @@ def test_who_was_sent_too_much_is_not_to_blame(tiny: Config, tmp_path: Path) -> 
     session.experiment.algorithm.round(session.server, cohort)
     assert norm > limit
     assert len(cohort.clients) == 2
+
+
+@pytest.mark.slow
+def test_honest_clients_of_unequal_sizes_are_left_alone(tiny: Config, tmp_path: Path) -> None:
+    """Eight of which some have many times the samples of others."""
+    config = lying(tiny, "huge", (), count=8)
+    config["clients"]["image"]["partition"] = {"name": "quantity", "alpha": 0.5, "min_size": 4}
+    config["data"]["sources"]["private"]["train"] = 600
+    config["run"] |= {"rounds": 2, "evaluate_clients": 1, "eval_every": 2}
+    bounded = polyfed.run(Experiment.parse(config), tmp_path / "bounded", quiet=True)
+    free = polyfed.run(Experiment.parse(config | {"aggregation": {}}), tmp_path / "free", quiet=True)
+    assert [what for what in happened(bounded) if what[2] != "weight_capped"] == []
+    weightless = config | {"aggregation": {"clip": {}}}
+    lengths_only = polyfed.run(Experiment.parse(weightless), tmp_path / "lengths", quiet=True)
+    last = "checkpoints/round-000002.safetensors"
+    assert (lengths_only.folder / last).read_bytes() == (free.folder / last).read_bytes()

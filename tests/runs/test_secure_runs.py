@@ -29,12 +29,7 @@ def weights(config: Config, folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "fedavg",
-        "fedprox",
-        "moon",
-        {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}},
-    ],
+    ["fedavg", "fedprox", "moon", {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}}],
 )
 def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path, method: Any) -> None:
     masked, clear = (weights(federation(how, method=method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))

@@ -1,4 +1,4 @@
-"""Columns of what clients hold and move, against the records counted by hand."""
+"""Columns of what clients hold and move and of all kinds of participants, against the records counted by hand."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
 from polyfed.lab.studies.columns.holdings import Holdings
 from polyfed.lab.studies.columns.metric import Chance, Metric
 from polyfed.lab.studies.columns.time_to import TimeTo
+from polyfed.lab.studies.columns.together import Together
 from polyfed.runs.events import Measured
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import PartitionEntry, RunRecords
+from small_federations import tiny_experiment
 
 
 def test_holdings_count_what_clients_hold(finished: Run) -> None:
@@ -97,9 +100,6 @@ def test_what_a_run_has_not_is_named(finished: Run, ask: Callable[[Run], object]
 
 
 def test_what_the_server_told_of_its_steps_is_a_column(tmp_path: Path) -> None:
-    from polyfed.runs.experiment import Experiment
-    from small_federations import tiny_experiment
-
     changes = ["run.rounds=1", "run.plots=false", "algorithm={name: fedmd, local_epochs: 1}"]
     polyfed.run(Experiment.load(tiny_experiment(), changes), tmp_path / "run", quiet=True)
     run = open_run(tmp_path / "run")
@@ -143,3 +143,32 @@ def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> N
     (tmp_path / "analysis" / "drift.json").write_text('{"options": "{}"}')
     assert column.is_at_hand(tmp_path)
     assert not other.is_at_hand(tmp_path)
+
+
+METRICS = {"server": ["image_to_text_r@1", "text_to_image_r@1"], "image": ["accuracy"], "elsewhere": ["dice"]}
+ON_VALIDATION = ["clients.image.test_split=validation"]
+
+
+def test_a_choice_never_sees_test_samples_of_clients(tmp_path: Path) -> None:
+    column = Together(metrics=METRICS, kind="validation")
+    column.require(Experiment.load(tiny_experiment(), ON_VALIDATION))
+    with pytest.raises(ConfigError, match=r"clients\.image\.test_split is test; set another"):
+        column.require(Experiment.load(tiny_experiment()))
+
+
+def test_what_no_participant_has_is_named() -> None:
+    experiment = Experiment.load(tiny_experiment(), ON_VALIDATION)
+    with pytest.raises(ConfigError, match="the run has none of elsewhere"):
+        Together(metrics={"elsewhere": ["dice"]}).require(experiment)
+    with pytest.raises(ConfigError, match="metric: 'server' has no 'accuracy'"):
+        Together(metrics={"server": ["accuracy"]}).require(experiment)
+
+
+@pytest.mark.parametrize("kind", ["test", "validation"])
+def test_each_kind_of_participant_counts_alike(finished: Run, kind: str) -> None:
+    records = finished.records
+    server = fmean(records.last("server", kind)[name] for name in METRICS["server"])
+    clients = fmean(records.last(client)["accuracy"] for client in records.groups["image"])
+    column = Together.model_validate({"metrics": METRICS, "kind": kind})
+    column.require(finished.experiment)
+    assert column.measure(finished) == pytest.approx((server + clients) / 2)

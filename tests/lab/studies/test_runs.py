@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -200,3 +201,34 @@ def test_twelve_cells_killed_five_times_give_the_same_bytes(study_file: Callable
     for cell in cells:
         both = [(tmp_path / side / "cells" / cell / "metrics.jsonl").read_bytes() for side in ("whole", "killed")]
         assert both[0] == both[1]
+
+
+ROWS: dict[str, Any] = {
+    "server": {},
+    "clients": {"like": "server", "columns": {"r1": {"of": "paired"}, "MiB": None}},
+    "worst client": {"like": "clients", "columns": {"r1": {"of": "paired", "over": "worst"}}},
+}
+
+
+def test_they_share_a_cell_and_have_columns_of_their_own(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=1, rows=ROWS, claims={"primary": ["clients >= worst client on r1"]})
+    results = run_study(study, tmp_path / "out", jobs=1).results
+    (cell,) = set(results.cells.values())
+    records = open_run(tmp_path / "cells" / cell).records
+    own = [records.last(client)["r1_sum"] for client in records.groups["paired"]]
+    assert results.at("server", (), "r1") == {0: records.last("server")["r1_sum"]}
+    assert results.at("clients", (), "r1") == {0: pytest.approx(fmean(own))}
+    assert results.at("worst client", (), "r1") == {0: min(own)}
+    assert results.at("server", (), "MiB") != {}
+    assert results.at("clients", (), "MiB") == results.at("worst client", (), "MiB") == {}
+    assert results.causes == {}
+
+
+def test_columns_of_a_cell_are_those_of_all_rows_that_are_the_same_run(loaded: Load, tmp_path: Path) -> None:
+    study = loaded(seeds=1, rows=ROWS | {"later": {"like": "clients", "set": {"run.rounds": 2}}})
+    plan = StudyPlan(study, Places(), tmp_path)
+    cells = {row: plan.final(row, ())[0] for row in study.rows}
+    assert {cells[row].digest for row in ROWS} == {cells["server"].digest} != {cells["later"].digest}
+    measured = {row: [getattr(column, "over", "traffic") for column in plan.columns(cells[row])] for row in cells}
+    assert measured["later"] == ["mean"]
+    assert [measured[row] for row in ROWS] == [["mean", "traffic", "mean", "worst"]] * len(ROWS)
