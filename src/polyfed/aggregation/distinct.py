@@ -21,8 +21,7 @@ def packed(values: Shaped[Tensor, "n ..."], places: Int64[Tensor, " n"] | None) 
     if places is None:
         return values
     # samples that share a row have equal ones, so that it does not matter whose is taken
-    distinct = values.new_zeros(distinct_count(places), *values.shape[1:])
-    return distinct.index_copy_(0, places.to(values.device), values)
+    return values.new_zeros(distinct_count(places), *values.shape[1:]).index_copy_(0, places.to(values.device), values)
 
 
 def unpacked(values: Shaped[Tensor, "k ..."], places: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:

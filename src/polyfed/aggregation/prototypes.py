@@ -29,17 +29,6 @@ class ClassMeans(NamedTuple):
 
     def require(self, samples: int) -> None:
         """Raise PayloadError unless this can be what somebody with so many samples, each of one class, has."""
-        self._require_shapes()
-        if not len(self.counts):
-            raise PayloadError("no class is flagged; who has none sends no prototypes at all")
-        fewest, total = int(self.counts.min()), int(self.counts.sum())
-        if fewest < 1 or total > samples:
-            raise PayloadError(
-                f"class counts are {fewest} or more and {total} in sum, expected at least 1 and at most {samples}, "
-                "with which the client joined"
-            )
-
-    def _require_shapes(self) -> None:
         means, counts, present = self
         if present.dtype != torch.bool or present.ndim != 1:
             raise PayloadError(f"flags of classes are {_kind(present)}, expected bool [classes]")
@@ -48,6 +37,14 @@ class ClassMeans(NamedTuple):
             raise PayloadError(f"class means are {_kind(means)}, expected float32 [{expected}, d] as flagged")
         if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
             raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
+        if not len(self.counts):
+            raise PayloadError("no class is flagged; who has none sends no prototypes at all")
+        fewest, total = int(self.counts.min()), int(self.counts.sum())
+        if fewest < 1 or total > samples:
+            raise PayloadError(
+                f"class counts are {fewest} or more and {total} in sum, expected at least 1 and at most {samples}, "
+                "with which the client joined"
+            )
 
     def shortened(self) -> ClassMeans:
         """The same with means of norm 1 at most, as means of unit vectors are: noise and rounding make them longer."""

@@ -228,16 +228,13 @@ class Algorithm(Settings):
         if isinstance(averaging := getattr(self, "averaging", None), Averaging):
             averaging.require_adapters(list(plan.models()))
         if self.needs_adapter:
-            self._require_adapter(plan)
-
-    def _require_adapter(self, plan: FederationPlan) -> None:
-        for group, model in plan.models():
-            names = [adapter.component_name() for adapter in model.adapters]
-            if self.needs_adapter not in names and not model.is_foreign:
-                raise ConfigError(
-                    f"algorithm '{self.component_name()}' trains adapters '{self.needs_adapter}', and a model of "
-                    f"clients.{group} has none; give an encoder 'hf' of it one, or choose fedavg"
-                )
+            for group, model in plan.models():
+                names = [adapter.component_name() for adapter in model.adapters]
+                if self.needs_adapter not in names and not model.is_foreign:
+                    raise ConfigError(
+                        f"algorithm '{self.component_name()}' trains adapters '{self.needs_adapter}', and a model of "
+                        f"clients.{group} has none; give an encoder 'hf' of it one, or choose fedavg"
+                    )
 
     def require_task(self, where: str, task: Task) -> None:
         """Raise ConfigError, which names the setting ``where``, if clients cannot be trained on this task."""

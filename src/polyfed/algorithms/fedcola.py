@@ -62,8 +62,7 @@ class Complement(Settings):
             ConfigError: naming clients and layers.
         """
         models = server.global_models
-        pairs = [(name, source) for name in server.types for source in self.sources(server, name)]
-        for kind, source in pairs:
+        for kind, source in [(name, source) for name in server.types for source in self.sources(server, name)]:
             (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
             roles = sorted({slot.role for slot in models[kind].keys} & ROLES[self.layers])
             if not roles:

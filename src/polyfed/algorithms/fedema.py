@@ -149,8 +149,7 @@ class FedEMA(FedAvg):
             client.state["target"] = byol.views.target.state_dict()
             scalars |= {"byol": float(torch.stack(byol.losses).mean())} if byol.losses else {}
         views = len(byol.views.names) if byol else 0
-        trained = client.weights
-        return Reply(weights=trained, num_examples=client.num_examples, random_views=views, **scalars)
+        return Reply(weights=client.weights, num_examples=client.num_examples, random_views=views, **scalars)
 
     def received(self, client: Client, weights: Weights) -> dict[str, float]:
         """Load the global model, blended where the client has one of its own; then m is ``blending``."""

@@ -17,8 +17,6 @@ from polyfed.runs.config_files import COST, FAMILY, read_config
 from polyfed.runs.presets import parsed, preset_names, preset_text, presets
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from polyfed.core.settings import Settings
 
 PRESETS = "presets"
@@ -132,7 +130,7 @@ def _settings_in(
     for field, info in owner.model_fields.items():
         default = getattr(given, field) if given else info.get_default(call_default_factory=True)
         text = "required" if given is None and info.is_required() else shown(default)
-        yield Setting(path + field, text, info.description or "", _allowed_values(info))
+        yield Setting(path + field, text, info.description or "", _in_words(info.annotation, info.metadata))
         if sections and _is_section(default):
             yield from _settings_in(type(default), sections=True, path=f"{path}{field}.", given=default)
 
@@ -162,11 +160,6 @@ def _summary(declared: ClassDeclaration) -> str:
 
 
 # ---- values of a setting, in words, read from its type and bounds
-
-
-def _allowed_values(info: FieldInfo) -> str:
-    """Values of a field, such as ``tiny | 18 | 50``, ``whole number >= 1`` or ``text | null``."""
-    return _in_words(info.annotation, info.metadata)
 
 
 def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:

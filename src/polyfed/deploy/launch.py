@@ -64,7 +64,10 @@ def launch(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()
         PolyfedError: as ``polyfed.run``, and if SuperLink cannot be reached or ends.
     """
     experiment.run.engine.require()
-    rooted = _rooted(experiment)
+    data = experiment.data
+    # of this process's environment, which the ServerApp does not have
+    folders = {"dir": data.data_folder, "weights_dir": data.weights_folder, "cache_dir": data.cache_folder}
+    rooted = experiment.model_copy(update={"data": data.model_copy(update=folders)})
     RunFolder.require_free(out)
     with _Launch(_flower(rooted), callbacks) as started:
         (started.folder / "experiment.yaml").write_text(rooted.to_yaml(), encoding="utf-8")
@@ -175,10 +178,3 @@ def _flower(experiment: Experiment) -> Flower:
     if engine.root_certificates and not engine.root_certificates.is_file():
         raise ConfigError(f"run.engine.root_certificates: there is no file '{engine.root_certificates}'")
     return engine
-
-
-def _rooted(experiment: Experiment) -> Experiment:
-    """With the folders of this process's environment, which the ServerApp does not have."""
-    data = experiment.data
-    folders = {"dir": data.data_folder, "weights_dir": data.weights_folder, "cache_dir": data.cache_folder}
-    return experiment.model_copy(update={"data": data.model_copy(update=folders)})

@@ -27,7 +27,14 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
         yield Finding("warning", "leaves with a run", detail, "ask the server's operator for plan.yaml")
     else:
         yield from _Leaving(population, plan).findings()
-        yield _in_the_clear(plan)
+        parts = [
+            f"{sent.field or 'numbers'} of {sent.step}"
+            for sent in plan.policy.fields
+            if sent.step_kind == "step" and not (sent.masked or sent.noisy)
+        ]
+        parts += ["test metrics"] if plan.evaluates else []
+        parts += ["what is known at the start (ids, modalities, task, number of samples)", "who replied, and when"]
+        yield Finding("ok", "stays in the clear", ", ".join(parts))
     for info in population.infos:
         facts = vars(info) | {"modalities": "+".join(info.modalities)}
         yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
@@ -123,15 +130,3 @@ class _Leaving:
 
     def _word(self, sent: SentField) -> int | None:
         return self._secure.bits // 8 if self._secure is not None and sent.masked else None
-
-
-def _in_the_clear(plan: RunSpec) -> Finding:
-    """What of the planned replies nothing hides, and what is known of clients anyway."""
-    parts = [
-        f"{sent.field or 'numbers'} of {sent.step}"
-        for sent in plan.policy.fields
-        if sent.step_kind == "step" and not (sent.masked or sent.noisy)
-    ]
-    parts += ["test metrics"] if plan.evaluates else []
-    parts += ["what is known at the start (ids, modalities, task, number of samples)", "who replied, and when"]
-    return Finding("ok", "stays in the clear", ", ".join(parts))

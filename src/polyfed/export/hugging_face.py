@@ -128,7 +128,10 @@ def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tens
     Raises:
         RunError: it has operations that cannot be written so.
     """
-    places = _tensor_places(module)
+    # these checks name the trace's device
+    for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
+        module.graph.erase_node(node)
+    places = {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     values = {path: _attribute(module, path) for path in places.values()}
     written = module.graph.python_code("self")
     tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
@@ -138,13 +141,6 @@ def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tens
         raise RunError(f"encoder '{name}' cannot be written as code, for {', '.join(odd)}; choose another format")
     lines = filter(None, (_rewritten(line, places) for line in written.src.splitlines()))
     return "\n".join([f"def network_{name}(tensors, x):", "    place = x.device", *lines]), tensors
-
-
-def _tensor_places(module: fx.GraphModule) -> dict[str, str]:
-    """Variable of the traced code -> path of its tensor; checks that name the trace's device are taken out."""
-    for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
-        module.graph.erase_node(node)
-    return {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
 
 
 def _rewritten(line: str, places: Mapping[str, str]) -> str:

@@ -100,22 +100,18 @@ class PacedCohort(Cohort):
                 break
             request = coming.request
             if self.pace.max_staleness is not None and self.round - request.round > self.pace.max_staleness:
-                self._drop_old(coming)
+                error = None
+                if self.timeline.is_real:  # it has crossed; in virtual time it is not even computed
+                    asked = replace(coming.request, payload=self.channel.transport.encode(coming.request.payload))
+                    (answer,) = self.channel.exchange([asked], self.reply_policy(asked.step).deadline)
+                    error = answer.error
+                    if answer.payload is not None:
+                        self.channel.dropped(replace(asked, round=self.round), answer.payload)
+                self.timeline.note(DROPPED, coming.request, self.round, coming.ends, error)
                 continue
             self.versions[request.client] = request.round, request.phase
             due.append(coming)
         return due
-
-    def _drop_old(self, work: AtWork) -> None:
-        """Count a reply that is too old: in real time it has crossed, in virtual time it is not even computed."""
-        error = None
-        if self.timeline.is_real:
-            asked = replace(work.request, payload=self.channel.transport.encode(work.request.payload))
-            (answer,) = self.channel.exchange([asked], self.reply_policy(asked.step).deadline)
-            error = answer.error
-            if answer.payload is not None:
-                self.channel.dropped(replace(asked, round=self.round), answer.payload)
-        self.timeline.note(DROPPED, work.request, self.round, work.ends, error)
 
     def _replied(self, ask: Ask, due: Sequence[AtWork]) -> Iterator[Received]:
         encode = self.channel.transport.encoder()

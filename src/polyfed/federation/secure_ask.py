@@ -274,8 +274,7 @@ class SecureAsk:
         cohort = self.cohort
         asked = [client.id for client in cohort.clients if client.id in payloads]
         requests = [Request(name, step, cohort.round, self.phase, None, payloads[name]) for name in asked]
-        sent = [cohort.channel.sends(request, request.payload) for request in requests]
-        return self._exchange(sent)
+        return self._exchange([cohort.channel.sends(request, request.payload) for request in requests])
 
     def _exchange(self, requests: list[Request]) -> Iterator[Answer]:
         return self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.ask.step).deadline)

@@ -53,16 +53,12 @@ def load_optimizer_tensors(
                 f"state '{kind}' of parameter '{name}' has shape {tuple(value.shape)}, not "
                 f"{tuple(by_name[name].shape)}; restore it into the architecture that it was saved from"
             )
-        loaded.setdefault(name, {})[kind] = _laid_out_as(by_name[name], value)
+        # with the parameter's strides, which the fused kernels take for granted; stored tensors are contiguous
+        copied = torch.empty_like(by_name[name], dtype=value.dtype) if value.ndim else torch.empty_like(value)
+        loaded.setdefault(name, {})[kind] = copied.detach().copy_(value.detach())
     # a state dict knows parameters by their running number in the groups, not by name
     names = {id(parameter): name for name, parameter in by_name.items()}
     ordered = [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
     state = optimizer.state_dict()
     state["state"] = {index: loaded[name] for index, name in enumerate(ordered) if name in loaded}
     optimizer.load_state_dict(state)
-
-
-def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """A copy with the parameter's strides, which the fused kernels take for granted; stored tensors are contiguous."""
-    copied = torch.empty_like(parameter, dtype=value.dtype) if value.ndim else torch.empty_like(value)
-    return copied.detach().copy_(value.detach())

@@ -67,7 +67,14 @@ class Partition(Settings):
                 client cannot be kept.
         """
         name = f"partition '{self.component_name()}'"
-        classes = self._checked_classes(items, labels, name)
+        if labels is None and self.needs_labels():
+            raise ConfigError(
+                f"{name}: needs a label for each item and this source has none; name a label column "
+                "under the source's targets, or columns under 'of', or use partition 'iid' or 'quantity'"
+            )
+        if labels is not None and len(labels) != items:
+            raise ConfigError(f"{name}: {len(labels)} labels for {items} items; needs exactly one label for each item")
+        classes = None if labels is None else labels.numpy(force=True)
         if groups is None:
             units, members = Units(np.ones(items, dtype=np.int64), classes), None
         else:
@@ -86,16 +93,6 @@ class Partition(Settings):
         if members is not None:
             parts = [rng.permutation(np.concatenate([members[unit] for unit in part])) for part in parts]
         return [torch.from_numpy(np.ascontiguousarray(part, dtype=np.int64)) for part in parts]
-
-    def _checked_classes(self, items: int, labels: Int64[Tensor, " n"] | None, name: str) -> Indices | None:
-        if labels is None and self.needs_labels():
-            raise ConfigError(
-                f"{name}: needs a label for each item and this source has none; name a label column "
-                "under the source's targets, or columns under 'of', or use partition 'iid' or 'quantity'"
-            )
-        if labels is not None and len(labels) != items:
-            raise ConfigError(f"{name}: {len(labels)} labels for {items} items; needs exactly one label for each item")
-        return None if labels is None else labels.numpy(force=True)
 
     def require(self, clients: int, items: int | None, units: Units | None = None) -> None:
         """Check that there is enough to deal out.

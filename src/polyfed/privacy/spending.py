@@ -134,7 +134,9 @@ class SpendingLedger:
         known: list[tuple[LedgerLine, str]] = []
         for number, line in enumerate(self._lines(), 1):
             try:
-                entry = _entry(line)
+                values = file_json(line)
+                cost = values["cost"]
+                entry = LedgerLine(values["request"], values["reply"], None if cost is None else PrivacyCost(**cost))
                 code, expected = self._line(entry, known[-1][1] if known else "")
                 if not hmac.compare_digest(line, expected):
                     raise ValueError("its code is not that of this line in this place with the site's secret")
@@ -166,9 +168,3 @@ class SpendingLedger:
             f"it the client must not go on. To accept a copy that lacks the last lines, delete {both}: "
             "what those lines say is then given away and not counted"
         )
-
-
-def _entry(line: bytes) -> LedgerLine:
-    values = file_json(line)
-    cost = values["cost"]
-    return LedgerLine(values["request"], values["reply"], None if cost is None else PrivacyCost(**cost))

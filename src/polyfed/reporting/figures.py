@@ -160,8 +160,7 @@ def legend_below(axes: Axes, columns: int, **how: Any) -> None:
 
     Its place is found when the figure is complete, since labels of ticks may come later.
     """
-    legend = axes.legend(loc="upper left", ncols=columns, columnspacing=1.2, handlelength=1.6, **how)
-    legend.set_gid(_BELOW)
+    axes.legend(loc="upper left", ncols=columns, columnspacing=1.2, handlelength=1.6, **how).set_gid(_BELOW)
 
 
 def settle(figure: Figure) -> None:

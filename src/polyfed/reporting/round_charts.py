@@ -119,7 +119,11 @@ class RoundChart(Chart):
         whole_rounds(axes)
         if self.legend:
             legend_below(axes, columns=4, handles=[entry.handle() for entry in self.legend])
-        self._show_rounds(axes)
+        table = self.values_table()
+        for number, *cells in table.rows:
+            shown = [f"{label}: {cell}" for label, cell in zip(table.columns[1:], cells, strict=True) if cell != "-"]
+            left, text = int(number) - self._step / 2, "\n".join([f"round {number}", *shown])
+            show_on_hovering(axes, (left, 0.0, self._step, 1.0), text, axes.get_xaxis_transform())
 
     def values_table(self) -> TextTable:
         """The values, of a long run those of every so many rounds."""
@@ -141,14 +145,6 @@ class RoundChart(Chart):
             bottoms = [below[number] for number in line.finite]
             axes.bar(list(line.finite), list(line.finite.values()), 0.8, bottoms, color=chart_colour(line.colour))
             below |= {number: below[number] + value for number, value in line.finite.items()}
-
-    def _show_rounds(self, axes: Axes) -> None:
-        """The values of the round under the pointer."""
-        table = self.values_table()
-        for number, *cells in table.rows:
-            shown = [f"{label}: {cell}" for label, cell in zip(table.columns[1:], cells, strict=True) if cell != "-"]
-            left, text = int(number) - self._step / 2, "\n".join([f"round {number}", *shown])
-            show_on_hovering(axes, (left, 0.0, self._step, 1.0), text, axes.get_xaxis_transform())
 
 
 def stacked_chart(title: str, unit: str, parts: Mapping[str, RoundSeries], first_colour: int = 1) -> RoundChart:

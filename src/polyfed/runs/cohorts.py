@@ -79,8 +79,7 @@ class Cohorts:
         clients = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
         make: Callable[..., Cohort] = Cohort
         if isinstance(pace := run.pace, LatePace):
-            everybody = self.server.clients
-            make = partial(PacedCohort, pace=pace, timeline=self.timeline, everybody=everybody, seed=run.seed)
+            make = partial(PacedCohort, pace=pace, timeline=self.timeline, everybody=self.server.clients, seed=run.seed)
         return self._of(number, clients, ledger, run.reply_policy, make=make)
 
     def evaluating(self, number: int, clients: tuple[ClientInfo, ...], ledger: Ledger) -> Cohort:

@@ -47,20 +47,16 @@ def observations(here: Path) -> Iterator[Observation]:
     yield Observation(
         "packages", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed")
     )
-    yield _machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pages = "SC_PHYS_PAGES" in os.sysconf_names
+    memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB of memory" if pages else ""
+    yield Observation("machine", f"{cores} cores{memory}")
     yield _gpus()
     yield from map(_extra, known_extras())
     yield from filter(None, (_torchvision(), _threads()))
     yield from (_folder(variable, what) for variable, what in _FOLDERS.items())
     yield _writable("cache", DataSettings(sources={}).cache_folder)
     yield _writable("runs", here)
-
-
-def _machine() -> Observation:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pages = "SC_PHYS_PAGES" in os.sysconf_names
-    memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB of memory" if pages else ""
-    return Observation("machine", f"{cores} cores{memory}")
 
 
 def _gpus() -> Observation:

@@ -99,7 +99,14 @@ def _samples(server: ServerModel, target: Target) -> Samples:
     source = _source(conditions, target, tuple(server.views))
     split = source.open(target.split, name=target.data, data_dir=conditions.data.data_folder)
     samples = assemble(split, server.views, server.context)
-    _require_same_classes(server, samples, target)
+    for name in server.task.class_targets:
+        learnt, there = server.classes.get(name), samples.classes.get(name)
+        if learnt and there and learnt != tuple(there):
+            first = next((a, b) for a, b in zip([*learnt, None], [*there, None], strict=False) if a != b)
+            raise DataError(
+                f"classes of '{name}' in '{target.data}' are not those that the model learnt (first difference: "
+                f"learnt {first[0]!r}, found {first[1]!r}); renumber the labels, or evaluate on another data set"
+            )
     return samples
 
 
@@ -154,15 +161,3 @@ def _target_columns(conditions: Experiment, target: Target, there: Sequence[str]
 
 def _server_source(conditions: Experiment) -> list[Source]:
     return [conditions.data.sources[conditions.server.source]] if conditions.server else []
-
-
-def _require_same_classes(server: ServerModel, samples: Samples, target: Target) -> None:
-    """Labels mean what the model learnt."""
-    for name in server.task.class_targets:
-        learnt, there = server.classes.get(name), samples.classes.get(name)
-        if learnt and there and learnt != tuple(there):
-            first = next((a, b) for a, b in zip([*learnt, None], [*there, None], strict=False) if a != b)
-            raise DataError(
-                f"classes of '{name}' in '{target.data}' are not those that the model learnt (first difference: "
-                f"learnt {first[0]!r}, found {first[1]!r}); renumber the labels, or evaluate on another data set"
-            )

@@ -267,7 +267,9 @@ class RunFolder:
 
         The last two are kept.
         """
-        self._sync_logs()
+        for path in filter(Path.exists, (self.path / f"{log}.jsonl" for log in LOGS)):
+            sync_file(path)
+        sync_folder(self.path)
         name = f"checkpoints/round-{checkpoint.round:06d}"
         blob = self.save_tensors(f"{name}.safetensors", checkpoint.tensors)
         manifest = {
@@ -280,11 +282,6 @@ class RunFolder:
             # tensors first: a manifest without them is skipped, tensors without a manifest would stay forever
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
-
-    def _sync_logs(self) -> None:
-        for path in filter(Path.exists, (self.path / f"{log}.jsonl" for log in LOGS)):
-            sync_file(path)
-        sync_folder(self.path)
 
     def has_checkpoints(self) -> bool:
         """Whether any round, if only the preparation, was ever completed."""

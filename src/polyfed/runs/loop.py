@@ -37,7 +37,13 @@ class Loop:
         # round 0 is measured and saved like any other, so that there is always a checkpoint to resume from
         self._announce(0)
         self.evaluations.changed()
-        self._tell_capped_weights()
+        for client in self.server.clients:
+            counts = self.server.weight(client)
+            if counts < client.samples:
+                reason = (
+                    f"joined with {client.samples} samples, counts for {counts} in averages (aggregation.clip.weight)"
+                )
+                self.cohorts.happened(0, client.id, "weight_capped", reason)
         self._tell_attackers()
         self.evaluations.measure_server()
         self._complete(0, Ledger(), None)
@@ -58,15 +64,6 @@ class Loop:
         self.events.handle(RunStarted(cfg.name, cfg.run.rounds, len(self.server.clients), done))
         if done:
             self.events.handle(Incident(done, SERVER, "resumed", f"after round {done}", is_result=False))
-
-    def _tell_capped_weights(self) -> None:
-        for client in self.server.clients:
-            counts = self.server.weight(client)
-            if counts < client.samples:
-                reason = (
-                    f"joined with {client.samples} samples, counts for {counts} in averages (aggregation.clip.weight)"
-                )
-                self.cohorts.happened(0, client.id, "weight_capped", reason)
 
     def _tell_attackers(self) -> None:
         run = self.experiment.run

@@ -31,8 +31,18 @@ def require_settings(experiment: ExperimentSettings) -> None:
     plan = _plan(experiment)
     plan.require()
     experiment.algorithm.require(plan)
-    _require_phases(experiment)
-    _require_warm_ups(experiment)
+    steps = steps_of(experiment.algorithm)
+    for step in experiment.run.phases:
+        if step not in steps:
+            method = experiment.algorithm.component_name()
+            raise ConfigError(f"run.phases.{step}: '{method}': {nearest(step, steps)}")
+    rounds = experiment.run.rounds
+    for path, schedule in _schedules(experiment):
+        if schedule.warmup > rounds:
+            raise ConfigError(
+                f"{path}.warmup is {schedule.warmup}, but run.rounds is {rounds}: the full rate would never be "
+                "reached; lower the one, or raise the other"
+            )
     if experiment.run.engine.is_deployed:
         require_real_clock(experiment.run.pace)
     run, aggregation = experiment.run, experiment.aggregation
@@ -92,8 +102,7 @@ def _require_drawn(experiment: ExperimentSettings, clients: tuple[ClientInfo, ..
     pace.require(clients)
     if pace.clients is not None:
         pace.clients.of(clients, run.seed)
-    asked = len(run.sampling.draw(clients, generator(0)))
-    most = min(asked, pace.most(clients))
+    most = min(len(run.sampling.draw(clients, generator(0))), pace.most(clients))
     for key, quorum in run.quorums.items():
         if experiment.algorithm.asks_clients and quorum > most:
             raise ConfigError(f"run.{key} is {quorum}, but a round has {most} replies; lower it, or give a share")
@@ -107,24 +116,6 @@ def require_real_clock(pace: Pace) -> None:
     """
     if pace.clients is not None:
         raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
-
-
-def _require_phases(experiment: ExperimentSettings) -> None:
-    steps = steps_of(experiment.algorithm)
-    for step in experiment.run.phases:
-        if step not in steps:
-            method = experiment.algorithm.component_name()
-            raise ConfigError(f"run.phases.{step}: '{method}': {nearest(step, steps)}")
-
-
-def _require_warm_ups(experiment: ExperimentSettings) -> None:
-    rounds = experiment.run.rounds
-    for path, schedule in _schedules(experiment):
-        if schedule.warmup > rounds:
-            raise ConfigError(
-                f"{path}.warmup is {schedule.warmup}, but run.rounds is {rounds}: the full rate would never be "
-                "reached; lower the one, or raise the other"
-            )
 
 
 def _schedules(settings: Any, *path: str) -> Iterator[tuple[str, Schedule]]:

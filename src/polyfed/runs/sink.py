@@ -148,7 +148,10 @@ class Trackers(Callback):
     def _write(self, records: Sequence[Record]) -> None:
         for number, writer in list(self._writers.items()):
             if not self._tried(number, partial(writer.write, records)):
-                _quietly_closed(self._writers.pop(number))
+                try:
+                    self._writers.pop(number).close(failed=True)
+                except Exception:
+                    log.debug("a sink that had failed cannot be closed", exc_info=True)
 
     def _close(self, failed: bool) -> None:
         for number, writer in list(self._writers.items()):
@@ -209,13 +212,6 @@ def _unopened(sink: Sink, error: Exception) -> ConfigError:
     )
 
 
-def _quietly_closed(writer: SinkWriter) -> None:
-    try:
-        writer.close(failed=True)
-    except Exception:
-        log.debug("a sink that had failed cannot be closed", exc_info=True)
-
-
 # ---- what a round is made of
 
 
@@ -262,13 +258,9 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
     named = records if per_client else [record for record in records if record["participant"] == SERVER]
     values = dict(chain.from_iterable(_points_of(record).items() for record in named))
     values |= _client_means(records)
-    values |= _event_counts(events)
+    values |= {f"events/{name}": float(number) for name, number in Counter(event["event"] for event in events).items()}
     reasons = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events} if per_client else {}
     return RoundPoints(int(records[0]["round"]), values, reasons)
-
-
-def _event_counts(events: Iterable[Record]) -> dict[str, float]:
-    return {f"events/{name}": float(number) for name, number in Counter(event["event"] for event in events).items()}
 
 
 def _points_of(record: Record) -> dict[str, float]:

@@ -96,6 +96,7 @@ class StarterSource:
         tables = {split: source.rows(split, name=kind, data_dir=None) for split in splits}
         table, roles = tables["train"], _roles(kind, tables["train"], path)
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
+        unread = folder_table(source.layout("init", None)).unread if isinstance(source, Folder) else {}
         return cls(
             kind=kind,
             reader=source.component_name(),
@@ -106,7 +107,7 @@ class StarterSource:
             settings=settings,
             tests={split: _test_size(kind, source, split) for split in tables if split in _TESTED},
             sample=roles.sample(table),
-            told_of=[*roles.absent(tables), *_unread(source)],
+            told_of=[*roles.absent(tables), *(f"{count} {ending}: not read" for ending, count in unread.items())],
             texts=[] if roles.text is None else _values(table.read(roles.text)).slice(0, 100).to_pylist(),
         )
 
@@ -144,11 +145,6 @@ def _has(source: StoredSource, split: str) -> bool:
     except DataError:
         return False
     return True
-
-
-def _unread(source: StoredSource) -> list[str]:
-    unread = folder_table(source.layout("init", None)).unread if isinstance(source, Folder) else {}
-    return [f"{count} {ending}: not read" for ending, count in unread.items()]
 
 
 def _test_size(kind: DataKind, source: StoredSource, split: str) -> SplitSize:
@@ -226,12 +222,16 @@ def starter_text(
     """
     kinds = [source.kind for source in sources]
     has_pairs = "pairs" in kinds
+    if method is not None and method not in STARTERS:
+        raise ConfigError(f"--method {method}: not among {', '.join(STARTERS)}; {nearest(method, STARTERS)}")
+    if method in _WITH_PAIRS and not has_pairs:
+        raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
     text: str = _template().render(
         name=name,
         file=file,
         sources=sources,
         needs=_NEEDS,
-        method=_chosen(method, kinds),
+        method=method or (STARTERS[0] if has_pairs else STARTERS[-1]),
         public=min(_PUBLIC, sources[0].items // 5) if has_pairs else None,
         clients=clients,
         rounds=rounds,
@@ -249,14 +249,6 @@ def modalities_of(kinds: Iterable[DataKind]) -> list[str]:
     return list(dict.fromkeys(needed))
 
 
-def _chosen(method: str | None, kinds: Sequence[DataKind]) -> str:
-    if method is not None and method not in STARTERS:
-        raise ConfigError(f"--method {method}: not among {', '.join(STARTERS)}; {nearest(method, STARTERS)}")
-    if method in _WITH_PAIRS and "pairs" not in kinds:
-        raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
-    return method or (STARTERS[0] if "pairs" in kinds else STARTERS[-1])
-
-
 def _columns(table: SplitTable) -> pa.Table:
     """Columns with their types; values of texts alone, which tell what they are for."""
     columns = {}
@@ -271,5 +263,4 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     text = resources.files("polyfed.runs").joinpath("starter.yaml.j2").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(text)
+    return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(text)

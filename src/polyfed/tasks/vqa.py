@@ -192,8 +192,7 @@ class VQA(Task):
             given = given.where(given < answers, -1)  # an answer outside the table is nobody's
             metrics[f"{name}{ending}"] = _percent((given == labels) & (given >= 0))
             if self.votes is not None:
-                soft = vote_scores(given, samples.targets[VOTES], self.votes)
-                metrics[f"soft_{name}{ending}"] = _percent(soft)
+                metrics[f"soft_{name}{ending}"] = _percent(vote_scores(given, samples.targets[VOTES], self.votes))
         return metrics
 
     def _by_kind(self, samples: Samples, answers: int, predicted: Int64[Tensor, " n"]) -> dict[str, float]:

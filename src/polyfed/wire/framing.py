@@ -152,8 +152,7 @@ def _header(kind: str, attributes: Mapping[str, Scalar], specs: Specs, crc: str)
     if odd is not None:
         raise PayloadError(f"tensors of {odd} cannot cross; valid: {', '.join(_DTYPES)}")
     tensors = [(name, _NAMES[dtype], shape) for name, dtype, shape in specs]
-    content = {"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors}
-    return json.dumps(content, separators=(",", ":"))
+    return json.dumps({"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors}, separators=(",", ":"))
 
 
 def _message(payload: Payload, places: Mapping[str, int]) -> str:

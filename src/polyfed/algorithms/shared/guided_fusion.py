@@ -110,8 +110,7 @@ class GuidedFusion(Settings):
             return None
         there = self._guide(client).test
         assert there is not None
-        guidance = self._guidance(client, there, kept)
-        partner, samples = of_rows(guidance, client.test)
+        partner, samples = of_rows(self._guidance(client, there, kept), client.test)
         fused = self.fused(client.model, partner)
         with client.autocast():
             return client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)

@@ -118,8 +118,7 @@ class PublicExchange(Settings):
     def to_wire(self, participant: Participant, outputs: Mapping[str, Tensor], order: str) -> PublicOutputs:
         """The payload of outputs that depend on the input alone: each distinct input crosses once."""
         places = self.places(participant)
-        rows = {name: packed(values, places.get(name)) for name, values in outputs.items()}
-        return self.kind.bundle(rows, order)
+        return self.kind.bundle({name: packed(values, places.get(name)) for name, values in outputs.items()}, order)
 
     def from_wire(self, participant: Participant, payload: PublicOutputs) -> dict[str, Tensor]:
         """The outputs [n, w] of a payload on all exchanged samples, on the participant's device.

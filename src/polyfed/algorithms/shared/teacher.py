@@ -235,8 +235,7 @@ class Ensembles:
         count = min(self._teacher.diagnostic_samples, len(self._samples))
         if not count or self._public.exchanges_scores:
             return {}
-        judge = Judge(self._server, self._server_outputs, self._samples, self._shown(count))
-        return judge.metrics(targets)
+        return Judge(self._server, self._server_outputs, self._samples, self._shown(count)).metrics(targets)
 
     def _shown(self, count: int) -> Tensor:
         return fixed_sample(self._server, len(self._samples), count)

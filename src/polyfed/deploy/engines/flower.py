@@ -68,8 +68,7 @@ class Flower(EngineSettings):
 
     def require(self) -> None:
         """Check that Flower is installed, and that a deployment names its sites."""
-        needed = ("flwr",) if self.superlink else ("flwr", "ray")
-        for package in needed:
+        for package in ("flwr",) if self.superlink else ("flwr", "ray"):
             if find_spec(package) is None:
                 raise ConfigError(
                     f"run.engine is flower, but {package} is not installed; {how_to_install(self.pip_extra)}"

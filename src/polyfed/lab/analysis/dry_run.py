@@ -88,11 +88,8 @@ class DryRun:
 
     def _of(self, cohort: tuple[ClientInfo, ...], direction: str, kind: str) -> float:
         moved = [self.moved[self._first[_kind(client)]][direction].get(kind, 0.0) for client in cohort]
-        return self._replying(cohort) * sum(moved)
-
-    def _replying(self, cohort: tuple[ClientInfo, ...]) -> float:
-        """The share of those asked whose replies a round waits for."""
-        return min(self.experiment.run.pace.most(cohort) / len(cohort), 1.0) if cohort else 0.0
+        # a round waits for the replies of a share of those asked
+        return (min(self.experiment.run.pace.most(cohort) / len(cohort), 1.0) if cohort else 0.0) * sum(moved)
 
     @cached_property
     def _cohorts(self) -> list[tuple[ClientInfo, ...]]:

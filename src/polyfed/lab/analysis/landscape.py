@@ -97,8 +97,7 @@ def run_landscape(
     size = cfg.server.training.batch_size
     with cpu_threads(cfg.run.threads):
         data, batches = _shuffled_batches(server, samples, size)
-        head = server.head
-        losses: list[Loss] = [partial(server.task.loss, model, head, batch) for batch in batches]
+        losses: list[Loss] = [partial(server.task.loss, model, server.head, batch) for batch in batches]
         parameters = list(model.trained().values())
         pairs = top_eigenvectors(losses, parameters, 2, steps=steps, generator=generator("landscape"))
         values = loss_surface(losses, parameters, pairs.vectors, grid=grid, extent=extent)

@@ -142,6 +142,5 @@ def _of_run(run: Run, title: str, model: Model, settings: ModelSettings, context
     experiment = run.experiment
     clients = client_tests if experiment.clients else None
     views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
-    batch = experiment.run.evaluation_batch
-    subject = FrozenModel(title, model.to(run.place), views, context, batch, clients)
+    subject = FrozenModel(title, model.to(run.place), views, context, experiment.run.evaluation_batch, clients)
     return Opened(subject, experiment.data, experiment.run.threads)

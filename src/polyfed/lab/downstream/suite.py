@@ -101,5 +101,4 @@ def run_suite(
         tell(f"{task} ({probe.component_name()})")
         outcomes[task] = probe.run(bench, task)
     kinds = {task: probe.component_name() for task, probe in suite.tasks.items()}
-    head = {"subject": subject.name, "suite": name, "seed": seed}
-    return suite_result(head, kinds, outcomes, left_out)
+    return suite_result({"subject": subject.name, "suite": name, "seed": seed}, kinds, outcomes, left_out)

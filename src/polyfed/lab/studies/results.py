@@ -190,7 +190,7 @@ class Results:
                 "point": list(point),
                 "factors": dict(item.factors),
                 "settings": dict(item.settings),
-                "scores": _finite(item.scores),
+                "scores": {name: score if math.isfinite(score) else None for name, score in item.scores.items()},
                 "surrounded": item.is_surrounded,
             }
             for (row, point), item in sorted(self.chosen.items())
@@ -248,7 +248,3 @@ def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, C
 def _chosen(entry: Mapping[str, Any]) -> Chosen:
     scores = {name: math.nan if score is None else score for name, score in entry["scores"].items()}
     return Chosen(entry["factors"], entry["settings"], scores, entry["surrounded"])
-
-
-def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: score if math.isfinite(score) else None for name, score in scores.items()}

@@ -110,15 +110,15 @@ class Runner:
                     break
                 while self._due and workers.is_free and not self._stopped:
                     self._start(workers)
-                self._collect(workers)
+                if outcomes := workers.wait(_POLL):
+                    for outcome in outcomes:
+                        self._take(outcome)
+                    self.saver(self._failures)
+                running = {self._cells[key].label: workers.activity(key) for key in workers.running}
+                left = len(self._due) + len(running) + len(self._waiting) * len(self.plan.study.seeds)
+                seconds_left = fmean(self._seconds) * left / self.jobs if self._seconds else None
+                self.listener(Progress(len(self._done), len(self._failures), left, running, seconds_left))
         return self._ended()
-
-    def _collect(self, workers: Workers) -> None:
-        if outcomes := workers.wait(_POLL):
-            for outcome in outcomes:
-                self._take(outcome)
-            self.saver(self._failures)
-        self.listener(self._progress(workers))
 
     # ---- which is next
 
@@ -178,12 +178,6 @@ class Runner:
         return _BUDGET if self.budget is not None and time.monotonic() - begun > self.budget else ""
 
     # ---- what is known
-
-    def _progress(self, workers: Workers) -> Progress:
-        running = {self._cells[key].label: workers.activity(key) for key in workers.running}
-        left = len(self._due) + len(running) + len(self._waiting) * len(self.plan.study.seeds)
-        seconds_left = fmean(self._seconds) * left / self.jobs if self._seconds else None
-        return Progress(len(self._done), len(self._failures), left, running, seconds_left)
 
     def _ended(self) -> Ended:
         not_done = [cell.label for key, cell in self._cells.items() if key not in self._done]

@@ -148,7 +148,12 @@ class Study(Settings):
         self._check_printed()
         for number, drawing in enumerate(self.figures):
             self._check_drawing(f"figures.{number}", drawing)
-        self._check_claims()
+        for claim in self.claims.to_judge:
+            self._check_claim("claims.primary", claim)
+            if self.axes and "" in claim.labels:
+                raise ValueError(f"claims.primary: '{claim.text}' names no point; add 'at LABEL', or 'at {ALL}'")
+        for claim in self.claims.to_show:
+            self._check_claim("claims.secondary", claim)
         return self
 
     def _check_drawing(self, where: str, drawing: AnyDrawing) -> None:
@@ -176,14 +181,6 @@ class Study(Settings):
             for column, value in by_column.items():
                 if isinstance(value, dict):
                     require_known(f"printed.{row}.{column}", value, labels)
-
-    def _check_claims(self) -> None:
-        for claim in self.claims.to_judge:
-            self._check_claim("claims.primary", claim)
-            if self.axes and "" in claim.labels:
-                raise ValueError(f"claims.primary: '{claim.text}' names no point; add 'at LABEL', or 'at {ALL}'")
-        for claim in self.claims.to_show:
-            self._check_claim("claims.secondary", claim)
 
     def _check_claim(self, key: str, claim: Claim) -> None:
         where = f"{key}: '{claim.text}'"

@@ -50,7 +50,8 @@ def figure_tables(results: Results) -> list[TextTable]:
             ("", *study.columns),
             [
                 [row, *(cell_text(results, row, point, column) for column in study.columns)]
-                for row in _rows_at(results, point)
+                for row in study.rows
+                if point in study.points_of(row)
             ],
             notes,
         )
@@ -121,10 +122,6 @@ def _is_worse(sample: PairedSample, *, lower: bool) -> bool:
     """Whether a difference, and all of its interval where it has one, is on the worse side of 0."""
     low, high = sample.interval
     return sample.mean > 0 and not low <= 0 if lower else sample.mean < 0 and not high >= 0
-
-
-def _rows_at(results: Results, point: Point) -> list[str]:
-    return [row for row in results.study.rows if point in results.study.points_of(row)]
 
 
 def _at(point: Point) -> str:

@@ -177,14 +177,11 @@ class HF(Encoder):
                 f"encoder 'hf': '{self.weights}' projects to {width}, model.dim is {dim}; set it to {width}"
             )
         trunk = CachedTrunk(self._leads(spec, context)) if self._is_cached else self._network(spec, context)
-        return EncoderTower(trunk, width, dim, pie=local if self.pie else None, project=self._project(width, dim))
-
-    def _project(self, width: int, dim: int) -> nn.Module:
         parts = [self.adapter.behind(width)] if isinstance(self.adapter, FeatureAdapter) else list[nn.Module]()
         if self.projection == "new":
             parts += [nn.LayerNorm(width, elementwise_affine=False)] if self.standardise else []
             parts += [nn.Dropout(self.dropout), nn.Linear(width, dim)]
-        return nn.Sequential(*parts)
+        return EncoderTower(trunk, width, dim, pie=local if self.pie else None, project=nn.Sequential(*parts))
 
     def frozen(self, modality: str, context: DataContext) -> str:
         if self.trainable == "all":
@@ -352,28 +349,20 @@ def _default_view(data: Mapping[str, Any]) -> dict[str, Any]:
     """The view that lets most of the network be computed once."""
     view = {"backbone": data["weights"], "tower": data.get("tower", "whole")}
     cached = view | {"precision": data.get("precision", "fp32")}
-    if _stands_still(data):
+    if data.get("trainable", "none") == "none" or isinstance(_adapter_of(data), FeatureAdapter):
         own: Any = "projected" if data.get("projection") == "own" else data.get("pooling", "auto")
         if data.get("pie") and pool_of(own, view["tower"]) == "pooled":
             return view | {"name": "native"}  # a pooler needs the network itself, pie its positions
         return cached | {"name": "features", "pool": "tokens" if data.get("pie") else own}
-    last = _last_layers(data)
+    trainable = data.get("trainable")
+    last = trainable if isinstance(trainable, int) else getattr(_adapter_of(data), "last", None)
     # texts of CLIP and SigLIP are pooled where their ids say
     if not last or view["tower"] == "text":
-        return view | {"name": "native"} | _room_for_prompts(data)
+        # so much shorter that they and prompts are as long as texts usually are
+        adapter, usual = _adapter_of(data), Native.model_fields["length"].default
+        prompts = 0 if adapter is None else adapter.positions
+        return view | {"name": "native"} | ({"length": max(2, usual - prompts)} if prompts else {})
     return cached | {"name": "states", "before_last": last}
-
-
-def _stands_still(data: Mapping[str, Any]) -> bool:
-    """Whether no layer is trained, of settings that are not validated yet."""
-    return data.get("trainable", "none") == "none" or isinstance(_adapter_of(data), FeatureAdapter)
-
-
-def _room_for_prompts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Texts so much shorter that they and prompts are as long as texts usually are."""
-    adapter, usual = _adapter_of(data), Native.model_fields["length"].default
-    prompts = 0 if adapter is None else adapter.positions
-    return {"length": max(2, usual - prompts)} if prompts else {}
 
 
 def _adapter_of(data: Mapping[str, Any]) -> Adapter | None:
@@ -382,8 +371,3 @@ def _adapter_of(data: Mapping[str, Any]) -> Adapter | None:
         return None if data.get("adapter") is None else Adapter.model_validate(data["adapter"])
     except (ValueError, ConfigError):
         return None
-
-
-def _last_layers(data: Mapping[str, Any]) -> Any:
-    trainable = data.get("trainable")
-    return trainable if isinstance(trainable, int) else getattr(_adapter_of(data), "last", None)

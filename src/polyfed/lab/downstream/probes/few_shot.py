@@ -93,8 +93,7 @@ class FewShot(Probe):
             values: dict[str, list[float]] = {}
             for draw in range(bench.draws or self.draws):
                 chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
-                few = Labelled(train.x[chosen], train.y[chosen])
-                scores = class_scores(few, validation, test.x, len(names))
+                scores = class_scores(Labelled(train.x[chosen], train.y[chosen]), validation, test.x, len(names))
                 for name, value in class_metrics(scores, test.y).items():
                     values.setdefault(name, []).append(value)
             facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}

@@ -59,18 +59,14 @@ class Analysis(ColumnSettings):
     def measure(self, run: Run) -> float:
         value = _content(run, self.analysis, self._given)
         for key in self.figure.split("."):
-            value = _within(value, key, self.figure)
+            known = {str(at): item for at, item in enumerate(value)} if isinstance(value, list | tuple) else value
+            if not isinstance(known, dict) or key not in known:
+                names = known if isinstance(known, dict) else ()
+                raise ConfigError(f"figure {self.figure}: there is no '{key}'; {nearest(key, map(str, names))}")
+            value = known[key]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"figure {self.figure}: is no number")
         return float(value)
-
-
-def _within(value: Any, key: str, figure: str) -> Any:
-    known = {str(at): item for at, item in enumerate(value)} if isinstance(value, list | tuple) else value
-    if not isinstance(known, dict) or key not in known:
-        names = known if isinstance(known, dict) else ()
-        raise ConfigError(f"figure {figure}: there is no '{key}'; {nearest(key, map(str, names))}")
-    return known[key]
 
 
 @lru_cache(maxsize=32)  # several figures of one analysis, which may take minutes
