@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, locate, read_bac
 _LARGEST = 400 << 20  # bytes of weights that a laptop's cores encode pictures with in bearable time
 _ENGLISH = frozenset(["a", "an", "the", "of", "with", "and", "is", "are"])
 _MULTILINGUAL = re.compile("multi|xlm|labse|m3|german|deutsch|french|chinese|japanese", re.I)
+_POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
 
 OFFLINE = (
     "encoders of {} start from scratch, and on a few hundred items they stay near chance; for pretrained ones give "
@@ -57,6 +59,11 @@ class StarterEncoders:
 
     def missing(self, parts: Sequence[str]) -> list[str]:
         return [part for part in parts if part not in self.names]
+
+    def is_averaged(self, part: str) -> bool:
+        """Whether its network was trained with the mean of its positions."""
+        path = locate(self.names[part], self.weights) / _POOLING
+        return path.is_file() and bool(json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens"))
 
 
 FROM_SCRATCH = StarterEncoders({})
