@@ -228,7 +228,7 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
         (
             {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},
             {"file_column": "nam"},
-            r"no column 'nam' \(file_column\); did you mean 'name'",
+            r"no column 'nam' \(file_column, --file-column\); did you mean 'name'",
         ),
         ({"a.png": "", "captions.csv": "file_name,caption\nz.png,x\n"}, {}, "no picture called 'z.png', nor any other"),
         ({"a.png": "", "captions.csv": "file_name,caption\n"}, {}, "has no rows"),

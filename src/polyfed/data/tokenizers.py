@@ -204,8 +204,8 @@ class PretrainedTokenizer(Tokenizer):
             # a bare vocab.txt is all that BERT's tokenizer needs, and AutoTokenizer does not open it
             if words.is_file() and not (words.parent / "tokenizer.json").exists():
                 return transformers.BertTokenizer(vocab=str(words), do_lower_case=self.lowercase)
-            own = {"local_files_only": local.exists() or not context.hub, **NO_CODE}
-            return transformers.AutoTokenizer.from_pretrained(str(local) if local.exists() else self.path, **own)
+            name, own = (str(local) if local.exists() else self.path), local.exists() or not context.hub
+            return transformers.AutoTokenizer.from_pretrained(name, local_files_only=own, **NO_CODE)
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"tokenizer '{self.path}' can be loaded neither from '{local}' nor the hub "
