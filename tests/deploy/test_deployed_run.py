@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_goes_on_from_another_folder_to_the_same_bits(tmp_p
         for name in settings["clients"]:
             site = str(folders.site(name).path)
             stack.enter_context(started("site", site, log=tmp_path / f"{name}.log", environment=live.environment))
-        command = [*CLI, *["run", "server/experiment.yaml", "--out", "run", "--set", "run.engine.absence=10"]]
+        command = [*CLI, *["run", "server/experiment.yaml", "--out", "run", "--set", "run.engine.absence=120"]]
         with (tmp_path / "first.log").open("wb") as log:
             first = subprocess.Popen(command, cwd=folders.path, env=environment, stdout=log, stderr=log)
         wait_until((out / "checkpoints/round-000002.json").exists, 120, (tmp_path / "first.log").read_text)
