@@ -1,6 +1,6 @@
 """A GPU beside the CPU and beside plain PyTorch: same models, rounds, memory, 16 bits, and two processes on one GPU.
 
-    python benchmarks/gpu.py            # all parts, five minutes on one large GPU
+    python benchmarks/gpu.py            # all parts
     python benchmarks/gpu.py --only equality
 
 ``equality``: six methods, two rounds on generated scenes on the CPU and on the GPU, both in full float32 (no TF32) and

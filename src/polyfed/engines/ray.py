@@ -184,7 +184,7 @@ class _Pool:
         self._begun: dict[Any, tuple[int, Any]] = {}  # the word that a worker is ready -> its number, and the worker
         self._numbers = itertools.count()
         room = self.room()
-        if room < max(settings.workers or 1, 1):
+        if room < (settings.workers or 1):
             asked = f"run.engine.workers is {settings.workers}, and " if settings.workers else ""
             each = f"run.threads={self._threads}" + (f" and run.engine.gpus={self._gpus:g}" if self._gpus else "")
             raise ConfigError(
