@@ -13,7 +13,7 @@ from polyfed.wire.payload import Payload
 class Bounded(FedAvg):
     """Norm thresholding (Sun et al. 2019): an update w_k - W longer than ``length`` is cut to it, then averaged.
 
-    The metric ``shortened`` is the share of the round's clients whose updates were too long.
+    The metric ``clipped`` is the share of the round's clients whose updates were too long.
     """
 
     length: float = Field(default=1.0, gt=0, description="largest L2 norm of a client's update")
@@ -23,7 +23,7 @@ class Bounded(FedAvg):
         cut: list[bool] = []
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
         server.average_weights((self.bounded(server, reply, cut) for reply in replies), cohort.clients, self.averaging)
-        server.record(shortened=sum(cut) / max(len(cut), 1))
+        server.record(clipped=sum(cut) / max(len(cut), 1))
 
     def bounded(self, server: Server, reply: Reply, cut: list[bool]) -> Reply:
         """A reply whose weights are pulled back towards those that were sent out; ``cut`` notes whether they were."""

@@ -45,7 +45,7 @@ def test_turned_copies_of_the_server_average_to_it_once_they_are_aligned(tmp_pat
     for kind in KINDS:
         folded = ensembles(tmp_path / f"{kind}", known, kind)
         for seed in range(1, 5):
-            folded.add_weighed("image", f"{seed}", folded.comparable({"image": turned(known, seed)})["image"], 0.0)
+            folded.add_weighed("image", f"{seed}", folded.clip_and_align({"image": turned(known, seed)})["image"], 0.0)
         mean = folded.targets()["image"].values
         lengths[kind] = float(mean.norm(dim=1).mean())
         assert torch.allclose(mean, known, atol=0.03) == (kind is not None)
@@ -58,7 +58,7 @@ def test_one_huge_row_moves_the_others_little(tmp_path: Path, kind: Kind) -> Non
     folded, honest = ensembles(tmp_path, known, kind), turned(known, 1)
     attack = honest.clone()
     attack[0] = -1e6 * turned(known, 2)[0]
-    expected, found = (folded.comparable({"image": rows})["image"] for rows in (honest, attack))
+    expected, found = (folded.clip_and_align({"image": rows})["image"] for rows in (honest, attack))
     assert float((expected - found)[1:].norm(dim=1).max()) < 0.05
     assert float(found.norm(dim=1).max()) < 1.001
 

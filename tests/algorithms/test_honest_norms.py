@@ -1,4 +1,4 @@
-"""With norm clipping on, nobody honest is shortened: every method, at the learning rates of its presets."""
+"""With norm clipping on, nobody honest is clipped: every method, at the learning rates of its presets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def federations(method: str) -> Iterator[Config]:
         if method not in SILENT
     ],
 )
-def test_nobody_honest_is_shortened(method: str, tmp_path: Path) -> None:
+def test_nobody_honest_is_clipped(method: str, tmp_path: Path) -> None:
     for k, config in enumerate(federations(method)):
         session = prepared(config, tmp_path / str(k))
         for number in (1, 2):

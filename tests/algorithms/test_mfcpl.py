@@ -108,7 +108,7 @@ def test_prototypes_go_to_all_of_the_class_space_and_come_from_those_with_severa
 def test_a_mean_of_unit_vectors_counts_as_no_longer_than_they() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     means = ClassMeans(rows, torch.ones(2, dtype=torch.int32), torch.tensor([True, True]))
-    torch.testing.assert_close(means.shortened().means, torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+    torch.testing.assert_close(means.clipped().means, torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
 
 
 def test_rounding_on_the_wire_excludes_nobody(tmp_path: Path) -> None:

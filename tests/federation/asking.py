@@ -30,7 +30,7 @@ def ask_of(
     origins: Mapping[str, Mapping[str, Tensor]] | None = None,
     told: dict[str, str] | None = None,
 ) -> Ask:
-    """An ask of these clients, all of whom are sent the same; ``told`` gets who is shortened or dropped, and why."""
+    """An ask of these clients, all of whom are sent the same; ``told`` gets who is clipped or dropped, and why."""
 
     def nobody(*_: Any) -> Iterator[Answer]:
         raise AssertionError("no engine is here")
@@ -47,6 +47,6 @@ def ask_of(
         changes=frozenset(changes),
         check=lambda payload, client: None,
         accept=lambda client: None,
-        shorten=lambda client, reason: notes.update({client.id: reason}),
+        clipped=lambda client, reason: notes.update({client.id: reason}),
         drop=lambda client, reason, details: notes.update({client.id: reason}),
     )

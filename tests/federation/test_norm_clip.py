@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.counting import counted
-from polyfed.federation.filters import Alike, Ask, NormClip, Received, RecentNorms
+from polyfed.federation.filters import Ask, NormClip, Received, RecentNorms, SameShapes
 from polyfed.privacy.clipping import Clipping
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, Weights
@@ -79,7 +79,7 @@ def test_types_of_numbers_are_the_servers_and_counters_count_up(new: dict[str, T
     client = info("c")
     ask = ask_of([client], {"weights": Weights({"w": torch.zeros(4), "n": torch.tensor(10)})})
     with pytest.raises(PayloadError, match=reason):
-        Alike().passed(Payload({"weights": Weights(new)}), client, ask)
+        SameShapes().passed(Payload({"weights": Weights(new)}), client, ask)
 
 
 def test_a_negative_variance_is_refused() -> None:

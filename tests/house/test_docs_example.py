@@ -129,7 +129,7 @@ def test_bounded_updates_are_those_of_fedavg_cut_to_their_length(experiment: dic
 def test_bounded_counts_those_it_cuts_on_any_wire(experiment: dict[str, Any], tmp_path: Path) -> None:
     experiment |= {"algorithm": {"name": "bounded.Bounded", "local_epochs": 1, "length": 0.001}}
     plain = run(Experiment.load(experiment), tmp_path / "plain")
-    assert plain.records.series("server", "shortened", "train") == {1: 1.0, 2: 1.0}
+    assert plain.records.series("server", "clipped", "train") == {1: 1.0, 2: 1.0}
     encoded = experiment | {"run": experiment["run"] | {"engine": {"name": "local", "serialize": True}}}
     assert contents(run(Experiment.load(encoded), tmp_path / "encoded").folder) == contents(plain.folder)
 

@@ -102,7 +102,7 @@ def test_sites_that_are_groups_of_their_own_are_summed_up_together(tmp_path):
 
 
 def test_traffic_and_exclusions(by_title):
-    assert by_title["Communication"].notes[-1] == "Replies: 0 shortened, 2 excluded."
+    assert by_title["Communication"].notes[-1] == "Replies: 0 clipped, 2 excluded."
     assert by_title["Communication"].rows[-1] == ("both", f"{12 * 9 * 4_500_200:,}", "463.51", "38.63")
     assert by_title["Excluded clients"].rows == [("text-1", "2", "5", "no answer in 60 s")]
 

@@ -39,7 +39,7 @@ def test_those_who_lie_are_named_in_every_round_and_nobody_else(tiny: Config, tm
     result = polyfed.run(
         Experiment.parse(config | {"run": config["run"] | {"rounds": 3}}), tmp_path / "run", quiet=True
     )
-    event = "client_excluded" if how in REFUSED else "update_shortened"
+    event = "client_excluded" if how in REFUSED else "update_clipped"
     told = [what for what in happened(result) if what[2] != "client_returned"]
     assert told == [(number, liar, event) for number in (2, 3) for liar in LIARS]
 
@@ -62,9 +62,9 @@ def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path)
     config["run"] = config["run"] | {"rounds": 3}
     complete = run(Experiment.parse(config), tmp_path / "complete")
     assert {(participant, event) for _, participant, event in happened(complete)} == {
-        (liar, "update_shortened") for liar in LIARS
+        (liar, "update_clipped") for liar in LIARS
     }
-    report = (complete.folder / "report.md").read_text().partition("Shortened updates")[2]
+    report = (complete.folder / "report.md").read_text().partition("Clipped updates")[2]
     assert all(liar in report for liar in LIARS)
     resumed = polyfed.resume(cut_short(config, tmp_path / "cut"), quiet=True)
     assert left(resumed) == left(complete)

@@ -46,12 +46,12 @@ class ClassMeans(NamedTuple):
                 "with which the client joined"
             )
 
-    def shortened(self) -> ClassMeans:
+    def clipped(self) -> ClassMeans:
         """The same with means of norm 1 at most, as means of unit vectors are: noise and rounding make them longer."""
         norms = torch.linalg.vector_norm(self.means, dim=1, keepdim=True)
         return self._replace(means=self.means / norms.clamp_min(1))
 
-    def followed(self, old: GlobalPrototypes | None, mixing: float) -> ClassMeans:
+    def mix_with_server(self, old: GlobalPrototypes | None, mixing: float) -> ClassMeans:
         """The same as far as a server follows it: P + mixing (mean - P) of classes with a global prototype P."""
         if old is None or mixing == 1:
             return self

@@ -23,7 +23,7 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    noted,
+    tap,
 )
 from polyfed.core.errors import ConfigError
 from polyfed.federation.types import client_types
@@ -72,7 +72,7 @@ class Centralised(Algorithm):
 
         budget = server.state.setdefault("budget", {})
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(initial))
-        server.average_weights(noted(replies, account), cohort.clients, ByType())
+        server.average_weights(tap(replies, account), cohort.clients, ByType())
         kinds = [kind for kind in server.types if kind in budget]  # a checkpoint has an order of its own
         server.record(**{f"{what}.{kind}": float(budget[kind][k]) for kind in kinds for k, what in enumerate(_BUDGET)})
 

@@ -27,7 +27,7 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    noted,
+    tap,
 )
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
@@ -129,7 +129,7 @@ class CreamFLAveraged(Algorithm):
             weights=each(server.weights_for),
             representations=each(lambda client: sent if _is_single(client) else nothing),
         )
-        folded = noted(replies, lambda reply: ensembles.add(reply, reply.representations))
+        folded = tap(replies, lambda reply: ensembles.add(reply, reply.representations))
         server.average_weights(folded, cohort.clients, self.averaging)
         targets = ensembles.targets()
         if self.distiller is not None:

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, Cohort, LocalEpochs, Reply, Server, Weights, client_step, each, noted
+from polyfed.algorithms.algorithm import Client, Cohort, LocalEpochs, Reply, Server, Weights, client_step, each, tap
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
@@ -90,7 +90,7 @@ class FedMAE(FedAvg):
                 losses.append((reply.reconstruction, reply.num_examples))
 
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(noted(replies, note), cohort.clients, self.averaging)
+        server.average_weights(tap(replies, note), cohort.clients, self.averaging)
         total = sum(count for _, count in losses)
         if total:
             mean = sum(loss * count for loss, count in losses) / total

@@ -24,7 +24,7 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    noted,
+    tap,
 )
 from polyfed.algorithms.shared.robust_alignment import (
     AnchorGuidance,
@@ -238,7 +238,7 @@ class FedAID(Algorithm):
             weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=selected(now, parts.aligner if repeated else ()),
         )
-        return average_of(noted(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
+        return average_of(tap(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
 
     def robust_aligner(
         self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor], teacher: RobustTeacher

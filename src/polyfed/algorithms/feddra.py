@@ -22,7 +22,7 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    noted,
+    tap,
 )
 from polyfed.algorithms.shared.robust_alignment import (
     AnchorGuidance,
@@ -163,7 +163,7 @@ class FedDRA(Algorithm):
             aligner=Weights(robust),
             factor=factor,
         )
-        aggregated = average_of(noted(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
+        aggregated = average_of(tap(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
         server.update_weights({only_type(server): aggregated})
         if self.measured_on == "aggregated":
             losses = loss_reports(cohort.ask(self.judge, weights=Weights(aggregated)))

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each, noted
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each, tap
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.second_views import Byol, SecondViews, random_views
 from polyfed.core.errors import ConfigError
@@ -121,7 +121,7 @@ class FedEMA(FedAvg):
                 idle.append(reply.sender.id)
 
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(noted(replies, note), cohort.clients, self.averaging)
+        server.average_weights(tap(replies, note), cohort.clients, self.averaging)
         if idle:
             raise ConfigError(
                 f"algorithm.task_weight is 0, and no training view of {', '.join(idle)} is random, so that there is "

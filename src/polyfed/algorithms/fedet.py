@@ -191,7 +191,7 @@ class FedET(Algorithm):
             for output, values in ensembles.received(reply.knowledge).items():
                 # held, not folded in: who contradicts is known once the consensus is
                 weights = ensembles.log_weights(reply, output, values)
-                rows = ensembles.followed(output, values, reply.mixing)
+                rows = ensembles.mix_with_server(output, values, reply.mixing)
                 votes.setdefault(output, []).append(ClientOutput(reply.sender.id, rows, weights))
         head, own = means.pop(_HEAD, None), server.model.exchanged()
         server.weights |= {kind: mean.take() for kind, mean in means.items()}
@@ -260,7 +260,7 @@ class FedET(Algorithm):
         consensus, added over outputs."""
         outputs, losses = self.public.kind.outputs(server, server.model, batch, list(aims)), []
         goals = {name: aim.consensus for name, aim in aims.items()}
-        distances = {} if self.public.exchanges_scores else distiller.departures(outputs, batch, goals)
+        distances = {} if self.public.exchanges_scores else distiller.distillation_losses(outputs, batch, goals)
         for name, (consensus, others, anchors) in aims.items():
             own, goal, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyfed.aggregation.averagings.by_slot import BySlot, MultimodalAveraging
-from polyfed.algorithms.algorithm import Cohort, Reply, Server, WeightAveraging, each, noted
+from polyfed.algorithms.algorithm import Cohort, Reply, Server, WeightAveraging, each, tap
 from polyfed.algorithms.fedavg import FedAvg
 
 
@@ -35,7 +35,7 @@ class FedIoT(FedAvg):
             sizes[server.type_of(reply.sender)] += reply.num_examples
 
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(noted(replies, count), cohort.clients, self.averaging)
+        server.average_weights(tap(replies, count), cohort.clients, self.averaging)
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:

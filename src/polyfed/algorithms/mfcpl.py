@@ -32,7 +32,7 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    noted,
+    tap,
 )
 from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
 from polyfed.core.errors import PayloadError
@@ -89,8 +89,8 @@ class MFCPL(Algorithm):
 
         def fold(reply: Reply) -> None:
             for space, own in by_space(reply.prototypes, ClassMeans).items():
-                means = ClassMeans(*(part.to(server.device) for part in own.shortened()))
-                sent.setdefault(space, []).append(means.followed(known.get(space), reply.mixing))
+                means = ClassMeans(*(part.to(server.device) for part in own.clipped()))
+                sent.setdefault(space, []).append(means.mix_with_server(known.get(space), reply.mixing))
 
         replies = cohort.ask(
             self.fit,
@@ -98,7 +98,7 @@ class MFCPL(Algorithm):
             weights=each(server.weights_for),
             prototypes=each(lambda client: prototypes_for(server, client)),
         )
-        server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
+        server.average_weights(tap(replies, fold), cohort.clients, self.averaging)
         for space, means in sent.items():
             known[space] = renewed(mean_prototypes(means), known.get(space))
         server.state[PROTOTYPES] = {

@@ -27,7 +27,7 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    noted,
+    tap,
 )
 from polyfed.core.errors import PayloadError
 from polyfed.federation.types import outline_of
@@ -86,7 +86,7 @@ class Scaffold(Algorithm):
             weights=each(server.weights_for),
             controls=each(lambda client: self.control_for(server, client)),
         )
-        server.average_weights(noted(replies, fold), cohort.clients, self.averaging)
+        server.average_weights(tap(replies, fold), cohort.clients, self.averaging)
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for kind, mean in means.items():
             part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)

@@ -67,7 +67,7 @@ class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weig
     of: Callable[[ClientInfo], _T]
 
 
-def noted(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
+def tap(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
     """The replies as they come, each shown to ``note`` just before it is used: none is held."""
     for reply in replies:
         note(reply)
@@ -125,7 +125,7 @@ class CohortListener:
     def answered(self, client: ClientInfo, step: str) -> None:
         """A client's answer is accepted."""
 
-    def shortened(self, client: ClientInfo, reason: str) -> None:
+    def clipped(self, client: ClientInfo, reason: str) -> None:
         """A client's update was scaled down."""
 
     def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
@@ -209,7 +209,7 @@ class Cohort:
             changes=frozenset(changes),
             check=checked,
             accept=lambda client: self.accept(client, name, phase if schema.kind == "step" else None),
-            shorten=self.listener.shortened,
+            clipped=self.listener.clipped,
             drop=drop,
         )
         if self.secure is not None and name in self.secure.weights:

@@ -54,7 +54,7 @@ class Ask:
         changes: fields of replies that hold changes of weights in place of new ones.
         check: the method's own.
         accept: takes a client's reply, from which it goes on.
-        shorten: is told of every client whose update is scaled down, with the reason.
+        clipped: is told of every client whose update is scaled down, with the reason.
         drop: puts a client out of the round, with the reason in a line and in detail.
     """
 
@@ -68,7 +68,7 @@ class Ask:
     changes: frozenset[str]
     check: Callable[[Payload, ClientInfo], None]
     accept: Callable[[ClientInfo], None]
-    shorten: Callable[[ClientInfo, str], None]
+    clipped: Callable[[ClientInfo, str], None]
     drop: Callable[[ClientInfo, str, str], None]
 
     @property
@@ -128,7 +128,7 @@ class Decoded:
         return ask.channel.decoded(ask.requests[client.id], payload)
 
 
-class AsDeclared:
+class SchemaCheck:
     """Refuses what the step does not declare to return."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
@@ -136,7 +136,7 @@ class AsDeclared:
         return payload
 
 
-class Sound:
+class FiniteCheck:
     """Refuses NaN, and norms beyond the limits."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
@@ -144,17 +144,17 @@ class Sound:
         return payload
 
 
-class Alike:
+class SameShapes:
     """Refuses weights of other shapes or types than what they started from, and counters that fell."""
 
     def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
         for name, bundle in payload.bundles.items():
             if isinstance(bundle, Weights):
-                _require_alike(bundle, ask.start(client, name))
+                _require_same_shapes(bundle, ask.start(client, name))
         return payload
 
 
-def _require_alike(new: Weights, start: Mapping[str, Tensor]) -> None:
+def _require_same_shapes(new: Weights, start: Mapping[str, Tensor]) -> None:
     for name, value in new.items():
         if (old := start.get(name)) is None:
             continue
@@ -170,7 +170,7 @@ def _require_alike(new: Weights, start: Mapping[str, Tensor]) -> None:
 
 
 @dataclass(frozen=True)
-class Counted:
+class SampleCountCap:
     """Refuses more ``num_examples`` than a client joined with, and lets none count for more than it is to.
 
     Attributes:
@@ -211,7 +211,9 @@ def checks(counted: Mapping[str, int]) -> Checks:
     Args:
         counted: client -> samples that it counts for, where these are fewer than it has.
     """
-    return Checks((Decoded(), AsDeclared(), Sound(), Counted(counted), Checked(), Alike(), Accepted()))
+    return Checks(
+        (Decoded(), SchemaCheck(), FiniteCheck(), SampleCountCap(counted), Checked(), SameShapes(), Accepted())
+    )
 
 
 CHECKS: tuple[Filter, ...] = (checks({}),)
@@ -263,5 +265,5 @@ class NormClip:
                 notes.append(f"{name}: {norm / bound:.3g} times as long as aggregation.clip lets it be")
         if not notes:
             return reply
-        ask.shorten(reply.client, "; ".join(notes))
+        ask.clipped(reply.client, "; ".join(notes))
         return replace(reply, payload=Payload(fields))

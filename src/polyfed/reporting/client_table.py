@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from polyfed.reporting.client_spread import main_metric
 from polyfed.reporting.facts import client_kinds
-from polyfed.reporting.happenings import rounds_of
+from polyfed.reporting.incidents import rounds_of
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.reporting.traffic import byte_size, client_bytes
 from polyfed.runs.events import Incident

@@ -13,7 +13,7 @@ import yaml
 from polyfed.core.files import write_atomically
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.client_table import clients_page_table
-from polyfed.reporting.happenings import timeline
+from polyfed.reporting.incidents import timeline
 from polyfed.reporting.markup import html_templates, resource
 from polyfed.reporting.overview import page_head
 from polyfed.reporting.partition_tables import partition_tables

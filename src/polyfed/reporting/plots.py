@@ -8,7 +8,7 @@ from pathlib import Path
 from polyfed.reporting.charts import FigureSheet, sheet_of
 from polyfed.reporting.curves import client_charts, recorded_charts, server_charts
 from polyfed.reporting.gantt import gantt_charts
-from polyfed.reporting.happenings import events_chart
+from polyfed.reporting.incidents import events_chart
 from polyfed.reporting.partition_charts import partition_sheet
 from polyfed.reporting.traffic import bytes_bars, seconds_chart, sent_chart
 from polyfed.reporting.weights import weight_sheets

@@ -62,7 +62,7 @@ def tables(records: RunRecords) -> list[TextTable]:
         traffic_table(records),
         *leakage_parts(records),
         _happened("Excluded clients", records.excluded()),
-        _happened("Shortened updates", records.shortened()),
+        _happened("Clipped updates", records.clipped()),
         TextTable(
             "Refused sites", ("site", "round", "reason"), [(e.participant, str(e.round), e.reason) for e in refused]
         ),

@@ -136,7 +136,7 @@ class Cohorts:
             filters=self._filters,
             secure=self._secure,
             accepted=self.accepted,
-            listener=_Told(self, number, is_timed=not purpose and self.keeps_time and make is Cohort),
+            listener=CohortEvents(self, number, is_timed=not purpose and self.keeps_time and make is Cohort),
             phase=first_phase,
         )
 
@@ -184,7 +184,7 @@ class Cohorts:
 
     # ---- what becomes of clients
 
-    def happened(self, number: int, participant: str, incident: str, reason: str) -> None:
+    def record_incident(self, number: int, participant: str, incident: str, reason: str) -> None:
         """Announce an incident; clients word the reason, so it is made harmless before it is recorded and shown."""
         self.events.handle(Incident(number, participant, incident, plain(reason)))
 
@@ -192,7 +192,7 @@ class Cohorts:
         notices = list(self.notices)
         del self.notices[: len(notices)]  # in place: the engine may notice more at this moment
         for participant, incident, reason in notices:
-            self.happened(number, participant, incident, reason)
+            self.record_incident(number, participant, incident, reason)
 
     def tell_expenses(self, number: int) -> None:
         self.expenses.tell(lambda who, metrics: self.events.handle(Measured(number, who, PRIVACY, metrics)), SERVER)
@@ -231,7 +231,7 @@ class Cohorts:
 
 
 @dataclass(frozen=True)
-class _Told(CohortListener):
+class CohortEvents(CohortListener):
     """Turns what becomes of the clients of a round's cohort into events."""
 
     cohorts: Cohorts
@@ -254,15 +254,15 @@ class _Told(CohortListener):
         self.cohorts.waiting_since = now
         if client.id in self.cohorts.away:
             self.cohorts.away.discard(client.id)
-            self.cohorts.happened(self.round, client.id, "client_returned", f"answered '{step}'")
+            self.cohorts.record_incident(self.round, client.id, "client_returned", f"answered '{step}'")
 
-    def shortened(self, client: ClientInfo, reason: str) -> None:
-        self.cohorts.happened(self.round, client.id, "update_shortened", reason)
+    def clipped(self, client: ClientInfo, reason: str) -> None:
+        self.cohorts.record_incident(self.round, client.id, "update_clipped", reason)
 
     def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
         log.warning("round %d: client %s is excluded: %s", self.round, client.id, reason)
         self._note(LOST, client, reason)
-        self.cohorts.happened(self.round, client.id, "client_excluded", reason)
+        self.cohorts.record_incident(self.round, client.id, "client_excluded", reason)
         self.cohorts.away.add(client.id)
         if details:
             self.cohorts.folder.add_traceback(self.round, client.id, details)

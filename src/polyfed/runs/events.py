@@ -88,7 +88,7 @@ class Incident(Event):
     Attributes:
         round: in which.
         participant: whom.
-        incident: ``client_excluded``, ``client_returned``, ``update_shortened``, ``weight_capped``, ``resumed``, ...
+        incident: ``client_excluded``, ``client_returned``, ``update_clipped``, ``weight_capped``, ``resumed``, ...
         reason: in a line.
         is_result: whether it belongs to what came out, as an exclusion does; not so that a run was resumed, which must
             leave the same records as a run that was not.

@@ -43,7 +43,7 @@ class Loop:
                 reason = (
                     f"joined with {client.samples} samples, counts for {counts} in averages (aggregation.clip.weight)"
                 )
-                self.cohorts.happened(0, client.id, "weight_capped", reason)
+                self.cohorts.record_incident(0, client.id, "weight_capped", reason)
         self._tell_attackers()
         self.evaluations.measure_server()
         self._complete(0, Ledger(), None)
@@ -68,7 +68,9 @@ class Loop:
     def _tell_attackers(self) -> None:
         run = self.experiment.run
         for client, attack in attacks_by_client(run.attackers, self.server.clients, run.seed).items():
-            self.cohorts.happened(0, client, ATTACKER, f"is made to attack: {attack.component_name()} (run.attackers)")
+            self.cohorts.record_incident(
+                0, client, ATTACKER, f"is made to attack: {attack.component_name()} (run.attackers)"
+            )
 
     def _rounds(self, first: int) -> None:
         for number in range(first, self.experiment.run.rounds + 1):

@@ -117,7 +117,7 @@ class RunRecords:
             raise RunError(f"no run folder '{folder}'; give the folder that the run printed at its end")
         warnings: list[str] = []
         lines = list(_lines(folder / "metrics.jsonl", warnings))
-        happened = list(_lines(folder / "history.jsonl", warnings))
+        history = list(_lines(folder / "history.jsonl", warnings))
         measured = ((at, line) for at, line in lines if line.get("kind") != "event")
         measurements = _typed(Measured, measured, "measurement")
         transfers = _typed(Transfer, _lines(folder / "ledger.jsonl", warnings), "transfer")
@@ -125,8 +125,8 @@ class RunRecords:
         paced = _typed(TimelineEvent, _lines(folder / "pace.jsonl", warnings), "event of a timeline")
         config = _parsed(folder / "config.yaml", yaml_content)
         privacy = _with_privacy(measurements, config)
-        told = ((at, {**line, "incident": line["event"]}) for at, line in happened + lines if "event" in line)
-        events = _typed(Incident, told, "event")
+        incidents = ((at, _incident(line)) for at, line in history + lines if "event" in line)
+        events = _typed(Incident, incidents, "event")
         _require_rounds(folder, chain(measurements, events, transfers, times))
         return cls(
             folder=folder,
@@ -218,13 +218,13 @@ class RunRecords:
     def excluded(self) -> tuple[Incident, ...]:
         return tuple(event for event in self.events if event.incident == "client_excluded")
 
-    def shortened(self) -> tuple[Incident, ...]:
-        return tuple(event for event in self.events if event.incident == "update_shortened")
+    def clipped(self) -> tuple[Incident, ...]:
+        return tuple(event for event in self.events if event.incident == "update_clipped")
 
     @property
     def replies_in_words(self) -> str:
         """How many replies of clients did not count as they came."""
-        return f"replies: {len(self.shortened())} shortened, {len(self.excluded())} excluded"
+        return f"replies: {len(self.clipped())} clipped, {len(self.excluded())} excluded"
 
     def bytes_per_round(self, direction: str) -> dict[int, int]:
         """Round -> bytes that crossed ``down`` or ``up``, rounds ascending."""
@@ -295,6 +295,11 @@ class RunRecords:
         for record in self.measurements:
             by_participant.setdefault((record.participant, record.kind), []).append(record)
         return by_participant
+
+
+def _incident(line: _Line) -> _Line:
+    """A line of an event, by the names that events have today."""
+    return {**line, "incident": "update_clipped" if line["event"] == "update_shortened" else line["event"]}
 
 
 def _with_attackers(events: Iterable[Incident]) -> str:

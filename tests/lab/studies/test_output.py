@@ -61,7 +61,7 @@ def test_tables_by_hand(loaded: Load) -> None:
     own = results(study, chosen=chosen, causes={"x, seed 1": "why"}, replies={"tiny": [0, 0], "prox": [3, 1]})
     main, differences, primary, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
-    assert "Replies shortened / excluded, over all seeds: tiny 0 / 0; prox 3 / 1." in main.notes
+    assert "Replies clipped / excluded, over all seeds: tiny 0 / 0; prox 3 / 1." in main.notes
     assert differences.title == "r1: minus tiny"  # of costs there is none
     assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48", "+1.00"]]
     assert primary.rows[0] == ["prox > tiny on r1", "open", "3", "+2.00", "-0.48 to +4.48", "-"]

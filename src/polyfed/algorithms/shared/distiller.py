@@ -155,10 +155,10 @@ class Distiller(Settings):
         for part, batch in batches.items():
             names = [name for name in rows if (name == part if part else "/" not in name)]
             outputs, own = {name: rows[name][0] for name in names}, {name: targets[name] for name in names}
-            losses += [shares[name] * loss for name, loss in self.departures(outputs, batch, own).items()]
+            losses += [shares[name] * loss for name, loss in self.distillation_losses(outputs, batch, own).items()]
         return torch.stack(losses).sum()
 
-    def departures(
+    def distillation_losses(
         self, outputs: Mapping[str, Tensor], batch: Batch, targets: Mapping[str, Ensembled]
     ) -> dict[str, Tensor]:
         """The loss of each output of a batch that has a target; samples without a target do not count."""
@@ -182,7 +182,7 @@ class Distiller(Settings):
             for index in torch.split(chosen_ones, self.trainer(server)[1]):
                 chosen, batch = samples.subset(index), samples.batch(index, modalities=()).to(server.device)
                 outputs = public.kind.of(server, chosen)
-                for name, loss in self.departures(outputs, batch, targets).items():
+                for name, loss in self.distillation_losses(outputs, batch, targets).items():
                     losses[name].append(loss)
             measured |= {f"kd_similarity_{when}.{name}": float(torch.stack(x).mean()) for name, x in losses.items()}
         return measured

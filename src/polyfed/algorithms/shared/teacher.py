@@ -144,9 +144,9 @@ class Ensembles:
             self.add_weighed(output, reply.sender.id, values, weights, reply.mixing)
 
     def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
-        return self.comparable(self._public.from_wire(self._server, payload))
+        return self.clip_and_align(self._public.from_wire(self._server, payload))
 
-    def comparable(self, rows: Mapping[str, Float[Tensor, "n w"]]) -> dict[str, Float[Tensor, "n w"]]:
+    def clip_and_align(self, rows: Mapping[str, Float[Tensor, "n w"]]) -> dict[str, Float[Tensor, "n w"]]:
         """A client's rows by output: norms bounded, in the server's space if they are to be aligned."""
         # clipped before: one long row would decide where all others go; no map makes rows longer than 1
         rows = {name: clip_row_norms(values, self._largest) for name, values in rows.items()}
@@ -197,7 +197,7 @@ class Ensembles:
         mixing: float = 1.0,
     ) -> None:
         """Fold in a client's rows; of one that the server follows in part, its own rows are the rest."""
-        values = self.followed(output, values, mixing)
+        values = self.mix_with_server(output, values, mixing)
         if output not in self._ensembles:
             count, width = self._server_outputs[output].shape
             # weights of all samples of all clients would outgrow the ensemble
@@ -209,7 +209,7 @@ class Ensembles:
             logs = torch.as_tensor(log_weights, device=values.device).expand(len(values))
             self._rows.setdefault(output, {})[sender] = Rows(values, logs)
 
-    def followed(self, output: str, values: Float[Tensor, "n w"], mixing: float) -> Float[Tensor, "n w"]:
+    def mix_with_server(self, output: str, values: Float[Tensor, "n w"], mixing: float) -> Float[Tensor, "n w"]:
         """A client's rows as far as the server follows them from its own."""
         return torch.lerp(self._server_outputs[output].to(values), values, mixing) if mixing < 1 else values
 

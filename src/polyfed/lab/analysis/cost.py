@@ -31,7 +31,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 
 
-def unhurried(experiment: Experiment) -> Experiment:
+def without_deadlines(experiment: Experiment) -> Experiment:
     """The experiment with settings by which one client of a kind is neither late nor compared with others.
 
     Nor is it in a masked sum, whose bytes are those of replies in the clear.
@@ -201,7 +201,7 @@ def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
     Raises:
         PolyfedError: something does not fit, or a client fails.
     """
-    experiment = unhurried(experiment)
+    experiment = without_deadlines(experiment)
     run = experiment.run
     device = resolve_device(run.device)
     with cpu_threads(run.threads):

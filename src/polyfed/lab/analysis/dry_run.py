@@ -32,7 +32,7 @@ from polyfed.lab.analysis.cost import (
     model_sizes,
     one_of_each,
     one_round,
-    unhurried,
+    without_deadlines,
 )
 from polyfed.models.model import Model
 from polyfed.reporting.tables import TextTable, count, mib
@@ -76,7 +76,7 @@ class DryRun:
             PolyfedError: something does not fit, or a client fails.
         """
         with tempfile.TemporaryDirectory() as folder, cpu_threads(experiment.run.threads):
-            session = Session(unhurried(experiment), RunFolder(Path(folder)), "dry")
+            session = Session(without_deadlines(experiment), RunFolder(Path(folder)), "dry")
             session.federation.data.ahead = False
             session.require_sound()
             return cls(experiment, session.federation.infos, *_tried(session))

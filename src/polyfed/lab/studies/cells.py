@@ -203,7 +203,7 @@ class CellFigures:
         values: digest of a column -> value, NaN where there is none, or why it cannot be had.
         code: version and state of the code that ran it.
         keep: what stays of the cell: the most that any study asked for.
-        replies: how many were shortened, and excluded; empty of a cell that ran before they were counted.
+        replies: how many were clipped, and excluded; empty of a cell that ran before they were counted.
     """
 
     values: Mapping[str, float | str]

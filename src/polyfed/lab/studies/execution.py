@@ -80,7 +80,7 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     run = open_run(order.folder, data_dir=order.places.data_dir, weights_dir=order.places.weights_dir)
     with cpu_threads(order.experiment.run.threads):  # probes and analyses, as the run itself
         measured = {column.digest: _measured(column, run) for column in _due(order.columns, CellFigures(values))}
-    replies = len(run.records.shortened()), len(run.records.excluded())
+    replies = len(run.records.clipped()), len(run.records.excluded())
     CellFigures({**values, **measured}, _code(order.folder), keep, replies).save(order.folder)
     # after the figures are safe: a kill before them still finds the checkpoints to go on from
     for path in _superfluous(order.folder, keep):

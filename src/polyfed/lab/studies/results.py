@@ -43,7 +43,7 @@ class Results:
         causes: place or cell in words -> why it has no figure.
         cells: label of every final cell that is complete -> its folder's name.
         code: versions and states of the code that ran them; a table should have one.
-        replies: row -> how many were shortened, and excluded, over all its cells.
+        replies: row -> how many were clipped, and excluded, over all its cells.
     """
 
     study: Study

@@ -91,7 +91,7 @@ def _figure_notes(results: Results) -> Iterator[str]:
         yield _PRINTED
     if results.replies:
         by_row = "; ".join(f"{row} {short} / {out}" for row, (short, out) in results.replies.items())
-        yield f"Replies shortened / excluded, over all seeds: {by_row}."
+        yield f"Replies clipped / excluded, over all seeds: {by_row}."
     yield from _below_alone(results)
     if len(results.code) > 1:
         yield f"Cells of {len(results.code)} states of the code ({', '.join(results.code)}): delete cells to have one."
