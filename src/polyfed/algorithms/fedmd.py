@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from polyfed.aggregation.ensemble import Ensembled
+from polyfed.aggregation.weightings.by_evidence import Margin
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -210,3 +211,15 @@ class FedMD(Algorithm):
             self.digest.fit(client, self.public, agreed)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply()
+
+
+class MarginWeighted(FedMD):
+    """FedMD whose consensus counts a client by how clearly it prefers its answer on a sample.
+
+    A stand-in, not a reconstruction: FedAFD (CVPR 2026) compares with a method called FedDFA, of which no more is known
+    here than that its weights look at decision boundaries.
+    """
+
+    short_name: ClassVar[str] = "margin_weighted"
+
+    teacher: Teacher = Teacher(weights=Margin())

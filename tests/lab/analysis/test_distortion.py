@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from changed_runs import with_settings
-from polyfed.algorithms.server_only import ServerOnly
+from polyfed.algorithms.baselines import ServerOnly
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.distortion import distortion_result, run_distortion, similarity
 from polyfed.lab.analysis.retraining import Retrained

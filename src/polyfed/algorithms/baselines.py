@@ -1,4 +1,4 @@
-"""Centralised training: the upper bound."""
+"""Bounds of what federation brings: clients alone, the server alone, and all data at one place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 
 from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.algorithms.algorithm import (
@@ -28,6 +29,61 @@ from polyfed.algorithms.algorithm import (
 from polyfed.core.errors import ConfigError
 from polyfed.federation.types import client_types
 
+
+class LocalOnly(Algorithm):
+    """Every client of the cohort trains on its own data only; the lower bound for what federation brings a client."""
+
+    short_name: ClassVar[str] = "local"
+    takes_late_replies: ClassVar[bool] = True
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = None
+    idle_rounds: int = Field(
+        default=0, ge=0, description="first rounds in which nobody trains, as in those of a method that warms up"
+    )
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        if server.clock.round > self.idle_rounds:
+            for _ in cohort.ask(self.fit):
+                pass
+
+    @client_step()
+    def fit(self, client: Client) -> Reply:
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        return Reply()
+
+
+class ServerOnly(Algorithm):
+    """The server trains on the public set alone; the lower bound for what clients bring the server."""
+
+    short_name: ClassVar[str] = "server_only"
+    asks_clients: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
+
+    server_epochs: int = Field(default=1, ge=0, description="passes over the public set a round; 0: it only evaluates")
+
+    @property
+    def server_passes(self) -> int:
+        """``server_epochs``."""
+        return self.server_epochs
+
+    @property
+    def epochs_a_round(self) -> int:
+        return max(1, self.server_epochs)
+
+    def require(self, plan: FederationPlan) -> None:
+        """See ``Algorithm``; a server that only evaluates needs no public set."""
+        if self.server_epochs or plan.server is None:
+            super().require(plan)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Train on the public pairs; nobody is asked."""
+        if self.server_epochs:
+            server.fit(server.public_set, epochs=self.server_epochs)
+
+
 _BUDGET = ("steps", "epochs", "samples")  # cost of training: optimiser steps, passes over the data, samples seen
 
 
@@ -42,6 +98,7 @@ class Centralised(Algorithm):
     start of the run, are recorded every round.
     """
 
+    short_name: ClassVar[str] = "centralised"
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
     has_global_models: ClassVar[bool] = True

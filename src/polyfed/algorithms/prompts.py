@@ -1,4 +1,4 @@
-"""FedCLIP."""
+"""FedAvg of a few vectors or layers beside frozen networks: prompts, and an attention behind CLIP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,24 @@ from polyfed.algorithms.algorithm import WeightAveraging
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.models.adapters.features import AttentionModule
+from polyfed.models.adapters.prompts import require_prompts
 from polyfed.models.model import Model
+
+
+class PromptFL(FedAvg):
+    """Federated prompt learning (Guo et al., IEEE TMC 2024, Algorithm 1): FedAvg of prompts of a frozen network.
+
+    They are averaged over all clients that have such prompts, whatever their classes.
+    """
+
+    short_name: ClassVar[str] = "promptfl"
+    learns_by_fit: ClassVar[bool] = True
+    needs_adapter: ClassVar[str] = "prompts"
+
+    averaging: WeightAveraging = ByName()
+
+    def add_modules(self, model: Model) -> None:
+        require_prompts(model.exchanged(), self.component_name())
 
 
 class FedCLIP(FedAvg):
@@ -18,6 +35,7 @@ class FedCLIP(FedAvg):
     The network is computed once; ``attention`` adapters are averaged over all clients that have them.
     """
 
+    short_name: ClassVar[str] = "fedclip"
     learns_by_fit: ClassVar[bool] = True
     needs_adapter: ClassVar[str] = "attention"
 

@@ -1,0 +1,212 @@
+"""FedAvg of low-rank adapters: each method says what of their factors is sent, averaged and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar
+
+from polyfed.aggregation.averagings.low_rank import Residual, Separate, SingularValues, Stacked, fresh, only, without
+from polyfed.algorithms.algorithm import (
+    Client,
+    ClientInfo,
+    Cohort,
+    Lifetime,
+    Reply,
+    Server,
+    WeightAveraging,
+    Weights,
+    client_query,
+    client_step,
+    each,
+)
+from polyfed.algorithms.fedavg import FedAvg
+
+
+class FedIT(FedAvg):
+    """Federated instruction tuning (Zhang et al., ICASSP 2024, Algorithm 1): FedAvg of low-rank adapters.
+
+    Factors A and B of each layer are averaged apart, over all clients that have the layer, whatever else they have.
+    """
+
+    short_name: ClassVar[str] = "fedit"
+    learns_by_fit: ClassVar[bool] = True
+
+    averaging: WeightAveraging = Separate()
+
+
+class FFALoRA(FedAvg):
+    """Federated freeze-A low-rank adaptation (Sun et al., ICLR 2024, section 4).
+
+    A is drawn once, from the seed of the run, and neither trained nor sent; B is averaged. The mean of B times A is the
+    mean of the changes, and noise of a private run does not multiply.
+    """
+
+    short_name: ClassVar[str] = "ffa_lora"
+    learns_by_fit: ClassVar[bool] = True
+
+    averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        seed = server.clock.seed
+        server.update_weights({kind: {**tensors, **fresh(tensors, seed)} for kind, tensors in server.weights.items()})
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast all but A, train, average."""
+        sent = without(_names(server), factor="a")
+        part = each(lambda client: server.weights_for(client).part(sent))
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
+        server.average_weights(replies, cohort.clients, self.averaging)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train B, and what has no factors, with the A that all have."""
+        own = client.model.exchanged()
+        client.load_weights({**own, **fresh(own, client.clock.seed), **weights})
+        client.trainer(only=lambda name: name in weights)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        return Reply(weights=client.weights.part(weights), num_examples=client.num_examples)
+
+
+class FLoRA(FedAvg):
+    """Stacked low-rank adapters, of whatever ranks (Wang et al., NeurIPS 2024, Algorithm 1).
+
+    Each round begins with new adapters. These side by side are the mean of their changes, which is added to the frozen
+    layers. Needs ``adapter.offset``. The sum of all rounds so far is sent, not the stack of the last one: clients need
+    not take part in each.
+    """
+
+    short_name: ClassVar[str] = "flora"
+    takes_late_replies: ClassVar[bool] = False
+    learns_by_fit: ClassVar[bool] = True
+
+    averaging: Annotated[WeightAveraging, only(Stacked)] = Stacked()
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
+
+    # ---- server half
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast what was added so far and new adapters, train these, add their mean."""
+        key = server.clock.seed, server.clock.round
+        server.update_weights({kind: {**tensors, **fresh(tensors, *key)} for kind, tensors in server.weights.items()})
+        sent = without(_names(server), offsets=True)
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
+        server.average_weights(replies, cohort.clients, self.averaging)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the new adapters; what was added before does not change, and is not sent back."""
+        client.load_weights(weights)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        sent = without(weights, offsets=True)
+        return Reply(weights=client.weights.part(sent), num_examples=client.num_examples)
+
+
+class FlexLoRA(FedAvg):
+    """Low-rank adapters of unequal ranks (Bai et al., NeurIPS 2024, Algorithm 1).
+
+    The server averages the changes B A themselves, and sends each client the nearest factors of its own rank.
+    """
+
+    short_name: ClassVar[str] = "flexlora"
+    takes_late_replies: ClassVar[bool] = False
+    learns_by_fit: ClassVar[bool] = True
+
+    averaging: WeightAveraging = SingularValues()
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
+
+
+class FedExLoRA(FedAvg):
+    """Exact aggregation of low-rank adapters (Singhal et al., ACL 2025, Eq. 10 to 13).
+
+    A and B are averaged, and what the product of the means lacks of the mean of the products is added to the frozen
+    layer: what clients receive is the average of what they sent. Needs ``adapter.offset``.
+    """
+
+    short_name: ClassVar[str] = "fedex_lora"
+    takes_late_replies: ClassVar[bool] = False
+    learns_by_fit: ClassVar[bool] = True
+
+    averaging: Annotated[WeightAveraging, only(Residual)] = Residual()
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
+
+    # ---- server half
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast adapters and offsets, train the adapters, average them exactly."""
+        sent = without(_names(server), offsets=True)
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
+        server.average_weights(replies, cohort.clients, self.averaging)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the received model; offsets do not change, and are not sent back."""
+        client.load_weights(weights)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        sent = without(weights, offsets=True)
+        return Reply(weights=client.weights.part(sent), num_examples=client.num_examples)
+
+
+class FedSALoRA(FedAvg):
+    """Federated share-A low-rank adaptation (Guo et al., ICLR 2025, section 3.2).
+
+    A, which learns what is general, is averaged, as is all that has no factors; B, which learns what is a client's own,
+    stays there. A client is judged as it would go on: by the averaged A and its own B.
+    """
+
+    short_name: ClassVar[str] = "fedsa_lora"
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
+    learns_by_fit: ClassVar[bool] = True
+
+    averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
+
+    # ---- server half
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast all but B, train both, average."""
+        sent = without(_names(server), factor="b")
+        part = each(lambda client: self.judged(server, client))
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
+        server.average_weights(replies, cohort.clients, self.averaging)
+
+    def judged(self, server: Server, client: ClientInfo) -> Weights:
+        """See ``Algorithm``; of a client's global model all but B, as in a round."""
+        weights = server.weights_for(client)
+        return weights.part(without(weights, factor="b"))
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the client's own model with what was received in it."""
+        client.model.load(weights, partly=True)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        return Reply(weights=client.weights.part(weights), num_examples=client.num_examples)
+
+    @client_query(float)
+    def assess_global(self, client: Client, weights: Weights) -> Reply:
+        """Evaluate the client's own model with what was received in it."""
+        client.model.load(weights, partly=True)
+        return self.assess(client)
+
+
+def _names(server: Server) -> set[str]:
+    """Names of the tensors of all global models."""
+    return set().union(*server.weights.values())
