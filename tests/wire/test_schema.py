@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.baselines import LocalOnly
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.baselines import LocalOnly
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Reply

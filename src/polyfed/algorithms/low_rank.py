@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from polyfed.aggregation.averagings.low_rank import Residual, Separate, SingularValues, Stacked, fresh, only, without
