@@ -77,12 +77,7 @@ def test_an_institutions_site_imports_no_code_that_attacks(parts: list[Module]) 
         found |= needed
         needed = {other for name in needed for other in imports(known[name], known, at_once=True)} - found
     assert "polyfed.engines.site" in found
-    assert not found & {
-        "polyfed.engines.attacking",
-        "polyfed.engines.colluding",
-        "polyfed.federation.attacks",
-        "polyfed.federation.false_replies",
-    }
+    assert not found & {"polyfed.engines.attackers", "polyfed.federation.attacks"}
 
 
 def tree(root: Path, **sources: str) -> Path:

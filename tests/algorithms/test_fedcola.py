@@ -18,8 +18,7 @@ from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
-from polyfed.wire.channel import Channel
-from polyfed.wire.ledger import Ledger
+from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken

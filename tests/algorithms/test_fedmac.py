@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from by_hand import assert_learns_topics, assert_mean, copies, plain_training
 from gap_rounds import embedded, mean_of_present, with_gaps
-from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
+from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.imputation import Embeddings, Imputer

@@ -19,8 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from polyfed.deploy.engines.flower_pull import Refusal, largest_reply, pulled
 from polyfed.deploy.engines.flower_records import from_records, to_records
-from polyfed.wire.frames import Frame
-from polyfed.wire.limits import Limits
+from polyfed.wire.limits import Frame, Limits
 
 MOST = 1 << 22
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from polyfed.deploy.worker import call_worker, serve_errands
-from polyfed.wire.frames import Frame
+from polyfed.wire.limits import Frame
 
 KILLED = """
 import os, signal, sys

@@ -10,8 +10,7 @@ from torch import Tensor
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Reply
 from polyfed.federation.filters import Ask
-from polyfed.wire.channel import Channel
-from polyfed.wire.ledger import Ledger
+from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer
 from polyfed.wire.payload import Payload, TensorBundle, Weights
 from polyfed.wire.schema import client_step, schema_of

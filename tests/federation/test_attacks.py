@@ -13,8 +13,8 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack, attacks_by_client
+from polyfed.federation.attacks import Conspiracy, FalseUpdate
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.false_replies import Conspiracy, FalseUpdate
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import prepared, site_of

@@ -12,8 +12,7 @@ from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy, each
 from polyfed.runs.settings import RunSettings
-from polyfed.wire.channel import Channel
-from polyfed.wire.ledger import Ledger
+from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations, Weights

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
-from polyfed.federation.missing import MissingSettings
 from polyfed.federation.population import Population
+from polyfed.federation.settings import MissingSettings
 from polyfed.runs.experiment import Experiment
 from small_federations import Config, tiny_experiment
 

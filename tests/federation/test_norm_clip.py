@@ -14,8 +14,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.counting import counted
-from polyfed.federation.filters import Ask, NormClip, Received, RecentNorms, SameShapes
+from polyfed.federation.filters import Ask, NormClip, Received, RecentNorms, SameShapes, counted
 from polyfed.privacy.clipping import Clipping
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, Weights

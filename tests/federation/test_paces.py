@@ -11,8 +11,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paced_cohort import moved
-from polyfed.federation.paces import ConstantStaleness, Pace, Polynomial, Staleness
-from polyfed.federation.times import Drawn, Times
+from polyfed.federation.paces import ConstantStaleness, Drawn, Pace, Polynomial, Staleness, Times
 
 
 def info(name: str, *modalities: str) -> ClientInfo:

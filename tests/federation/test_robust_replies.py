@@ -17,8 +17,7 @@ from polyfed.federation.cohort import Cohort, Reply
 from polyfed.federation.filters import CHECKS, Received
 from polyfed.federation.robust_replies import RobustReplies, require_enough
 from polyfed.privacy.rules import RobustRule
-from polyfed.wire.channel import Channel
-from polyfed.wire.ledger import Ledger
+from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Prototypes, Representations, Weights
 from polyfed.wire.schema import client_step

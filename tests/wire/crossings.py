@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
-from polyfed.wire.limits import Limits
+from polyfed.wire.limits import Frame, Limits
 from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 from polyfed.wire.transport import Transport
 

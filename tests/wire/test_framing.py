@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, pack_frame, unpack, unpack_frame, wire_size
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.limits import Frame
 from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 
 DTYPES = [

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA, pack, pack_frame, unpack, unpack_frame
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.limits import Limits
+from polyfed.wire.limits import Frame, Limits
 from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 
 NAMES = st.text(min_size=1, max_size=8)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.wire.compression import dequantise, quantise
+from polyfed.wire.transport import dequantise, quantise
 
 SLACK = 1 + 2**-15  # of fp32: the scale, the quotient and the product are rounded
 

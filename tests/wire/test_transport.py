@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.compression import dequantise, quantise
 from polyfed.wire.framing import pack, tensor_bytes, wire_size
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
-from polyfed.wire.transport import Transport
+from polyfed.wire.transport import Transport, dequantise, quantise
 
 
 def test_representations_shrink_almost_four_times_framing_included() -> None:

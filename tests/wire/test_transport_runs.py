@@ -16,9 +16,8 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy
 from polyfed.reporting.report import traffic_table
 from polyfed.runs.records import RunRecords
-from polyfed.wire.channel import Channel
 from polyfed.wire.framing import wire_size
-from polyfed.wire.ledger import Ledger
+from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Coded, Payload, Weights
 from polyfed.wire.schema import client_step

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each, tap
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.second_views import Byol, SecondViews, random_views
+from polyfed.algorithms.shared.local_losses import Byol, SecondViews, random_views
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Client, Reply, Weights, client_step
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
+from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel
 

@@ -26,8 +26,8 @@ from polyfed.algorithms.algorithm import (
     each,
 )
 from polyfed.algorithms.shared.distiller import ServerTask, train_task
+from polyfed.algorithms.shared.local_losses import Byol, SecondViews, random_views
 from polyfed.algorithms.shared.public_exchange import EitherExchange, fixed_sample
-from polyfed.algorithms.shared.second_views import Byol, SecondViews, random_views
 from polyfed.algorithms.shared.teacher import HEAT_MAP_SAMPLES
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import Settings

@@ -34,7 +34,7 @@ from polyfed.algorithms.algorithm import (
     each,
     tap,
 )
-from polyfed.algorithms.shared.sample_embeddings import SampleEmbeddings
+from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.types import class_space

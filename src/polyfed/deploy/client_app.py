@@ -14,7 +14,7 @@ from typing import Any
 
 from polyfed.core.untrusted import log_plainly
 from polyfed.deploy.engines.flower_records import MessageFields, client_app
-from polyfed.wire.frames import Frame
+from polyfed.wire.limits import Frame
 
 WORKER = "POLYFED_WORKER"
 """Environment variable with the socket of the site's worker."""

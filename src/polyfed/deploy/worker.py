@@ -19,7 +19,7 @@ import numpy as np
 
 from polyfed.core.files import private_files
 from polyfed.core.untrusted import log_plainly
-from polyfed.wire.frames import Frame
+from polyfed.wire.limits import Frame
 
 if TYPE_CHECKING:  # the module imports Flower, which a worker does without
     from polyfed.deploy.engines.flower_records import MessageFields, Serve

@@ -89,7 +89,7 @@ def _kind_of(spec: RunSpec) -> type[Site]:
     """A simulated site, of attackers where the run has some; institutions, which open theirs, import none of them."""
     if not spec.attackers:
         return Site
-    from polyfed.engines.attacking import AttackingSite
+    from polyfed.engines.attackers import AttackingSite
 
     return AttackingSite
 

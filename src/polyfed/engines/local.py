@@ -15,8 +15,8 @@ from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
-from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
+from polyfed.wire.limits import Frame
 from polyfed.wire.messages import Answer, Request
 
 _T = TypeVar("_T")

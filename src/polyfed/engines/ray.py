@@ -34,7 +34,7 @@ from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
-from polyfed.wire.frames import Frame
+from polyfed.wire.limits import Frame
 from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope_answer, envelope_requests, request_of
 
 _T = TypeVar("_T")

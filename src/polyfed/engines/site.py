@@ -17,10 +17,16 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, PayloadError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
-from polyfed.engines.failures import told
-from polyfed.engines.handover import detached
-from polyfed.engines.leaving import LeavingFilter, Noised, Performing, SiteTerms
-from polyfed.engines.protected_steps import ProtectedSteps, left_by
+from polyfed.engines.leaving import (
+    LeavingFilter,
+    Noised,
+    Performing,
+    ProtectedSteps,
+    SiteTerms,
+    detach_reply,
+    error_text,
+    left_by,
+)
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.membership import Member
@@ -171,7 +177,7 @@ class Site:
         return steps_of(self.spec.algorithm)
 
     def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
-        """``handle``, with what it raises as an answer; see ``told`` for what is told without ``tracebacks``."""
+        """``handle``, with what it raises as an answer; see ``error_text`` for what is told without ``tracebacks``."""
         refused = True
         try:
             self._require_planned(request)
@@ -182,7 +188,7 @@ class Site:
             _log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
             details = traceback.format_exc() if tracebacks else ""
             in_full = tracebacks or (refused and isinstance(error, PayloadError))  # for what it asks, no data
-            return Answer(request.client, error=told(error, in_full=in_full), details=details)
+            return Answer(request.client, error=error_text(error, in_full=in_full), details=details)
 
     def _require_planned(self, request: Request) -> None:
         name, method = f"'{request.step}' of round {request.round}", self.spec.algorithm
@@ -258,7 +264,7 @@ class Site:
                 self._keep(client, version, request.after, step.digest)
         if training is None and not blank:
             client.tell_idle(self._idle)
-        return detached(reply.payload, self._models.get(client.info.architecture))
+        return detach_reply(reply.payload, self._models.get(client.info.architecture))
 
     def _member(self, request: Request) -> Member:
         member = self.federation.members.get(request.client)

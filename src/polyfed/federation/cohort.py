@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.core.errors import ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import CHECKS, Ask, Filter, Received
-from polyfed.wire.channel import Channel
+from polyfed.wire.ledger import Channel
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import schema_of

@@ -18,8 +18,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.union import union
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
-from polyfed.federation.missing import Lacking
-from polyfed.federation.settings import GroupSettings
+from polyfed.federation.settings import GroupSettings, Lacking
 from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
 from polyfed.partitions.partition import dealt, grouped

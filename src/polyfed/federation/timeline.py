@@ -16,8 +16,7 @@ from torch import Tensor
 
 from polyfed.core.untrusted import plain
 from polyfed.federation.timeline_events import STARTED, TimelineEvent
-from polyfed.wire.frames import Frame
-from polyfed.wire.limits import Limits
+from polyfed.wire.limits import Frame, Limits
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
 
 Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]

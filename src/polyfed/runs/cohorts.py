@@ -17,14 +17,13 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
 from polyfed.federation.filters import Filter, NormClip, RecentNorms, checks
 from polyfed.federation.paced_cohort import LateReplies, PacedCohort
-from polyfed.federation.paces import LatePace
+from polyfed.federation.paces import Drawn, LatePace
 from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.timeline import AtWork, RealTime, Timeline
 from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
-from polyfed.federation.times import Drawn
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_places, require_places
 from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
@@ -32,8 +31,7 @@ from polyfed.runs.expenses import Expenses
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import PACE, PRIVACY, SERVER
-from polyfed.wire.channel import Channel
-from polyfed.wire.ledger import Ledger
+from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload
 

@@ -11,7 +11,7 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.federation.attack import Attack
-from polyfed.federation.false_replies import Conspiracy
+from polyfed.federation.attacks import Conspiracy
 from polyfed.federation.paces import LatePace, Pace
 from polyfed.privacy.settings import AggregationSettings
 from polyfed.wire.payload import Prototypes, TensorBundle

@@ -5,12 +5,12 @@ from __future__ import annotations
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.engines.colluding import ColludingEngine
+from polyfed.engines.attackers import ColludingEngine
 from polyfed.engines.engine import Hosting
 from polyfed.federation.attack import attacks_by_client
+from polyfed.federation.attacks import Conspiracy
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
-from polyfed.federation.false_replies import Conspiracy
 from polyfed.federation.population import Population
 from polyfed.federation.robust_replies import require_enough
 from polyfed.federation.secure_ask import require_several

@@ -7,8 +7,8 @@ from typing import Any
 
 from polyfed.core.device import resolve_device
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.counting import counted
 from polyfed.federation.data import sample_views
+from polyfed.federation.filters import counted
 from polyfed.federation.population import Population
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.trainer import Clock

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import TEXT_BYTES, read_json
-from polyfed.wire.frames import Frame
-from polyfed.wire.limits import Limits
+from polyfed.wire.limits import Frame, Limits
 from polyfed.wire.payload import BUNDLE_KINDS, Payload, Scalar, Specs, TensorBundle, settled
 
 SCHEMA = 3

@@ -1,6 +1,12 @@
-"""Limits on what is received: sizes and norms beyond which a message is refused before it is used."""
+"""What arrives before it is read: frames, and limits beyond which a message is refused.
+
+A process that only passes frames on needs no torch, so this module imports none.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -24,3 +30,11 @@ class Limits(Settings):
     tensor_norm: float = Field(
         default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of any other tensor"
     )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One bundle as it crosses: JSON, and the bytes of its tensors in the order of the JSON."""
+
+    header: str
+    buffers: Sequence[memoryview]

@@ -9,9 +9,8 @@ from typing import Any
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
-from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, parsed_object, require_within, unpack, whole_number
-from polyfed.wire.limits import Limits
+from polyfed.wire.limits import Frame, Limits
 from polyfed.wire.payload import Payload
 
 _ERROR, _DETAILS = 1_000, 20_000  # characters that are kept of what went wrong, and of the end of a traceback

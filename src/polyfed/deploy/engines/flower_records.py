@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import read_json
-from polyfed.wire.frames import Frame
+from polyfed.wire.limits import Frame
 
 MessageFields = dict[str, object]
 """What a message says beside its frames: anything that JSON holds."""

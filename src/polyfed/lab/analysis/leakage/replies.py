@@ -19,7 +19,7 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
-from polyfed.engines.attacking import AttackingSite
+from polyfed.engines.attackers import AttackingSite
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort, Sums

@@ -1,19 +1,59 @@
-"""An engine whose clients include attackers that agree on what they send; for simulations."""
+"""Attackers in simulations: a site some of whose clients attack, and an engine whose attackers agree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
 
+from polyfed.core.randomness import generator
+from polyfed.data.samples import Samples
+from polyfed.engines.leaving import LeavingFilter, Performing
+from polyfed.engines.site import Site
+from polyfed.federation.attack import Attack, attacks_by_client
+from polyfed.federation.attacks import Conspiracy, FalseUpdate
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
-from polyfed.federation.false_replies import Conspiracy
+from polyfed.federation.membership import Member
 from polyfed.federation.types import by_architecture
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema
 from polyfed.wire.transport import Transport
+
+
+@dataclass
+class AttackingSite(Site):
+    """Hosts clients as a site does; attackers train on false data, or falsify what they send."""
+
+    may_attack: ClassVar[bool] = True
+
+    @cached_property
+    def _attacks(self) -> dict[str, Attack]:
+        return attacks_by_client(self.spec.attackers, self.infos, self.spec.seed)
+
+    @cached_property
+    def filters(self) -> tuple[LeavingFilter, ...]:
+        """Attackers first: what they falsify is clipped and gets noise as everybody's."""
+        return (self._falsified, *super().filters)
+
+    def _falsified(self, content: Payload, step: Performing) -> Payload:
+        request, attack = step.request, self._attacks.get(step.member.id)
+        if not isinstance(attack, FalseUpdate):
+            return content
+        stream = generator(self.spec.seed, "attack", request.client, request.step, request.round, request.phase)
+        return attack.falsified(content, step.received, stream)
+
+    def train_of(self, member: Member) -> Samples:
+        """What a client trains on; an attacker's is poisoned."""
+        train = super().train_of(member)
+        attack = self._attacks.get(member.id)
+        if attack is None:
+            return train
+        split = self.federation.data.split(member.settings.source, member.settings.split)
+        return attack.poisoned(train, member, split, self.spec.seed)
 
 
 @dataclass(frozen=True)
