@@ -82,7 +82,7 @@ def first_cohort(session: Session) -> Cohort:
 
 def woken(session: Session, client: str, label: StateVersion = (1, 0), after: StateVersion | None = None) -> Client:
     """A client as a step finds it."""
-    return site_of(session).wake(session.federation.members[client], label, after)
+    return site_of(session).build_client(session.federation.members[client], label, after)
 
 
 def request(client: str, payload: Payload, label: StateVersion = (1, 0), after: StateVersion | None = None) -> Request:

@@ -117,7 +117,7 @@ class Algorithm(Settings):
     """Name of the adapter that every client's model must have; empty: none."""
 
     shares_encoders: ClassVar[bool] = False
-    """Whether clients get the server's encoders; they then know its architecture (``Client.guide``)."""
+    """Whether clients get the server's encoders; they then know its architecture (``Client.server_encoders``)."""
 
     @property
     def summed(self) -> Mapping[str, str | None]:

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Guide:
+class _SiteServerEncoders:
     """The server's encoders at a client's site; one live module serves all clients there."""
 
     federation: Population
@@ -249,7 +249,7 @@ class Site:
         request = step.request
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
-            client = self.wake(
+            client = self.build_client(
                 step.member, version, None if step.schema.kind == "fresh" else request.after, blank=blank
             )
             client.private = training
@@ -299,7 +299,7 @@ class Site:
         """What a client trains on."""
         return self.federation.train(member)
 
-    def wake(
+    def build_client(
         self, member: Member, version: StateVersion, after: StateVersion | None = None, *, blank: bool = False
     ) -> Client:
         kept = self._kept(member.id, version, after)
@@ -323,7 +323,9 @@ class Site:
             train=data.train.blank() if blank else data.train,
             test=None if blank else data.test,
             state=ClientState(declared, kept),
-            guide=None if server is None else _Guide(self.federation, member, server, lambda: self._shared, blank),
+            server_encoders=None
+            if server is None
+            else _SiteServerEncoders(self.federation, member, server, lambda: self._shared, blank),
             protected=self.guard is not None,
         )
 

@@ -73,7 +73,7 @@ def _require_id(value: object) -> None:
         raise PayloadError(f"a client cannot be called '{SERVER}'; rename its group")
 
 
-class Guide(Protocol):
+class ServerEncoders(Protocol):
     """The server's encoders at a client: their architecture, and the client's data as they see them."""
 
     def model(self, weights: Mapping[str, Tensor]) -> Model:
@@ -97,7 +97,7 @@ class Client(Participant):
         train: its private training samples.
         test: its test samples, if it has any.
         state: the values that the algorithm declares to keep on a client.
-        guide: the server's encoders, for methods that send them.
+        server_encoders: the server's encoders, for methods that send them.
         private: trains in place of the client, by gradients with noise.
         protected: whether noise hides its reply, which then has the same layout whatever the data are.
     """
@@ -106,7 +106,7 @@ class Client(Participant):
     train: Samples
     test: Samples | None
     state: ClientState = field(default_factory=lambda: ClientState({}, {}))
-    guide: Guide | None = None
+    server_encoders: ServerEncoders | None = None
     private: PrivateTraining | None = None
     protected: bool = False
 
@@ -117,7 +117,7 @@ class Client(Participant):
         added = [name for name in ("regulariser", "correct", "once") if more.get(name)]
         if added or more.get("task_weight", 1.0) != 1:
             raise ConfigError("privacy.samples protects training on the task alone, and the method adds to it")
-        self.make_ready()  # gradients of single samples are no place for it
+        self.prepare_task()  # gradients of single samples are no place for it
         return self.private.fit(self, samples, epochs, steps)
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:

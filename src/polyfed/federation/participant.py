@@ -214,13 +214,13 @@ class Participant:
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
         """The participant's own objective on a batch; ``model`` embeds it where other losses share that."""
-        self.make_ready()
+        self.prepare_task()
         with self.autocast():
             return self.task.loss(model or self.model, self.head, batch)
 
     def training_loss(self, batch: Batch, task_weight: float = 1.0, regulariser: Regulariser | None = None) -> Tensor:
         """The scalar ``task_weight`` * task loss + regulariser of a batch; a weight of 0 leaves the task out."""
-        self.make_ready()
+        self.prepare_task()
         shared, losses = CachedModel(self.model), []
         with self.autocast():
             if task_weight:
@@ -230,7 +230,7 @@ class Participant:
                 losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
         return sum(losses[1:], losses[0])
 
-    def make_ready(self, *, to_train: bool = True) -> None:
+    def prepare_task(self, *, to_train: bool = True) -> None:
         """Prepare the task for the model's weights: once a round for training, and anew for each evaluation."""
         if not to_train or self._ready_in != self.clock.round:
             with self.autocast():
@@ -325,7 +325,7 @@ class Participant:
 
     def evaluate(self, samples: Samples) -> dict[str, float]:
         """The task's metrics on samples."""
-        self.make_ready(to_train=False)
+        self.prepare_task(to_train=False)
         with self.autocast():
             return self.task.evaluate(self.model, self.head, samples, batch_size=self.evaluation_batch)
 

@@ -13,7 +13,7 @@ from polyfed.algorithms.algorithm import Client, ClientInfo, Server, Weights
 from polyfed.core.errors import RunError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Guide
+from polyfed.federation.client import ServerEncoders
 from polyfed.federation.settings import TrainingSettings, require_no_batch_size
 from polyfed.federation.trainer import Trainer
 from polyfed.models.fused import Fused, FusionGuidance, Partner, SampleFeatures, of_batch, of_rows
@@ -155,10 +155,10 @@ class GuidedFusion(Settings):
             self._remember(client, guidance, version)
         return guidance
 
-    def _guide(self, client: Client) -> Guide:
-        if client.guide is None:
+    def _guide(self, client: Client) -> ServerEncoders:
+        if client.server_encoders is None:
             raise RunError("this client was not told the architecture of the server's encoders, which it is to receive")
-        return client.guide
+        return client.server_encoders
 
     def _guidance(self, client: Client, samples: Samples, kept: Mapping[str, Tensor]) -> FusionGuidance:
         model = self._guide(client).model({name: value for name, value in kept.items() if name != VERSION})

@@ -23,7 +23,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Samples
 from polyfed.engines.site import Site
-from polyfed.federation.client import Client, ClientInfo, Guide
+from polyfed.federation.client import Client, ClientInfo, ServerEncoders
 from polyfed.federation.participant import Participant
 from polyfed.lab.analysis.cost import (
     ModelSize,
@@ -227,11 +227,11 @@ class _FewSamples(Site):
 
     few: _FewPublic = _NOTHING
 
-    def wake(self, *given: Any, **named: Any) -> Client:
-        client = super().wake(*given, **named)
+    def build_client(self, *given: Any, **named: Any) -> Client:
+        client = super().build_client(*given, **named)
         size = client.training.batch_size
         client.train = _first(client.train, size)
-        client.guide = client.guide and _FewGuided(client.guide, size)
+        client.server_encoders = client.server_encoders and _FewGuided(client.server_encoders, size)
         self.few.cut(client)
         return client
 
@@ -240,19 +240,19 @@ class _FewSamples(Site):
 class _FewGuided:
     """The server's encoders at a client that has few samples."""
 
-    guide: Guide
+    encoders: ServerEncoders
     size: int
 
     def model(self, weights: Mapping[str, Tensor]) -> Model:
-        return self.guide.model(weights)
+        return self.encoders.model(weights)
 
     @property
     def train(self) -> Samples:
-        return _first(self.guide.train, self.size)
+        return _first(self.encoders.train, self.size)
 
     @property
     def test(self) -> Samples | None:
-        return self.guide.test
+        return self.encoders.test
 
 
 def _first(samples: Samples, size: int) -> Samples:

@@ -150,7 +150,7 @@ class Situation:
         assert isinstance(bundle, Representations | Logits)
         site = replace(self.seen.site, guard=None)
         with isolated(site.spec.seed, "surrogate", member.id):  # Yang et al. 2022
-            who = site.wake(member, seen.version)
+            who = site.build_client(member, seen.version)
             digest = Digest(epochs=self.plan.passes, loss="l2", batch_size=_SURROGATE_BATCH)
             digest.fit(who, self._public, self._public.from_wire(who, bundle))
         return who.model.eval()
