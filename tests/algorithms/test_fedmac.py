@@ -15,7 +15,7 @@ from gap_rounds import embedded, mean_of_present, with_gaps
 from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel, Model
-from polyfed.tasks.imputation import Embeddings, Imputer
+from polyfed.tasks.imputations import Embeddings, Imputer
 from sessions import first_cohort, prepared, woken
 from small_federations import topics
 
@@ -76,7 +76,7 @@ def test_the_contrasts_see_the_modality_dropout_of_the_task(tmp_path: Path, monk
     batch = next(client.batches(client.train, "task"))
     client.training_loss(batch, regulariser=noted)
     (thin,) = draws
-    z = {name: dict(zip(part.places.tolist(), part.values, strict=True)) for name, part in thin.items()}
+    z = {name: dict(zip(part.index.tolist(), part.values, strict=True)) for name, part in thin.items()}
     assert sum(map(len, z.values())) < sum(map(len, embedded(client.model, batch).values()))
     assert fused[0] is not None
     expected = torch.stack([mean_of_present(z, k) for k in range(len(fused[0]))])

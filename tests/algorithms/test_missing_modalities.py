@@ -17,7 +17,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data import samples as samples_module
 from polyfed.data.samples import Inputs
 from polyfed.runs.experiment import Experiment
-from polyfed.tasks.imputation import Imputation
+from polyfed.tasks.imputations import Imputation
 from sessions import prepared, woken
 from small_federations import METHODS, Config, federation_for, tiny_experiment
 

@@ -20,7 +20,7 @@ from polyfed.models.encoder import Encoder
 from polyfed.optim.servers import ServerOptimizer
 from polyfed.partitions.partition import Partition
 from polyfed.runs.config_files import read_layers
-from polyfed.tasks.imputation import Imputation
+from polyfed.tasks.imputations import Imputation
 
 LINE = r"was removed in 0\.4; version 0\.3 has it"
 

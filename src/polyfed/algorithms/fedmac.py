@@ -50,6 +50,6 @@ class FedMAC(FedAvg):
         between = [own.contrast(u, v, places, self.tau) for u, v, places in own.pairs()] if self.between else []
         fused = []
         if self.fused and own.fused is not None and own.is_fused:
-            several = [part for part in own.parts.values() if len(part.places) > 1]
-            fused = [own.contrast(own.fused[part.places], part.values, part.places, self.tau) for part in several]
+            several = [part for part in own.parts.values() if len(part.index) > 1]
+            fused = [own.contrast(own.fused[part.index], part.values, part.index, self.tau) for part in several]
         return self.between * own.mean(between) + self.fused * own.mean(fused)

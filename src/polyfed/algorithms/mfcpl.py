@@ -129,7 +129,7 @@ class MFCPL(Algorithm):
         f, labels, width = F.normalize(own.fused.float(), dim=1), own.labels, known.means.shape[1]
         # mse is the mean over dimensions of the squared norm
         near = width * mse(f, known.means[labels], known.present[labels])
-        told = [prototype_contrast(p.values, *known, labels[p.places], self.tau) for p in own.parts.values()]
+        told = [prototype_contrast(p.values, *known, labels[p.index], self.tau) for p in own.parts.values()]
         return self.regularisation * near + self.contrast * own.mean(told)
 
     def apart(self, own: SampleEmbeddings) -> Tensor:

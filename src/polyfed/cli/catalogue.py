@@ -28,7 +28,7 @@ FAMILIES = {
     "data": ("polyfed.data.source", "Source", "sources of data"),
     "views": ("polyfed.data.view", "View", "what encoders receive"),
     "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "texts as token ids"),
-    "imputations": ("polyfed.tasks.imputation", "Imputation", "what stands for a modality that a sample lacks"),
+    "imputations": ("polyfed.tasks.imputations", "Imputation", "what stands for a modality that a sample lacks"),
     "partitions": ("polyfed.partitions.partition", "Partition", "how items are dealt out among clients"),
     "tasks": ("polyfed.tasks.task", "Task", "what a participant is trained for"),
     "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),

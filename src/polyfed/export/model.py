@@ -37,7 +37,7 @@ from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
 from polyfed.runs.opened import Run, ServerModel, as_run
-from polyfed.tasks.imputations.constant import LeaveOut
+from polyfed.tasks.imputations import LeaveOut
 from polyfed.tasks.segmentation import Segmentation
 from polyfed.tasks.task import Task
 

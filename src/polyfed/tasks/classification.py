@@ -22,8 +22,7 @@ from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_c
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
-from polyfed.tasks.imputation import Embeddings, Imputation, Imputer, embeddings_of
-from polyfed.tasks.imputations.constant import LeaveOut
+from polyfed.tasks.imputations import Embeddings, Imputation, Imputer, LeaveOut, embeddings_of
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
 

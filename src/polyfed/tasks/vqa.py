@@ -20,7 +20,7 @@ from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import sole_best
-from polyfed.tasks.imputation import embeddings_of
+from polyfed.tasks.imputations import embeddings_of
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
 
@@ -271,9 +271,9 @@ def _embedded(model: Embedder, batch: Batch, modalities: Sequence[str]) -> list[
     parts = embeddings_of(model, batch, modalities)
     like = next(iter(parts.values())).values
     zeros = like.new_zeros(len(batch), like.shape[1])
-    whole = {name: part.values for name, part in parts.items() if len(part.places) == len(batch)}
+    whole = {name: part.values for name, part in parts.items() if len(part.index) == len(batch)}
     whole |= {
-        name: torch.zeros_like(zeros, dtype=part.values.dtype).index_add(0, part.places, part.values)
+        name: torch.zeros_like(zeros, dtype=part.values.dtype).index_add(0, part.index, part.values)
         for name, part in parts.items()
         if name not in whole
     }

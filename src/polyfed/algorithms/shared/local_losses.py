@@ -20,7 +20,7 @@ from polyfed.losses.byol import TargetNetwork, symmetric_byol
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.imputation import Embeddings, embeddings_of, of_both
+from polyfed.tasks.imputations import Embeddings, embeddings_of, of_both
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class SampleEmbeddings:
         return self.batch.targets[self.client.task.target].long()
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor, Int64[Tensor, " k"]]]:
-        """Embeddings [k, d] in each two modalities of the samples that have both, two at least, and their places."""
+        """Embeddings [k, d] in each two modalities of the samples that have both, two at least, and their index."""
         for one, other in combinations(self.parts, 2):
-            u, v, places = of_both(self.parts[one], self.parts[other], len(self.batch))
-            if len(places) > 1:
-                yield u, v, places
+            u, v, index = of_both(self.parts[one], self.parts[other], len(self.batch))
+            if len(index) > 1:
+                yield u, v, index
 
-    def contrast(self, u: Tensor, v: Tensor, places: Int64[Tensor, " k"], tau: float) -> Float[Tensor, ""]:
-        """InfoNCE of two sides of the samples at ``places``; captions of one item are not each other's negatives."""
-        return info_nce(F.normalize(u, dim=1), F.normalize(v, dim=1), 1 / tau, self.batch.items[places])
+    def contrast(self, u: Tensor, v: Tensor, index: Int64[Tensor, " k"], tau: float) -> Float[Tensor, ""]:
+        """InfoNCE of two sides of the samples at ``index``; captions of one item are not each other's negatives."""
+        return info_nce(F.normalize(u, dim=1), F.normalize(v, dim=1), 1 / tau, self.batch.items[index])
 
     def mean(self, losses: list[Tensor]) -> Tensor:
         """Their mean; 0 without any."""

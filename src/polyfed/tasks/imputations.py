@@ -1,0 +1,336 @@
+"""What stands for the embedding of a modality that a sample lacks, where embeddings of several are averaged."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.data.samples import Batch, Samples
+from polyfed.models.model import Embedder
+from polyfed.tasks import evaluating
+
+
+@dataclass(frozen=True)
+class PresentEmbeddings:
+    """Embeddings of those samples of a batch that have a modality.
+
+    Attributes:
+        values: [k, d].
+        index: of each in the batch, ascending.
+    """
+
+    values: Float[Tensor, "k d"]
+    index: Int64[Tensor, " k"]
+
+
+Embeddings = Mapping[str, PresentEmbeddings]
+
+
+class Imputation(Settings):
+    """A way to fill in for what samples lack. Subclasses live in this module."""
+
+    home: ClassVar[str] = "polyfed.tasks.imputations"
+    is_per_sample: ClassVar[bool] = True
+    """Whether what stands for a sample's modality depends on no other private sample."""
+
+    looks_in_public: ClassVar[bool] = False
+    """Whether what stands for it is of public samples, as the participant's own model sees them."""
+
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="share of samples with several modalities that lose one in training"
+    )
+
+    def require_public(self, modalities: Collection[str]) -> None:
+        """Raise ConfigError if it takes public samples and these, of such modalities, are not enough."""
+
+    def __str__(self) -> str:
+        """What tells one from another in the name of a type: all that shapes what is averaged."""
+        own = [f"{key}={getattr(self, key)}" for key in type(self).model_fields if key != "dropout"]
+        return "-".join([self.component_name(), *own])
+
+    @abstractmethod
+    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+        """The module that fills in; its parameters are trained with the classifier, and averaged with it.
+
+        Args:
+            dim: width of embeddings.
+            modalities: all that are averaged.
+            classes: number of classes that samples have.
+        """
+
+
+class Imputer(nn.Module):
+    """The mean over modalities of a sample's embeddings, with zeros in place of those that it lacks.
+
+    Subclasses put something else there.
+
+    Args:
+        modalities: all that are averaged.
+        dropout: see ``Imputation``.
+    """
+
+    def __init__(self, modalities: Sequence[str], dropout: float) -> None:
+        super().__init__()
+        self.modalities, self.dropout = tuple(modalities), dropout
+
+    def forward(self, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
+        """What is classified of each of ``count`` samples, each of which has a modality at least."""
+        return self.fuse(self.thinned(parts, count) if self.training and self.dropout else parts, count)
+
+    def fuse(self, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
+        """The mean embedding of each sample, after modality dropout."""
+        if [len(part.index) for part in parts.values()] == [count] * len(self.modalities):
+            return torch.stack([parts[name].values for name in self.modalities]).mean(0)
+        first = next(iter(parts.values())).values
+        # encoders may end in different types under autocast, of which index_add takes one
+        dtype = functools.reduce(torch.promote_types, (part.values.dtype for part in parts.values()))
+        total = first.new_zeros(count, first.shape[1], dtype=dtype)
+        for part in parts.values():
+            total = total.index_add(0, part.index, part.values.to(dtype))
+        for name in self.modalities:
+            lacking = absent(parts, name, count, first.device)
+            if len(lacking):
+                total = total.index_add(0, lacking, self.fill(name, lacking, parts, count).to(dtype))
+        return total / self.share(parts, count)
+
+    def fill(self, modality: str, index: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
+        """What stands for a modality that the samples at ``index`` lack, of the ``count`` samples of a batch."""
+        first = next(iter(parts.values())).values
+        return first.new_zeros(len(index), first.shape[1])
+
+    def share(self, parts: Embeddings, count: int) -> Float[Tensor, "b 1"] | int:
+        """What the sum of embeddings is divided by."""
+        return len(self.modalities)
+
+    @torch.no_grad()
+    def observe(self, parts: Embeddings, labels: Int64[Tensor, " b"]) -> None:
+        """See a batch of training; only some imputers learn from it."""
+
+    def prepare(self, model: Embedder, public: Samples | None, batch_size: int) -> None:
+        """Compute what the imputer takes from the model's present weights, before training or evaluation.
+
+        Raises:
+            ConfigError: it takes a public set with all modalities, and there is none.
+        """
+
+    def thinned(self, parts: Embeddings, count: int) -> Embeddings:
+        """The parts after modality dropout: some samples lose one modality of several, at random.
+
+        From torch's global generator, as every dropout.
+        """
+        device = next(iter(parts.values())).index.device
+        present = torch.zeros(len(self.modalities), count, dtype=torch.bool, device=device)
+        for row, name in enumerate(self.modalities):
+            if name in parts:
+                present[row, parts[name].index] = True
+        loses = (torch.rand(count, device=device) < self.dropout) & (present.sum(0) > 1)
+        # the modality with the largest draw, of those that the sample has
+        drawn = torch.rand(len(self.modalities), count, device=device).masked_fill(~present, -1)
+        kept = present & ~(loses & (drawn == drawn.amax(0)))
+        thin = {}
+        for row, name in enumerate(self.modalities):
+            if name in parts and bool((mask := kept[row, parts[name].index]).any()):
+                thin[name] = PresentEmbeddings(parts[name].values[mask], parts[name].index[mask])
+        return thin
+
+
+def embeddings_of(model: Embedder, batch: Batch, modalities: Sequence[str]) -> dict[str, PresentEmbeddings]:
+    """Embeddings of a batch by modality, of the samples that have it."""
+    every = torch.arange(len(batch), device=batch.index.device)
+    parts = {}
+    for name in (one for one in modalities if one in batch.inputs):
+        index = every if name not in batch.present else batch.present[name].nonzero()[:, 0]
+        x = batch.inputs[name]
+        if len(index):
+            # the very input where nobody lacks it: models remember what they have embedded
+            parts[name] = PresentEmbeddings(model.embed(name, x if len(index) == len(batch) else x[index]), index)
+    return parts
+
+
+def absent(parts: Embeddings, modality: str, count: int, device: torch.device) -> Int64[Tensor, " k"]:
+    """Index of the samples that lack a modality."""
+    lacking = torch.ones(count, dtype=torch.bool, device=device)
+    if modality in parts:
+        lacking[parts[modality].index] = False
+    return lacking.nonzero()[:, 0]
+
+
+def of_both(one: PresentEmbeddings, other: PresentEmbeddings, count: int) -> tuple[Tensor, Tensor, Int64[Tensor, " k"]]:
+    """Embeddings of those of ``count`` samples that have both modalities, and their index."""
+    if len(one.index) == len(other.index) == count:
+        return one.values, other.values, one.index
+    shared = torch.isin(one.index, other.index)
+    return one.values[shared], other.values[torch.isin(other.index, one.index)], one.index[shared]
+
+
+def mean_of(made: Embeddings, parts: Embeddings, count: int) -> Float[Tensor, "b w"]:
+    """Means of what was made for each of ``count`` samples, of the modalities that it has; zero where nothing was."""
+    like = next(iter((*made.values(), *parts.values()))).values
+    total, times = like.new_zeros(count, like.shape[1]), like.new_zeros(count, 1)
+    for part in made.values():
+        total = total.index_add(0, part.index, part.values.to(total.dtype))
+        times = times.index_add(0, part.index, torch.ones_like(part.values[:, :1]).to(times.dtype))
+    return total / times.clamp(min=1)
+
+
+class LeaveOut(Imputation):
+    """Nothing: the mean is over the modalities that a sample has."""
+
+    short_name: ClassVar[str] = "drop"
+
+    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+        return _LeftOut(modalities, self.dropout)
+
+
+class _LeftOut(Imputer):
+    def share(self, parts: Embeddings, count: int) -> Float[Tensor, "b 1"]:
+        times = torch.bincount(torch.cat([part.index for part in parts.values()]), minlength=count)
+        return times[:, None].to(next(iter(parts.values())).values.dtype)
+
+
+class Zero(Imputation):
+    """Zeros, so that a sample with fewer modalities says less."""
+
+    short_name: ClassVar[str] = "zero"
+
+    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+        return Imputer(modalities, self.dropout)
+
+
+class Placeholder(Imputation):
+    """A vector that is learnt, one a modality."""
+
+    short_name: ClassVar[str] = "placeholder"
+
+    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+        return _Placeholders(dim, modalities, self.dropout)
+
+
+class _Placeholders(Imputer):
+    def __init__(self, dim: int, modalities: Sequence[str], dropout: float) -> None:
+        super().__init__(modalities, dropout)
+        self.vectors = nn.ParameterDict({name: nn.Parameter(torch.zeros(dim)) for name in modalities})
+
+    def fill(self, modality: str, index: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
+        vector: Tensor = self.vectors[modality]
+        return vector.expand(len(index), -1)
+
+
+class Neighbour(Imputation):
+    """The embedding that the nearest public sample has in the lacking modality, by those that the sample has."""
+
+    short_name: ClassVar[str] = "nearest"
+    looks_in_public: ClassVar[bool] = True
+
+    def require_public(self, modalities: Collection[str]) -> None:
+        """See ``Imputation``."""
+        if len(modalities) < 2:
+            raise ConfigError(
+                "task.imputation nearest takes a public set of several modalities; add a 'public' section of such a "
+                "source, or choose another imputation"
+            )
+
+    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+        return _Nearest(modalities, self.dropout)
+
+
+class _Nearest(Imputer):
+    def __init__(self, modalities: Sequence[str], dropout: float) -> None:
+        super().__init__(modalities, dropout)
+        self._bank: dict[str, Tensor] = {}  # of the model as it was when the client's step began; no state
+
+    def prepare(self, model: Embedder, public: Samples | None, batch_size: int) -> None:
+        if public is None or not set(self.modalities) <= set(public.modalities):
+            raise ConfigError(
+                f"task.imputation nearest takes a public set with {list(self.modalities)}; add a 'public' section of "
+                "such a source, or choose another imputation"
+            )
+        with evaluating(model, inference=False):
+            batches = [batch.to(model.device) for batch in public.only(self.modalities).batches(batch_size)]
+            self._bank = {
+                name: torch.cat([model.embed(name, batch.inputs[name]).float() for batch in batches])
+                for name in self.modalities
+            }
+
+    def fill(self, modality: str, index: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
+        if not self._bank:
+            raise ConfigError(
+                "task.imputation nearest looks in the public set as the client's own model sees it, which a saved "
+                "model has not; choose another imputation"
+            )
+        near = {
+            name: PresentEmbeddings(
+                F.normalize(part.values.detach().float(), dim=-1) @ F.normalize(self._bank[name], dim=-1).T, part.index
+            )
+            for name, part in parts.items()
+        }
+        return self._bank[modality][mean_of(near, near, count)[index].argmax(1)]
+
+
+_LEAST = 1e-3  # mass of a running mean below which it is none
+
+
+class ClassPrototypes(Imputation):
+    """The mean embeddings of the classes in the lacking modality, by how near the sample is to them in others.
+
+    sum_c softmax_c(cos(z_a, m_a,c) / tau) m_b,c for what a sample has, a, and lacks, b; the mean over all that it has.
+    Means are running ones of training samples, and are averaged among clients as other weights are.
+    """
+
+    short_name: ClassVar[str] = "prototypes"
+    is_per_sample: ClassVar[bool] = False
+
+    temperature: float = Field(default=0.1, gt=0, description="tau, of the cosines")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of the running means, a batch")
+
+    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+        return _PrototypeMix(self, dim, modalities, classes)
+
+
+class _PrototypeMix(Imputer):
+    running_sums: Tensor
+    running_mass: Tensor
+
+    def __init__(self, settings: ClassPrototypes, dim: int, modalities: Sequence[str], classes: int) -> None:
+        super().__init__(modalities, settings.dropout)
+        self.settings = settings
+        # a running mean is sums / mass: as both are bounded and average among clients, so does it
+        self.register_buffer("running_sums", torch.zeros(len(modalities), classes, dim))
+        self.register_buffer("running_mass", torch.zeros(len(modalities), classes))
+
+    @torch.no_grad()
+    def observe(self, parts: Embeddings, labels: Int64[Tensor, " b"]) -> None:
+        for name, part in parts.items():
+            row, classes = self.modalities.index(name), labels[part.index]
+            shown = torch.zeros_like(self.running_mass[row]).index_add(
+                0, classes, torch.ones_like(classes, dtype=torch.float32)
+            )
+            added = torch.zeros_like(self.running_sums[row]).index_add(0, classes, part.values.detach().float())
+            keep = torch.where(shown > 0, self.settings.momentum, 1.0)  # a class that is not present stays as it is
+            self.running_mass[row] = keep * self.running_mass[row] + (1 - keep)
+            mean = added / shown.clamp(min=1)[:, None]
+            self.running_sums[row] = keep[:, None] * self.running_sums[row] + (1 - keep)[:, None] * mean
+
+    def fill(self, modality: str, index: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
+        target, mixed = self.modalities.index(modality), {}
+        for name, part in parts.items():
+            row = self.modalities.index(name)
+            # noise and rules may leave a trace of a class that nobody has
+            known = ((self.running_mass[row] > _LEAST) & (self.running_mass[target] > _LEAST)).nonzero()[:, 0]
+            if name == modality or not len(known):
+                continue
+            means = self.running_sums[:, known] / self.running_mass[:, known, None]
+            near = F.normalize(part.values.float(), dim=-1) @ F.normalize(means[row], dim=-1).T
+            mixed[name] = PresentEmbeddings((near / self.settings.temperature).softmax(-1) @ means[target], part.index)
+        return mean_of(mixed, parts, count)[index]

@@ -1,1 +1,0 @@
-"""Ways to fill in for modalities that samples lack."""
