@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
 from polyfed.runs.session import Session
-from polyfed.tasks.recall import ranks, recall_at
+from polyfed.tasks.metrics import ranks, recall_at
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Representations
 

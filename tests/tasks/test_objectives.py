@@ -21,9 +21,9 @@ from polyfed.losses.info_nce import info_nce
 from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
 from polyfed.models.aligner import Detail
 from polyfed.models.model import CachedModel, Model
-from polyfed.tasks.convirt import ConVIRT
 from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA, PrototypeLayer
+from polyfed.tasks.retrieval import ConVIRT
 from polyfed.tasks.task import Task
 from small_federations import Config
 from small_federations import aligned as hospitals

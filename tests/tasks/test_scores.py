@@ -13,9 +13,22 @@ from scipy.stats import binomtest
 from torch.nn import functional as F
 
 from polyfed.core.errors import DataError
-from polyfed.tasks.accuracy import accuracies, balanced_accuracy, label_ranks, macro_f1, predictions, top
-from polyfed.tasks.overlap import dice, dice_of_constant, iou, mean_dice, overlaps
-from polyfed.tasks.recall import positives_per_query, ranks, recall_at
+from polyfed.tasks.metrics import (
+    accuracies,
+    balanced_accuracy,
+    dice,
+    dice_of_constant,
+    iou,
+    label_ranks,
+    macro_f1,
+    mean_dice,
+    overlaps,
+    positives_per_query,
+    predictions,
+    ranks,
+    recall_at,
+    top,
+)
 from polyfed.tasks.scores import TaskScores, drawn_means, mean_by_item, share_interval
 
 

@@ -1,13 +1,15 @@
-"""Tasks, and the mode in which they evaluate."""
+"""Tasks, and how they evaluate: the mode of models, and each distinct row once."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
+from polyfed.data.samples import Samples
 from polyfed.models.model import Embedder
 
 
@@ -26,3 +28,20 @@ def evaluating(*modules: Embedder | nn.Module | None, inference: bool = True) ->
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+def encoded_rows(
+    encode: Callable[[str, Tensor], Float[Tensor, "b d"]],
+    device: torch.device,
+    modality: str,
+    samples: Samples,
+    batch_size: int,
+) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
+    """Every distinct row of a modality by ``encode``, without those of samples that lack it, and which row each has.
+
+    A sample that lacks the modality has row 0 among rows that then start at 1.
+    """
+    rows, inverse_index = samples.distinct(modality)
+    present = rows[rows >= 0]
+    blocks = (samples.load(modality, part).to(device, non_blocking=True) for part in torch.split(present, batch_size))
+    return torch.cat([encode(modality, block) for block in blocks]), inverse_index.to(device)

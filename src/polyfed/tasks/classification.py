@@ -21,8 +21,8 @@ from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_count
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
-from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.imputations import Embeddings, Imputation, Imputer, LeaveOut, embeddings_of
+from polyfed.tasks.metrics import accuracies, label_ranks, predictions
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
 

@@ -66,18 +66,10 @@ class GLoRIA(PairTask):
         """Raise ConfigError if the model gives no features by position."""
         self.require_detail(model)
 
-    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        """Weighted sum of the two contrasts.
-
-        Raises:
-            ConfigError: the model gives no features by position.
-        """
-        pairs = self.usable(batch)
-        if not len(pairs):
-            return batch.no_loss
-        batch = pairs
-        first, second = self.detail(model, batch)
-        siblings, parts = self.siblings(batch), []
+    def pair_loss(self, model: Embedder, head: nn.Module | None, pairs: Batch) -> Tensor:
+        """Weighted sum of the two contrasts."""
+        first, second = self.detail(model, pairs)
+        siblings, parts = self.siblings(pairs), []
         # a term without weight is not even computed
         if self.global_weight:
             # in fp32, as a model's representations: under autocast embeddings have 16 bits

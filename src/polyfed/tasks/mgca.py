@@ -77,7 +77,7 @@ class MGCA(PairTask):
                 if not isinstance(model.encoders[modality], Aligned):
                     raise _no_attention(modality)
 
-    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+    def pair_loss(self, model: Embedder, head: nn.Module | None, pairs: Batch) -> Tensor:
         """Weighted sum of the three alignments.
 
         Raises:
@@ -85,16 +85,11 @@ class MGCA(PairTask):
         """
         if not isinstance(head, PrototypeLayer):
             raise TypeError("mgca needs the module that its head() made")
-        # one pass of each encoder for all three terms
-        pairs = self.usable(batch)
-        if not len(pairs):
-            return batch.no_loss
-        batch = pairs
-        sides = self.detail(model, batch)
+        sides = self.detail(model, pairs)  # one pass of each encoder for all three terms
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
         parts = []
         if self.instance_weight:
-            instances = info_nce(u, v, 1 / self.temperature, self.siblings(batch), reduction=self.contrast_reduction)
+            instances = info_nce(u, v, 1 / self.temperature, self.siblings(pairs), reduction=self.contrast_reduction)
             parts.append(self.instance_weight * instances)
         if self.token_weight:
             tokens = [

@@ -19,8 +19,8 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.losses.info_nce import Reduction
 from polyfed.models.aligner import Detail
 from polyfed.models.model import Detailed, Embedder, Model
-from polyfed.tasks import evaluating
-from polyfed.tasks.recall import positives_per_query, ranks, recall_at
+from polyfed.tasks import encoded_rows, evaluating
+from polyfed.tasks.metrics import positives_per_query, ranks, recall_at
 from polyfed.tasks.scores import TaskScores, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
 
@@ -108,12 +108,18 @@ class PairTask(Task):
         return samples.having(*self.between)
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        """The loss that the head is, of the batch's pairs; of tasks whose head is none another."""
+        """``pair_loss`` of the samples that have both modalities; 0 if none has."""
+        pairs = self.usable(batch)
+        return self.pair_loss(model, head, pairs) if len(pairs) else batch.no_loss
+
+    def pair_loss(self, model: Embedder, head: nn.Module | None, pairs: Batch) -> Tensor:
+        """The loss that the head is, of a batch in which all samples have both modalities.
+
+        Raises:
+            ConfigError: the task needs features by position, and the model gives none.
+        """
         if head is None:
             raise TypeError(f"{self.component_name()} needs the module that its head() made")
-        pairs = self.usable(batch)
-        if not len(pairs):
-            return batch.no_loss
         loss: Tensor = head(*self.represent(model, pairs), self.siblings(pairs))
         return loss
 
@@ -128,7 +134,9 @@ class PairTask(Task):
         """
         self.require(samples)
         samples = self.usable(samples)
-        _require_items(len(set(samples.items.tolist())), max(self.folds))
+        items, needed = len(set(samples.items.tolist())), max(self.folds)
+        if items < needed:
+            raise DataError(f"{items} items cannot make {needed} folds; lower folds or test on more items")
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
             sides = {modality: side for modality, (side, _) in encoded.items()}
@@ -138,7 +146,7 @@ class PairTask(Task):
             first = sum(recalls[name] for recalls in protocols.values() for name in firsts)
             if self.in_batch is not None:
                 # sample by sample, as in training: a row that several samples share comes several times
-                pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
+                pairs = {modality: side.at(index) for modality, (side, index) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = TaskScores(self._in_batches(pairs, self.in_batch))
         return TaskScores({self.primary: first} | _suffixed(protocols), self._by_item(protocols))
 
@@ -154,10 +162,11 @@ class PairTask(Task):
             return None
         sides = {}
         for modality in self.between:
-            places = samples.distinct(modality)[1]
+            inverse_index = samples.distinct(modality)[1]
             # backwards, so that the first sample of an input is written last
-            backwards = torch.arange(len(places) - 1, -1, -1)
-            first = torch.zeros(int(places.max()) + 1, dtype=torch.int64).index_put((places[backwards],), backwards)
+            backwards = torch.arange(len(inverse_index) - 1, -1, -1)
+            first = torch.zeros(int(inverse_index.max()) + 1, dtype=torch.int64)
+            first = first.index_put((inverse_index[backwards],), backwards)
             values = representations[modality]
             numbers = (samples.items[first].to(values.device), samples.matches[first].to(values.device))
             sides[modality] = _Side(values[first.to(values.device)], *numbers)
@@ -278,11 +287,6 @@ def _share(sums: Float[Tensor, "2 k"], size: int) -> Float[Tensor, "2 size"]:
     return F.pad(sums, (0, size - sums.shape[1])) / sums[1].sum()
 
 
-def _require_items(count: int, needed: int) -> None:
-    if count < needed:
-        raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
-
-
 def _suffixed(protocols: Mapping[str, Mapping[str, _T]]) -> dict[str, _T]:
     return {f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()}
 
@@ -291,12 +295,8 @@ def _encode(
     model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[_Side, Int64[Tensor, " samples"]]:
     """Every distinct row, and which of them each sample has."""
-    rows, place = samples.distinct(modality)
+    values, inverse_index = encoded_rows(model.represent, model.device, modality, samples, batch_size)
     # every sample of a row has the row's item, so that any of them may write it
-    items, matches = (
-        torch.empty_like(rows).scatter_(0, place, numbers) for numbers in (samples.items, samples.matches)
-    )
-    device = model.device
-    blocks = (samples.load(modality, part).to(device, non_blocking=True) for part in torch.split(rows, batch_size))
-    values = torch.cat([model.represent(modality, x) for x in blocks])
-    return _Side(values, items.to(device), matches.to(device)), place.to(device)
+    numbers = samples.items.to(model.device), samples.matches.to(model.device)
+    items, matches = (own.new_empty(len(values)).scatter_(0, inverse_index, own) for own in numbers)
+    return _Side(values, items, matches), inverse_index

@@ -74,8 +74,8 @@ def drawn_means(means: Float[Tensor, "m 2 items"], draws: int) -> Float[Tensor, 
 
 def mean_by_item(values: Tensor, items: Int64[Tensor, " n"]) -> Float[Tensor, "2 items"]:
     """Sums and counts of the values [n] of each item's samples."""
-    places = items.cpu()
-    return torch.stack([torch.bincount(places, values.double().cpu()), torch.bincount(places).double()])
+    items = items.cpu()
+    return torch.stack([torch.bincount(items, values.double().cpu()), torch.bincount(items).double()])
 
 
 def items_beside(samples: Samples) -> dict[str, float]:

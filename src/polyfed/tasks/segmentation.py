@@ -21,8 +21,7 @@ from polyfed.models.decoders import MaskHead
 from polyfed.models.model import Embedder, Located, Model
 from polyfed.models.towers import grid_side
 from polyfed.tasks import evaluating
-from polyfed.tasks.accuracy import sole_best
-from polyfed.tasks.overlap import dice, dice_of_constant, iou, overlaps
+from polyfed.tasks.metrics import dice, dice_of_constant, iou, overlaps, sole_best
 from polyfed.tasks.scores import TaskScores, items_beside
 from polyfed.tasks.task import AnySamples, Task
 

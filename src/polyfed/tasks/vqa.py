@@ -18,9 +18,9 @@ from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR, VOTES
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
-from polyfed.tasks import evaluating
-from polyfed.tasks.accuracy import sole_best
-from polyfed.tasks.imputations import embeddings_of
+from polyfed.tasks import encoded_rows, evaluating
+from polyfed.tasks.imputations import PresentEmbeddings, embeddings_of
+from polyfed.tasks.metrics import sole_best
 from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
 from polyfed.tasks.task import AnySamples, Task
 
@@ -128,7 +128,7 @@ class VQA(Task):
             outcomes = []
             for start in range(0, len(samples), batch_size):
                 rows = slice(start, start + batch_size)
-                logits, truth = fused([values[place[rows]] for values, place in sides]).float(), known[rows]
+                logits, truth = fused([values[index[rows]] for values, index in sides]).float(), known[rows]
                 truth = truth.to(model.device)
                 lost = F.cross_entropy(logits, truth, ignore_index=-100, reduction="none")
                 outcomes.append((sole_best(logits), lost))
@@ -245,25 +245,16 @@ def _require(head: nn.Module | None) -> FusedHead:
 def _sides(
     model: Embedder, modalities: Sequence[str], samples: Samples, batch_size: int
 ) -> list[tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]]:
-    """``_encode`` of each modality; one row of zeros for all samples where none has it."""
-    shown = [name for name in modalities if bool((samples.rows[name] >= 0).any())]
-    encoded = {name: _encode(model, name, samples, batch_size) for name in shown}
-    values, places = encoded[shown[0]]
-    nothing = values.new_zeros(1, values.shape[1]), torch.zeros_like(places)
+    """Embeddings of each modality's distinct rows, zeros where it is absent, and which row each sample has."""
+    encoded = {}
+    for name in [name for name in modalities if bool((samples.rows[name] >= 0).any())]:
+        values, inverse_index = encoded_rows(model.embed, model.device, name, samples, batch_size)
+        # rows ascend: that of samples without the modality is the first
+        lacking = int(bool((samples.rows[name] < 0).any()))
+        encoded[name] = F.pad(values, (0, 0, lacking, 0)), inverse_index
+    values, inverse_index = next(iter(encoded.values()))
+    nothing = values.new_zeros(1, values.shape[1]), torch.zeros_like(inverse_index)
     return [encoded.get(name, nothing) for name in modalities]
-
-
-def _encode(
-    model: Embedder, modality: str, samples: Samples, batch_size: int
-) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
-    rows, place = samples.distinct(modality)
-    there = rows[rows >= 0]
-    blocks = (
-        samples.load(modality, part).to(model.device, non_blocking=True) for part in torch.split(there, batch_size)
-    )
-    values = torch.cat([model.embed(modality, x) for x in blocks])
-    # rows ascend: that of samples without the modality is the first
-    return F.pad(values, (0, 0, len(rows) - len(there), 0)), place.to(model.device)
 
 
 def _embedded(model: Embedder, batch: Batch, modalities: Sequence[str]) -> list[Float[Tensor, "b d"]]:
@@ -271,13 +262,13 @@ def _embedded(model: Embedder, batch: Batch, modalities: Sequence[str]) -> list[
     parts = embeddings_of(model, batch, modalities)
     like = next(iter(parts.values())).values
     zeros = like.new_zeros(len(batch), like.shape[1])
-    whole = {name: part.values for name, part in parts.items() if len(part.index) == len(batch)}
-    whole |= {
-        name: torch.zeros_like(zeros, dtype=part.values.dtype).index_add(0, part.index, part.values)
-        for name, part in parts.items()
-        if name not in whole
-    }
-    return [whole.get(name, zeros) for name in modalities]
+
+    def spread(part: PresentEmbeddings) -> Tensor:
+        if len(part.index) == len(batch):
+            return part.values
+        return torch.zeros_like(zeros, dtype=part.values.dtype).index_add(0, part.index, part.values)
+
+    return [spread(parts[name]) if name in parts else zeros for name in modalities]
 
 
 def _percent(scores: Bool[Tensor, " n"] | Float[Tensor, " n"]) -> float:

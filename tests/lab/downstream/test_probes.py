@@ -22,7 +22,7 @@ from polyfed.lab.downstream.probes.few_shot import FewShot
 from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
 from polyfed.lab.downstream.probes.segmentation import SegmentationProbe
 from polyfed.lab.downstream.probes.zero_shot import ZeroShot
-from polyfed.tasks.accuracy import label_ranks, top
+from polyfed.tasks.metrics import label_ranks, top
 
 VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
 FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3}

@@ -17,7 +17,7 @@ from polyfed.core.extras import brought_by
 from polyfed.core.settings import Settings
 from polyfed.lab.downstream.bench import Bench
 from polyfed.lab.downstream.results import Outcome
-from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, predictions, top
+from polyfed.tasks.metrics import balanced_accuracy, label_ranks, predictions, top
 
 Share = Annotated[float, Field(gt=0, le=1)]
 """Of the samples of a split."""

@@ -18,7 +18,7 @@ from polyfed.data.samples import Samples
 from polyfed.lab.downstream.bench import Bench, computed
 from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.results import Outcome, ProbeRow
-from polyfed.tasks.recall import ranks, recall_at
+from polyfed.tasks.metrics import ranks, recall_at
 
 Recalls = dict[str, dict[int, float]]
 """``forward`` (first modality -> second) and ``backward`` -> cutoff -> percent."""

@@ -21,7 +21,7 @@ from polyfed.lab.downstream.maps import MappedPictures, MapReader
 from polyfed.lab.downstream.probe import Probe, Share, require_apart
 from polyfed.lab.downstream.results import Outcome, ProbeRow
 from polyfed.losses.segmentation import focal_dice
-from polyfed.tasks.overlap import mean_dice
+from polyfed.tasks.metrics import mean_dice
 
 _Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those of the view
 

@@ -1,0 +1,219 @@
+"""Metrics from logits, masks and representations; ties and NaN count against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.core.errors import DataError
+
+_TOP5_CLASSES = 10  # with fewer classes, five guesses say little
+
+
+def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
+    """Rank from 0 of the true class: how many other classes score at least as high, or NaN."""
+    true = logits.gather(1, labels[:, None])
+    return logits.shape[1] - 1 - (logits < true).sum(1)
+
+
+def sole_best(logits: Float[Tensor, "n c *pixels"]) -> Int64[Tensor, " n *pixels"]:
+    """The class that scores higher than all others; -1 where another scores as high, or NaN."""
+    best, classes = logits.max(1)
+    return classes.where((logits < best[:, None]).sum(1) == logits.shape[1] - 1, -1)
+
+
+def predictions(
+    logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"], ranks: Int64[Tensor, " n"]
+) -> Int64[Tensor, " n"]:
+    """The class with the highest score; where the true class shares it, one of the others.
+
+    ``ranks`` are the ``label_ranks`` of the same logits, so that a prediction is right where the rank is 0.
+    """
+    others = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    return torch.where(ranks == 0, labels, others)
+
+
+def top(ranks: Int64[Tensor, " n"], k: int) -> Float[Tensor, ""]:
+    """Percent of samples whose true class is among the ``k`` highest."""
+    return 100.0 * (ranks < k).double().mean()
+
+
+def balanced_accuracy(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int) -> Float[Tensor, ""]:
+    hits, support, _ = _counts(predicted, labels, classes)
+    return 100.0 * (hits / support)[support > 0].mean()
+
+
+def macro_f1(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int) -> Float[Tensor, ""]:
+    """Mean F1 score, in percent, over the classes that occur or are predicted."""
+    hits, support, claimed = _counts(predicted, labels, classes)
+    sizes = support + claimed
+    return 100.0 * (2 * hits / sizes)[sizes > 0].mean()
+
+
+def accuracies(
+    ranks: Int64[Tensor, " n"], predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
+) -> dict[str, float]:
+    """``accuracy``, ``top5`` (from 10 classes on), ``balanced_accuracy`` and ``macro_f1``, in percent.
+
+    Each has beside it ``<name>_of_constant``: the highest that one answer to all samples reaches, whichever it is.
+    """
+    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
+    occurring, best = int((shares > 0).sum()), float(shares.max())
+    metrics = {"accuracy": (top(ranks, 1), best)}
+    if classes >= _TOP5_CLASSES:
+        metrics["top5"] = top(ranks, 5), float(shares.topk(5).values.sum())
+    metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes), 1 / occurring
+    metrics["macro_f1"] = macro_f1(predicted, labels, classes), 2 * best / (1 + best) / occurring
+    constant = {f"{name}_of_constant": 100.0 * share for name, (_, share) in metrics.items()}
+    return {name: float(value) for name, (value, _) in metrics.items()} | constant
+
+
+def _counts(
+    predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
+) -> tuple[Float[Tensor, " c"], ...]:
+    groups = (labels[predicted == labels], labels, predicted)
+    return tuple(torch.bincount(group, minlength=classes).double() for group in groups)
+
+
+BLOCK_SCORES = 1 << 22  # scores held at a time: 16 MiB in fp32, small enough to stay near the caches
+_TILE = 64  # both sides are padded to this, so that equal rows score bit-equal whatever their position
+
+
+def ranks(
+    queries: Float[Tensor, "n d"],
+    gallery: Float[Tensor, "m d"],
+    query_items: Int64[Tensor, " n"],
+    gallery_items: Int64[Tensor, " m"],
+    *,
+    block_scores: int = BLOCK_SCORES,
+) -> Int64[Tensor, " n"]:
+    """Rank from 0 of each query's best positive: how many non-positives score at least as high.
+
+    A gallery entry is a positive of a query when both have the same item number; a query may have any
+    number of them. Logits are dot products, in fp32 at least. A tie counts against the model, and so does a
+    score that is NaN, of a positive or of another entry. Memory beyond the arguments is one copy of the
+    gallery and a few times ``block_scores`` scores (64 queries at a time at least).
+
+    Raises:
+        DataError: a query has no positive in the gallery.
+    """
+    # entries of an item stand together, so that a query's positives are a run of columns
+    order = gallery_items.argsort(stable=True)
+    first, positives = _runs(query_items, gallery_items[order])
+    lonely = (positives == 0).nonzero()
+    if len(lonely):
+        query = int(lonely[0])
+        raise DataError(
+            f"query {query} (item {int(query_items[query])}) has no positive in the gallery; "
+            "evaluate only items that both sides hold"
+        )
+    if not len(queries):
+        return first
+    entries = gallery[order]
+    # padded once for all queries
+    tiled = _tiled(entries if entries.dtype == torch.float64 else entries.float())
+    # whole tiles, at least one, so that no work goes into padding
+    size = max(_TILE, block_scores // max(1, len(tiled)) // _TILE * _TILE)
+    blocks = []
+    with torch.autocast(queries.device.type, enabled=False):
+        for rows in (slice(start, start + size) for start in range(0, len(queries), size)):
+            part = queries[rows].to(tiled.dtype)
+            scores = (_tiled(part) @ tiled.T)[: len(part), : len(gallery)]
+            blocks.append(_block_ranks(scores, first[rows], positives[rows]))
+    return torch.cat(blocks)
+
+
+def recall_at(ranks: Int64[Tensor, " n"], cutoffs: Sequence[int]) -> dict[int, float]:
+    """Recall at each cutoff: percent of queries whose rank (from 0) is below it; NaN without queries."""
+    below = torch.tensor(cutoffs, dtype=torch.int64, device=ranks.device)[:, None] > ranks
+    hits = below.sum(1).tolist()
+    return {cutoff: 100.0 * hit / len(ranks) if len(ranks) else nan for cutoff, hit in zip(cutoffs, hits, strict=True)}
+
+
+def positives_per_query(query_items: Int64[Tensor, " n"], gallery_items: Int64[Tensor, " m"]) -> float:
+    """Mean over the queries of the number of gallery entries with the query's item; NaN without queries."""
+    _, positives = _runs(query_items, gallery_items.sort().values)
+    return int(positives.sum()) / len(positives) if len(positives) else nan
+
+
+def _runs(
+    items: Int64[Tensor, " n"], sorted_items: Int64[Tensor, " m"]
+) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
+    first = torch.searchsorted(sorted_items, items)
+    return first, torch.searchsorted(sorted_items, items, right=True) - first
+
+
+def _tiled(x: Float[Tensor, "n d"]) -> Float[Tensor, "padded d"]:
+    return F.pad(x, (0, 0, 0, -len(x) % _TILE))
+
+
+def _block_ranks(
+    scores: Float[Tensor, "b m"], first: Int64[Tensor, " b"], positives: Int64[Tensor, " b"]
+) -> Int64[Tensor, " b"]:
+    """Ranks of a block; the positives of row i are ``positives[i]`` columns from ``first[i]`` on.
+
+    They are read out of the same product as the scores that they are compared with: computed apart they would
+    round differently, and ties would no longer be ties.
+    """
+    offset = torch.arange(int(positives.max()), device=scores.device)
+    owned = offset < positives[:, None]
+    own = scores.gather(1, (first[:, None] + offset).clamp_(max=scores.shape[1] - 1))
+    best = own.masked_fill(~owned | own.isnan(), -torch.inf).amax(1, keepdim=True)
+    # what is below is counted, and not what is above: a NaN is neither, and so counts against the model
+    below = (scores < best).sum(1, dtype=torch.int32)
+    own_below = ((own < best) & owned).sum(1, dtype=torch.int32)
+    return (scores.shape[1] - positives) - (below - own_below)
+
+
+Counts = Int[Tensor, "*n classes 3"]
+"""Of each class: pixels that are predicted and true, predicted, true."""
+
+
+def overlaps(predicted: Int[Tensor, "n h w"], masks: Int[Tensor, "n h w"], classes: int) -> Int[Tensor, "n classes 3"]:
+    """``Counts`` of each picture.
+
+    A pixel whose true value is no class is left out; one whose predicted value is none is right nowhere.
+    """
+    predicted = predicted.where((masks >= 0) & (masks < classes), -1)
+    # class by class: what is held does not grow with their number
+    sides = ((predicted == number, masks == number) for number in range(classes))
+    return torch.stack([torch.stack([(a & b).sum((1, 2)), a.sum((1, 2)), b.sum((1, 2))], 1) for a, b in sides], 1)
+
+
+def dice(counts: Counts) -> Float[Tensor, "*n classes"]:
+    """2 |A and B| / (|A| + |B|) in float64; NaN where a class is neither predicted nor true."""
+    both, predicted, true = counts.double().unbind(-1)
+    return 2 * both / (predicted + true)
+
+
+def iou(counts: Counts) -> Float[Tensor, "*n classes"]:
+    """|A and B| / |A or B| in float64; NaN likewise."""
+    both, predicted, true = counts.double().unbind(-1)
+    return both / (predicted + true - both)
+
+
+def dice_of_constant(counts: Int[Tensor, "classes 3"], first: int = 0) -> Float[Tensor, ""]:
+    """Mean Dice of the best mask that has one class everywhere: what predictions must beat; 1 where it is undefined.
+
+    Args:
+        counts: of all pictures.
+        first: the first class that counts in the mean.
+    """
+    true = counts[:, 2]
+    everywhere = torch.eye(len(true), dtype=torch.bool, device=true.device)
+    constant = torch.stack([true * everywhere, true.sum() * everywhere, true.expand(len(true), -1)], -1)
+    return dice(constant)[:, first:].nanmean(1).nan_to_num(1.0).max()
+
+
+def mean_dice(predicted: Bool[Tensor, "n h w"], masks: Bool[Tensor, "n h w"]) -> Float[Tensor, ""]:
+    """Dice of each picture, then the mean, in percent; NaN without pictures.
+
+    A picture whose mask is empty scores 1 if nothing is predicted in it, else 0 (FedAID, appendix B.2).
+    """
+    by_picture = dice(overlaps(predicted.int(), masks.int(), 2))[:, 1]
+    return 100.0 * by_picture.nan_to_num(1.0).mean()
