@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from polyfed.reporting.fitted_tables import FittedTable, column_groups
-from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.reporting.tables import TextTable, count, duration, format_number, mib
 
 FIGURE = "50.38 ± 2.32 [79.02]"
 
@@ -85,6 +85,6 @@ def test_duration(seconds, text):
 
 
 def test_figures():
-    assert [figure(1234.567), figure(0.5, 3), figure(math.nan)] == ["1,234.57", "0.500", "-"]
+    assert [format_number(1234.567), format_number(0.5, 3), format_number(math.nan)] == ["1,234.57", "0.500", "-"]
     assert [count(5000.0), count(2.5), count(math.nan)] == ["5,000", "2.5", "-"]
     assert mib(3 * 2**20) == "3.00"

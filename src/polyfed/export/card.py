@@ -12,7 +12,7 @@ from polyfed.core.version import __version__
 from polyfed.export.inputs import Recipe
 from polyfed.reporting.facts import component, setting
 from polyfed.reporting.markup import markdown_templates
-from polyfed.reporting.tables import figure
+from polyfed.reporting.tables import format_number
 from polyfed.reporting.traffic import byte_size
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -60,7 +60,7 @@ def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[
 def measured_in(records: RunRecords, number: int) -> dict[str, str]:
     """Metrics of the server in a round, which is that of a saved model."""
     return {
-        f"{name} ({kind})": figure(value)
+        f"{name} ({kind})": format_number(value)
         for kind in ("test", "validation")
         for name in records.metric_names(SERVER, kind)
         if (value := records.series(SERVER, name, kind).get(number)) is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from polyfed.reporting.headline import Headline, headline
 from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.tables import count, figure
+from polyfed.reporting.tables import count, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
 _NORMAL = 1.96  # 95 % of a normal distribution lie within so many deviations
@@ -27,7 +27,7 @@ def _few_items(_: RunRecords, best: Headline) -> str:
     share = best.value / 100
     needed = math.ceil((_NORMAL / distance) ** 2 * share * (1 - share))
     return (
-        f"{count(round(best.trials))} test items cannot tell {figure(best.value)} % from chance, "
+        f"{count(round(best.trials))} test items cannot tell {format_number(best.value)} % from chance, "
         f"about {count(max(needed, round(best.trials) + 1))} could: give the test more data."
     )
 
@@ -51,7 +51,7 @@ def _still_rising(records: RunRecords, best: Headline) -> str:
     values = [finite_mean(series[number] for series in of_all if series) for number in rounds]
     if len(values) < 4 or not max(values[:-2]) < values[-2] < values[-1]:
         return ""
-    rising, twice = f"{figure(values[-2])}, then {figure(values[-1])}", 2 * records.rounds
+    rising, twice = f"{format_number(values[-2])}, then {format_number(values[-1])}", 2 * records.rounds
     return f"{kind} still rises ({rising}): --rounds {twice} may give more."
 
 
@@ -63,7 +63,7 @@ def _poor_teacher(records: RunRecords, _: Headline) -> str:
     for name, own in metrics.items():
         ensemble = metrics.get(name.replace("student.", "teacher.", 1), math.nan)
         if name.startswith("student.") and ensemble < own:
-            figures = f"{name.partition('.')[2]} {figure(ensemble)} against {figure(own)}"
+            figures = f"{name.partition('.')[2]} {format_number(ensemble)} against {format_number(own)}"
             return (
                 f"the clients' ensemble ranks below the server ({figures}): train clients longer "
                 "(algorithm.local_epochs), align them (algorithm.teacher), or give distillation less weight."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from polyfed.core.files import write_atomically
 from polyfed.reporting.figures import COLOURS, GREY, empty_figure, png_bytes, styled, svg_text
 from polyfed.reporting.markup import printable
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -147,7 +147,7 @@ def chart_colour(number: int) -> str:
 
 
 def value_text(value: float) -> str:
-    return figure(value) if abs(value) >= 1 or value == 0 or math.isnan(value) else f"{value:.3g}"
+    return format_number(value) if abs(value) >= 1 or value == 0 or math.isnan(value) else f"{value:.3g}"
 
 
 def short_name(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from polyfed.reporting.client_spread import main_metric
 from polyfed.reporting.facts import client_kinds
 from polyfed.reporting.incidents import rounds_of
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.reporting.traffic import byte_size, client_bytes
 from polyfed.runs.events import Incident
 from polyfed.runs.records import RunRecords
@@ -45,7 +45,7 @@ def _metrics(records: RunRecords) -> Iterator[_Column]:
     last = [records.last(client) for client in records.clients]
     # groups with different tasks have different metrics: each gets a column, with dashes for the others
     for metric in (*filter(None, mains), "loss"):
-        yield metric, [figure(metrics.get(metric, math.nan)) for metrics in last]
+        yield metric, [format_number(metrics.get(metric, math.nan)) for metrics in last]
     measured = [max(records.series(client, main_metric(records, [client])), default=None) for client in records.clients]
     # clients are measured in the rounds they take part in, so figures side by side may be of different rounds
     if len(set(measured)) > 1:

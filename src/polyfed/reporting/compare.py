@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.client_spread import judged_by, main_metric
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
 from polyfed.reporting.statistics import finite_mean, spread_of
-from polyfed.reporting.tables import MIB, TextTable, figure
+from polyfed.reporting.tables import MIB, TextTable, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Spread:
         return cls(finite_mean(finite) if finite else math.nan, spread_of(finite))
 
     def __str__(self) -> str:
-        return figure(self.mean) + ("" if math.isnan(self.std) else f" ± {figure(self.std)}")
+        return format_number(self.mean) + ("" if math.isnan(self.std) else f" ± {format_number(self.std)}")
 
 
 @dataclass(frozen=True)

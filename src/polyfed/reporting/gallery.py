@@ -24,7 +24,7 @@ from polyfed.data.source import Column, Split
 from polyfed.federation.client import SERVER
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.page import rendered_page
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.loaded import LoadedModel, loaded_model
 from polyfed.runs.opened import Run
 
@@ -175,7 +175,7 @@ class Retrieval:
     def summary(self) -> Iterator[list[str]]:
         # within a kind only some queries have a right answer: the other captions of a picture
         for asked, given in dict.fromkeys(key[1:] for key in self._scores if key[1] != key[2]):
-            shares = [figure(100 * float(self._hits(when, asked, given).mean())) for when in ("before", "after")]
+            shares = [format_number(100 * float(self._hits(when, asked, given).mean())) for when in ("before", "after")]
             yield [self.viewer.name, f"{asked} to {given}", *shares]
 
     def _hits(self, when: str, asked: str, given: str) -> Bool[np.ndarray, " n"]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from polyfed.federation.timeline_events import REPLIED, STARTED
 from polyfed.reporting.charts import Chart, LegendEntry, chart_colour, short_name
 from polyfed.reporting.figures import hover_id, legend_below
-from polyfed.reporting.tables import figure
+from polyfed.reporting.tables import format_number
 from polyfed.runs.records import PACE, SERVER, RunRecords
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ class GanttChart(Chart):
         for one in self.work:
             colour = chart_colour(_KINDS[one.kind])
             (bar,) = axes.barh(places[one.client], one.ended - one.begun, left=one.begun, height=0.7, color=colour)
-            text = f"{one.client}: asked in round {one.asked}, {figure(one.begun)} s; {one.kind} in round {one.used}"
-            bar.set(edgecolor="white", linewidth=0.6, gid=hover_id(f"{text}, {figure(one.ended)} s"))
+            begun, ended = f"{format_number(one.begun)} s", f"{format_number(one.ended)} s"
+            text = f"{one.client}: asked in round {one.asked}, {begun}; {one.kind} in round {one.used}, {ended}"
+            bar.set(edgecolor="white", linewidth=0.6, gid=hover_id(text))
         for step in self.steps:
             axes.axvline(step, color=chart_colour(7), linewidth=0.5, alpha=0.5)
         axes.set(xlabel="seconds since the run began", ylim=(len(self.rows) - 0.4, -0.6))

@@ -22,7 +22,7 @@ from polyfed.reporting.headline import (
 )
 from polyfed.reporting.paired import shared_figures
 from polyfed.reporting.recalls import find_recalls
-from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.reporting.tables import TextTable, count, duration, format_number, mib
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
 from polyfed.runs.twins import untouched_server
@@ -71,12 +71,12 @@ def verdict(records: RunRecords) -> str:
     best = headline(records)
     if best is None:
         return f"{records.name} is finished ({took}); nobody was measured."
-    clauses = [best.meaning.format(figure(best.value)), *interval_in_words(best.interval)]
+    clauses = [best.meaning.format(format_number(best.value)), *interval_in_words(best.interval)]
     if best.chance > 0 and not best.is_above_chance:
-        clauses.append(f"no better than chance ({figure(best.chance)} %)")
+        clauses.append(f"no better than chance ({format_number(best.chance)} %)")
     elif best.chance > 0:
         times = best.value / best.chance
-        clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({figure(best.chance)} %)")
+        clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({format_number(best.chance)} %)")
     sentence = ", ".join([*clauses, f"after {took}."])
     return " ".join([sentence, *_beside_untouched(records, best), *_beside_alone(records, best)])
 
@@ -86,7 +86,7 @@ def _beside_untouched(records: RunRecords, best: Headline) -> Iterator[str]:
     twin = finished_zero_shot(records) if best.participant == SERVER else None
     untouched = twin.last(SERVER).get(best.metric, math.nan) if twin else math.nan
     if not math.isnan(untouched):
-        yield _compared("That", best, untouched, f"the untouched encoders (zero-shot), {figure(untouched)} %")
+        yield _compared("That", best, untouched, f"the untouched encoders (zero-shot), {format_number(untouched)} %")
 
 
 def _beside_alone(records: RunRecords, best: Headline) -> Iterator[str]:
@@ -94,8 +94,10 @@ def _beside_alone(records: RunRecords, best: Headline) -> Iterator[str]:
     own, twin = clients_headline(records), finished_twin(records, _TWINS["clients"])
     alone = clients_headline(twin) if own and twin else None
     if own and alone and own.metric == alone.metric:
-        subject = "That" if best.participant == own.participant else f"Its clients' {own.metric}, {figure(own.value)},"
-        yield _compared(subject, own, alone.value, f"training alone (local), {figure(alone.value)}")
+        subject = (
+            "That" if best.participant == own.participant else f"Its clients' {own.metric}, {format_number(own.value)},"
+        )
+        yield _compared(subject, own, alone.value, f"training alone (local), {format_number(alone.value)}")
 
 
 def _compared(subject: str, own: Headline, other: float, shown: str) -> str:
@@ -127,7 +129,7 @@ def twin_tables(records: RunRecords) -> list[TextTable]:
 
 def _twin_table(beside: str, column: str, runs: tuple[RunRecords, RunRecords], of_server: bool) -> TextTable:
     rows = [
-        (name, figure(own), figure(other), f"{own - other:+.2f}")
+        (name, format_number(own), format_number(other), f"{own - other:+.2f}")
         for name, (own, other) in shared_figures(*runs).items()
         if name.startswith(f"{SERVER} ") == of_server
     ]
@@ -214,8 +216,8 @@ def _server_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
     shown |= {metric: (metric, common_chance(metric, [metrics])) for metric in MAIN if metric in metrics}
     for metric, (label, chance) in shown.items():
         best = records.best(SERVER, metric)
-        at_best = f"{figure(best[1])} ({best[0]})" if best else "-"
-        yield f"server: {label}", figure(metrics[metric]), figure(chance), at_best
+        at_best = f"{format_number(best[1])} ({best[0]})" if best else "-"
+        yield f"server: {label}", format_number(metrics[metric]), format_number(chance), at_best
 
 
 def _group_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
@@ -224,7 +226,7 @@ def _group_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
             continue
         chance = common_chance(spread.metric, last_measured(records, records.groups[group], spread.metric))
         mean = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
-        yield f"{group}{mean}: {spread.metric}", figure(spread.mean), figure(chance), "-"
+        yield f"{group}{mean}: {spread.metric}", format_number(spread.mean), format_number(chance), "-"
 
 
 # ---- what to do next

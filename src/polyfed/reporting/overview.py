@@ -13,7 +13,7 @@ from polyfed.reporting.facts import component, recorded_environment, setting
 from polyfed.reporting.headline import common_chance, interval_in_words, last_measured
 from polyfed.reporting.outcome import verdict
 from polyfed.reporting.recalls import chance_of, scale_of
-from polyfed.reporting.tables import TextTable, count, duration, figure
+from polyfed.reporting.tables import TextTable, count, duration, format_number
 from polyfed.reporting.traffic import byte_size
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -101,8 +101,8 @@ def _server_cards(records: RunRecords) -> Iterator[Card]:
     main = main_metric(records, [SERVER], kind)
     for name in [main, *(name for name in metrics if name.endswith("_r@1"))] if main in metrics else []:
         best, chance = records.best(SERVER, name, kind), chance_of(name, metrics)
-        context = [f"best {figure(best[1])} in round {best[0]}"] if best else []
-        context += [f"chance {figure(chance)}"] if math.isfinite(chance) else []
+        context = [f"best {format_number(best[1])} in round {best[0]}"] if best else []
+        context += [f"chance {format_number(chance)}"] if math.isfinite(chance) else []
         context += interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
         yield Card(f"server {_label(name)}, {kind}", _value(name, metrics[name], metrics), " · ".join(context))
 
@@ -114,10 +114,12 @@ def _group_cards(records: RunRecords) -> Iterator[Card]:
             continue
         name, members = spread.metric, records.groups[group]
         judged, several = last_measured(records, members, name), len(spread.values) > 1
-        worst = f"worst {figure(spread.worst)} ({spread.worst_client}) · disparity {figure(spread.disparity)}"
+        worst = (
+            f"worst {format_number(spread.worst)} ({spread.worst_client}) · disparity {format_number(spread.disparity)}"
+        )
         context = [f"{worst} over {len(spread.values)} clients" if several else f"of {spread.worst_client} alone"]
         chance = common_chance(name, judged)
-        context += [f"chance {figure(chance)}"] if math.isfinite(chance) else []
+        context += [f"chance {format_number(chance)}"] if math.isfinite(chance) else []
         label = f"{group} clients, mean {_label(name)}" if several else f"{group}, {_label(name)}"
         yield Card(label, _value(name, spread.mean, judged[0]), " · ".join(context))
 
@@ -143,7 +145,7 @@ def _effort(records: RunRecords) -> Iterator[Card]:
 def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
     """In percent; of a sum of recalls with what it can reach."""
     scale = scale_of(name, metrics)
-    return f"{figure(value)} %" if scale == 100 else f"{figure(value)} of {count(scale)} %"
+    return f"{format_number(value)} %" if scale == 100 else f"{format_number(value)} of {count(scale)} %"
 
 
 def _label(name: str) -> str:

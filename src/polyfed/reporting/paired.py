@@ -11,7 +11,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.client_spread import judged_by, selected_round
 from polyfed.reporting.compare import Comparison
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
 _Figures = Mapping[int, Mapping[str, float]]  # seed -> figure -> value
@@ -137,7 +137,7 @@ def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[
 def _row(item: PairedDifference) -> tuple[str, ...]:
     low, high = item.interval
     interval = "-" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
-    ends = f"{item.mean:+.2f}", figure(item.std), interval, f"{item.smallest:+.2f}"
+    ends = f"{item.mean:+.2f}", format_number(item.std), interval, f"{item.smallest:+.2f}"
     return f"{item.comparison.label}: {item.figure}", str(len(item.by_seed)), *ends
 
 

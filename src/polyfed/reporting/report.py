@@ -20,7 +20,7 @@ from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import chance_of, find_recalls, is_context
 from polyfed.reporting.saved_tables import leakage_parts
 from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.reporting.tables import TextTable, count, duration, format_number, mib
 from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS
 from polyfed.runs.events import Incident
@@ -79,10 +79,10 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         rows = [
             (
                 recall.label,
-                figure(recall.value),
+                format_number(recall.value),
                 *_best(records, kind, recall.name),
-                figure(recall.chance, 3),
-                figure(recall.times_chance, 1),
+                format_number(recall.chance, 3),
+                format_number(recall.times_chance, 1),
                 *map(count, (recall.gallery, recall.folds, recall.positives)),
             )
             for recall in recalls
@@ -92,7 +92,10 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
     names = {*quality_names([metrics])} - {recall.name for recall in recalls}
     shown = [name for name in metrics if name in names]
-    others = [(one, figure(metrics[one]), *_best(records, kind, one), figure(chance_of(one, metrics))) for one in shown]
+    others = [
+        (one, format_number(metrics[one]), *_best(records, kind, one), format_number(chance_of(one, metrics)))
+        for one in shown
+    ]
     # the table of recalls has columns for what they depend on
     notes = () if recalls else (_context([metrics]),)
     yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)", "chance"), others, notes)
@@ -108,10 +111,12 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
     ]
     for spread in client_spreads(records, kind):
         name, measured = f"{spread.group}: {spread.metric}", f"{len(spread.values)} of {spread.clients}"
-        worst = (figure(spread.worst), spread.worst_client or "-")
+        worst = (format_number(spread.worst), spread.worst_client or "-")
         apart = (spread.disparity, spread.std) if len(spread.values) > 1 else (math.nan, math.nan)
         chance = common_chance(spread.metric, [records.last(client, kind) for client in spread.values])
-        rows.append((name, measured, figure(spread.mean), *worst, *map(figure, (spread.best, *apart, chance))))
+        rows.append(
+            (name, measured, format_number(spread.mean), *worst, *map(format_number, (spread.best, *apart, chance)))
+        )
     for group, clients in spread_over(records).items():
         last = [records.last(client, kind) for client in clients]
         if any(last):
@@ -138,13 +143,16 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     size = f"{evaluation.items:,} items, {evaluation.samples:,} samples"
     title = f"{evaluation.data}, {evaluation.split}: {size}; {evaluation.model} model of round {evaluation.round}"
     recalls = find_recalls(evaluation.metrics)
-    rows = [(r.label, figure(r.value), figure(r.chance, 3), count(r.gallery), count(r.positives)) for r in recalls]
+    rows = [
+        (r.label, format_number(r.value), format_number(r.chance, 3), count(r.gallery), count(r.positives))
+        for r in recalls
+    ]
     note = "Percent. Gallery: entries that a query is compared with. Ties count against the model."
     quality = dict.fromkeys(quality_names([evaluation.metrics]))
     for recall in recalls:
         quality.pop(recall.name, None)
     metrics, notes = evaluation.metrics, list(filter(None, [_context([evaluation.metrics])]))
-    others = [(name, figure(metrics[name]), figure(chance_of(name, metrics))) for name in quality]
+    others = [(name, format_number(metrics[name]), format_number(chance_of(name, metrics))) for name in quality]
     parts = [
         TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, [note]),
         TextTable("" if recalls else title, ("metric", "value", "chance"), others, notes),
@@ -163,7 +171,7 @@ def _happened(title: str, events: Sequence[Incident]) -> TextTable:
 def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
     # the best is the highest, which of a loss is the worst
     best = None if metric == "loss" else records.best(SERVER, metric, kind)
-    return (figure(best[1]), str(best[0])) if best else ("-", "-")
+    return (format_number(best[1]), str(best[0])) if best else ("-", "-")
 
 
 def _context(measured: Sequence[Mapping[str, float]]) -> str:

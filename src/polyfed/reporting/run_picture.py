@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from polyfed.reporting.run_state import RunState, incident_line
-from polyfed.reporting.tables import duration, figure, mib
+from polyfed.reporting.tables import duration, format_number, mib
 
 _MOST_METRICS, _MOST_INCIDENTS = 8, 4
 
@@ -39,7 +39,9 @@ def _parts(state: RunState) -> Iterator[RenderableType]:
     figures = (Column(name, justify="right", overflow="crop") for name in ("value", "change"))
     metrics = Table(Column("last", overflow="crop"), *figures, box=None, pad_edge=False)
     for names, value, change in list(state.latest())[:_MOST_METRICS]:
-        metrics.add_row(_line(" ".join(names), "cyan"), figure(value), "" if change != change else f"{change:+.2f}")
+        metrics.add_row(
+            _line(" ".join(names), "cyan"), format_number(value), "" if change != change else f"{change:+.2f}"
+        )
     if metrics.row_count:
         yield metrics
     for incident in list(state.incidents)[-_MOST_INCIDENTS:]:

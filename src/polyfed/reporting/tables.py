@@ -45,8 +45,8 @@ class TextTable:
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def figure(value: float, digits: int = 2) -> str:
-    """A rounded figure; a dash where there is none."""
+def format_number(value: float, digits: int = 2) -> str:
+    """A rounded number; a dash where there is none."""
     return "-" if math.isnan(value) else f"{value:,.{digits}f}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
 _KINDS, _HELD_OUT = ("teacher.", "student."), "teacher.gallery"
@@ -21,7 +21,7 @@ def teacher_table(records: RunRecords) -> TextTable:
     rows = []
     for name in shown:
         values = list(records.series(SERVER, name, "train").values())
-        rows.append((_label(name), figure(values[0]), figure(values[-1])))
+        rows.append((_label(name), format_number(values[0]), format_number(values[-1])))
     return TextTable("What the clients teach the server", ("", "first", "last"), rows, tuple(_sentences(records)))
 
 
@@ -50,14 +50,14 @@ def _sentences(records: RunRecords) -> Iterator[str]:
 def _agreement(norms: Sequence[float]) -> Iterator[str]:
     if norms and finite_mean(norms) < _LOOSE:
         yield (
-            f"The clients' mean has norm {figure(finite_mean(norms))}, where 1 would be agreement: their spaces are "
-            "not aligned; see algorithm.teacher.alignment and distiller.loss similarity."
+            f"The clients' mean has norm {format_number(finite_mean(norms))}, where 1 would be agreement: their spaces "
+            "are not aligned; see algorithm.teacher.alignment and distiller.loss similarity."
         )
 
 
 def _ranking(metric: str, ensemble: float, server: float, held_out: float) -> str:
     where = f"{held_out:.0f} held-out samples" if held_out else "public pairs that the server trains on itself"
-    figures = f"{metric} {figure(ensemble)} against {figure(server)} on {where}"
+    figures = f"{metric} {format_number(ensemble)} against {format_number(server)} on {where}"
     if ensemble > server:
         return f"The ensemble ranks better than the server ({figures}): there is much to learn."
     if held_out:

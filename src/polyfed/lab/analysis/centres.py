@@ -25,7 +25,7 @@ from polyfed.data.source import Split
 from polyfed.lab.analysis.drawing import PointMap, draw_panels
 from polyfed.lab.analysis.projections import drawn, lda
 from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import ServerModel
 
 BY = ("data", "class")
@@ -81,7 +81,10 @@ class Centres:
         euclidean, cosine = centre_distances(self.values)
         pairs = sorted(combinations(range(len(self.names)), 2), key=lambda pair: -float(euclidean[pair]))
         rows = [
-            (f"{self.names[i]} - {self.names[j]}", *(figure(float(kind[i, j]), 4) for kind in (euclidean, cosine)))
+            (
+                f"{self.names[i]} - {self.names[j]}",
+                *(format_number(float(kind[i, j]), 4) for kind in (euclidean, cosine)),
+            )
             for i, j in pairs[:_LISTED]
         ]
         left = len(pairs) - len(rows)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyfed.reporting.figures import COLOURS, SEQUENTIAL, figure_grid, legend_below, styled
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ class Matrix:
 
     def table(self) -> TextTable:
         lines = [
-            (name, *(figure(float(value), self.digits) for value in values))
+            (name, *(format_number(float(value), self.digits) for value in values))
             for name, values in zip(self.rows, self.values, strict=True)
         ]
         return TextTable(self.title, (self.corner, *self.columns), lines, self.notes)
@@ -78,7 +78,7 @@ class Matrix:
             # dark cells are the low end of a sequential map, and both ends of a diverging one
             dark = abs(value) > 0.6 * high if self.is_change else value < (low + high) / 2
             look: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "black"}
-            axes.text(column, row, figure(float(value), self.digits), **look)
+            axes.text(column, row, format_number(float(value), self.digits), **look)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from polyfed.lab.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
 from polyfed.lab.analysis.projections import drawn, project, require_method
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.models.model import Model, ModelSettings
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 
@@ -142,7 +142,7 @@ def _table(run: str, samples: int, each: ModalityDrift) -> TextTable:
     )
 
     def cells(means: PairMeans) -> tuple[str, str]:
-        return figure(means.distance, 3), figure(means.cka, 3)
+        return format_number(means.distance, 3), format_number(means.cka, 3)
 
     rows = []
     for place in each.clients:

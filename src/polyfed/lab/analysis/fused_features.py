@@ -23,7 +23,7 @@ from polyfed.lab.analysis.projections import drawn, project, require_method
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.separation import Separation
 from polyfed.models.fused import FusionGuidance, of_rows
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run
 from polyfed.tasks.classification import Classification
 
@@ -80,7 +80,7 @@ def run_features(
     }
     maps = []
     for kind, points in places.items():
-        title = f"{kind}: silhouette {figure(kinds[kind]['silhouette'])}"
+        title = f"{kind}: silhouette {format_number(kinds[kind]['silhouette'])}"
         maps.append(PointMap(title, _by_class(points, labels[shown], seen.classes)))
     maps.append(PointMap("all three", dict(zip(kinds, together.chunk(len(kinds)), strict=True))))
     picture = partial(draw_panels, f"{run.name}, client {client}: features of its test samples", maps, len(maps))
@@ -98,8 +98,8 @@ def _table(content: Mapping[str, Any], primary: str) -> TextTable:
     rows = [
         (
             kind,
-            *(figure(of_kind[name], 3) for name in ("silhouette", "ratio")),
-            *map(figure, (of_kind["nearest_mean"], of_kind["head"][primary])),
+            *(format_number(of_kind[name], 3) for name in ("silhouette", "ratio")),
+            *map(format_number, (of_kind["nearest_mean"], of_kind["head"][primary])),
         )
         for kind, of_kind in content["features"].items()
     ]

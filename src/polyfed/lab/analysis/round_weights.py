@@ -15,7 +15,7 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.lab.analysis.drawing import Matrix, draw_panels
 from polyfed.lab.analysis.projections import drawn
 from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.reporting.tables import TextTable, count, figure
+from polyfed.reporting.tables import TextTable, count, format_number
 from polyfed.runs.opened import Run
 
 _PREFIX = "weights."
@@ -97,10 +97,10 @@ def weights_result(run: str, channels: Sequence[ChannelWeights]) -> AnalysisResu
         rows = []
         for name, share in shares.items():
             in_percent = share | {"leading": 100 * share["leading"]}
-            rows.append((name, *(figure(in_percent[key], number) for key, number in digits.items())))
+            rows.append((name, *(format_number(in_percent[key], number) for key, number in digits.items())))
         note = (
             f"Over {count(each.values.shape[1])} recorded public samples. Effective number of clients: "
-            f"{figure(each.effective)} of {len(each.clients)}."
+            f"{format_number(each.effective)} of {len(each.clients)}."
         )
         columns = ("clients", "mean weight", "times equal", "together", "heaviest on %")
         tables.append(TextTable(f"{run}, round {each.round}: weights of {each.channel}", columns, rows, (note,)))

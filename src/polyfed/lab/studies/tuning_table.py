@@ -8,7 +8,7 @@ from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.row_search import Chosen
 from polyfed.lab.studies.study import Study, point_label
 from polyfed.lab.studies.tuning import Tuning
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.pattern_search import choice_label
 
 
@@ -23,7 +23,11 @@ def tuning_table(results: Results) -> TextTable:
 def _texts(chosen: Chosen) -> list[str]:
     settings = ", ".join(f"{path} {value:g}" for path, value in chosen.settings.items())
     choice = choice_label(chosen.factors) + (f" ({settings})" if settings else "")
-    return [str(len(chosen.scores)), choice, "; ".join(f"{name}: {figure(s)}" for name, s in chosen.scores.items())]
+    return [
+        str(len(chosen.scores)),
+        choice,
+        "; ".join(f"{name}: {format_number(s)}" for name, s in chosen.scores.items()),
+    ]
 
 
 def _notes(study: Study, tuning: Tuning, by_row: Mapping[str, Chosen]) -> Iterator[str]:
