@@ -14,7 +14,7 @@ from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.lab.studies.tuning_table import tuning_table
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
-from polyfed.reporting.tables import TextTable, figure
+from polyfed.reporting.tables import TextTable, format_number
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right; of standard deviations: left over right. -: of costs that no seed changes."
@@ -81,7 +81,9 @@ def cell_text(results: Results, row: str, point: Point, column: str) -> str:
 
 def _spread_text(by_seed: SeedFigures, digits: int) -> str:
     spread = Spread.of(list(by_seed.values()))
-    return figure(spread.mean, digits) + ("" if math.isnan(spread.std) else f" ± {figure(spread.std, digits)}")
+    return format_number(spread.mean, digits) + (
+        "" if math.isnan(spread.std) else f" ± {format_number(spread.std, digits)}"
+    )
 
 
 def _figure_notes(results: Results) -> Iterator[str]:
@@ -184,7 +186,7 @@ def shapley_tables(results: Results) -> list[TextTable]:
 
 
 def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else figure(p, 3)
+    return "< 0.001" if p < 0.001 else format_number(p, 3)
 
 
 def claims_tables(results: Results) -> list[TextTable]:
@@ -218,7 +220,7 @@ def _evidence(claim: Claim, sample: Sample | None, study: Study) -> list[str]:
     if sample is None:
         return ["0", "-", "-"]
     if isinstance(sample, PairedSpreads):
-        return [str(len(sample.seeds)), f"x {figure(sample.ratio)}", _interval_text(sample.interval, ".2f")]
+        return [str(len(sample.seeds)), f"x {format_number(sample.ratio)}", _interval_text(sample.interval, ".2f")]
     return difference_texts(sample, study.columns[claim.left[0].column].decimals)[:3]
 
 
