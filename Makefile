@@ -33,7 +33,7 @@ install: $(STAMP)
 demo: install
 	$(BIN)/polyfed run scenes-demo --twin server-only --set twin.candidates=1
 	$(BIN)/polyfed run scenes-demo
-	@echo "One seed is no claim: make results STUDY=demo runs five of each."
+	@echo "One seed is no claim: make results STUDY=papers/polyfed/demo.yaml runs five of each."
 
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --ignore=$(HOUSE)
@@ -62,7 +62,7 @@ test-journeys: install
 
 # every study in its smoke form, on the data sets and weights in POLYFED_DATA and POLYFED_WEIGHTS: hours, the first time
 test-studies: install
-	$(BIN)/python -m pytest -q -rs tests/lab/studies/test_smoke.py
+	$(BIN)/python -m pytest -q -rs tests/papers/test_smoke.py
 
 test-others: install
 	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(HOUSE) tests/deploy tests/journeys)
@@ -112,7 +112,7 @@ dist: install
 clean:
 	rm -rf dist site $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-# a study: make results STUDY=knowledge DATA=... WEIGHTS=...; without STUDY: which there are
+# a study: make results STUDY=papers/polyfed/knowledge.yaml DATA=... WEIGHTS=...; without STUDY: which there are
 .PHONY: results
 results: install
 	$(BIN)/polyfed study $(if $(STUDY),run $(STUDY) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)),list)

@@ -23,12 +23,12 @@ from polyfed.core.files import write_atomically
 from polyfed.lab.studies.drawings import Drawing
 from polyfed.lab.studies.figures import draw_study
 from polyfed.lab.studies.results import RESULTS, STUDY, Results
-from polyfed.lab.studies.study_files import folder_name
 from polyfed.reporting.figures import svg_text
 from study_records import (
     StudyRecord,
     evidence_section,
     evidence_table,
+    folder_name,
     gains_table,
     index_text,
     ledger_text,
@@ -40,7 +40,10 @@ from study_records import (
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path("docs/results")
-GAINS, GAIN = Path("docs/images/gains.svg"), "leaderboard-scarce"  # the README's picture, and the study that it shows
+GAINS, GAIN = (
+    Path("docs/images/gains.svg"),
+    "polyfed/leaderboard-scarce",
+)  # the README's picture, and the study that it shows
 GAIN_NAMES = {
     "server alone": "server alone, tuned",
     "change distillation": "[change distillation](docs/explanation/change-distillation.md), polyfed's own",

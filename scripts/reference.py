@@ -16,7 +16,7 @@ from polyfed.cli.catalogue import preset_groups
 from polyfed.cli.console import with_argument_help
 from polyfed.cli.main import app
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.study_files import study_files
+from study_records import STUDIES
 
 FOR_METHODS = "polyfed.algorithms.algorithm"
 """What methods of one's own are written with."""
@@ -134,15 +134,10 @@ def presets() -> Iterator[str]:
 def studies() -> Iterator[str]:
     """Every study with its title and size."""
     yield "# Studies"
-    yield "\nTables by one command: `polyfed study run NAME` (see [how to write one](../how-to/write-a-study.md))."
-    entries = {name: Study.load(name) for name in study_files()}
-    for own, title in ((True, "polyfed's own"), (False, "Tables and figures of the papers")):
-        yield f"\n## {title}\n"
-        chosen = {name: study for name, study in entries.items() if name.startswith("papers/") is not own}
-        rows = (
-            (code(name), study.title, str(len(study.rows)), str(len(study.seeds))) for name, study in chosen.items()
-        )
-        yield from table(("study", "what it shows", "rows", "seeds"), rows)
+    yield "\nTables by one command: `polyfed study run FILE` ([how to write one](../how-to/write-a-study.md))."
+    loaded = [(f"papers/{name}.yaml", Study.load(file)) for name, file in STUDIES.items()]
+    rows = ((code(path), study.title, str(len(study.rows)), str(len(study.seeds))) for path, study in loaded)
+    yield from table(("study", "what it shows", "rows", "seeds"), rows)
 
 
 def errors() -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 FIGURES = Path("scripts/rooms.toml")
-ZONES = {"source": Path("src/polyfed"), "tests": Path("tests")}
+ZONES = {"source": Path("src/polyfed"), "papers": Path("papers"), "tests": Path("tests")}
 TOP = "top"
 """The room of files that stand in none."""
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -20,7 +20,7 @@ from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps, draw_map
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Study
-from polyfed.lab.studies.study_files import folder_name, study_content, study_files
+from polyfed.lab.studies.study_files import study_content, study_files
 from polyfed.lab.studies.tables import claim_evidence, study_tables
 from polyfed.reporting.figures import svg_text
 from polyfed.reporting.markup import markdown_templates
@@ -28,10 +28,25 @@ from polyfed.reporting.tables import TextTable
 
 PAPER = "paper"
 TEMPLATES = Path(__file__).parent / "templates"
-_PAPERS = "papers/"
+PAPERS = Path(__file__).parents[1] / "papers"
+STUDIES = study_files(PAPERS)
+"""Path below papers/ without its ending -> file."""
+
 _DECIDED: tuple[Verdict, ...] = ("held", "contradicted")
 _VERDICTS: tuple[Verdict, ...] = (*_DECIDED, "open")
 _HEADS = ("verdict", "seeds", "difference", "95 % interval", "adjusted p")
+_OLD = {
+    f"{paper}/{item}": f"{item}-{paper}"
+    for item in ("parts", "regime")
+    for paper in ("creamfl", "fedafd", "fedaid", "fedcola")
+}
+
+
+def folder_name(name: str, scale: str) -> str:
+    """Of a study's record."""
+    paper, _, item = name.partition("/")
+    old = item if paper == "polyfed" else _OLD.get(name, f"papers-{paper}-{item}")
+    return f"{old}-{scale}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ class StudyRecord:
 
     @property
     def command(self) -> str:
-        return f"polyfed study run {self.name}" + ("" if self.scale == SMALL else f" --scale {self.scale}")
+        return f"polyfed study run papers/{self.name}.yaml" + ("" if self.scale == SMALL else f" --scale {self.scale}")
 
     @property
     def page(self) -> str:
@@ -138,7 +153,7 @@ class StudyRecord:
     @property
     def outdated(self) -> str:
         """What was tuned in the run, where the study tunes something else by now, and what it has besides."""
-        then, now = self.study, Study.load(self.name, self.scale)
+        then, now = self.study, Study.load(STUDIES[self.name], self.scale)
         tuned, tunes = (study.tuning.in_words if study.tuning else "nothing" for study in (then, now))
         told = [f"tuned: {tuned}; the study tunes {tunes} by now"] if tuned != tunes else []
         more = [*(f"row {row}" for row in now.rows if row not in then.rows)]
@@ -152,8 +167,7 @@ def records(home: Path) -> list[StudyRecord]:
     Raises:
         RunError: one is damaged.
     """
-    names = study_files()
-    places = [(name, scale) for name in names for scale in (SMALL, PAPER) if scale == SMALL or name.startswith(_PAPERS)]
+    places = [(name, scale) for name in STUDIES for scale in (SMALL, PAPER)]
     begun = [place for place in places if (home / folder_name(*place) / RESULTS).is_file()]
     found = [StudyRecord(*place, Results.load(home / folder_name(*place))) for place in begun]
     return [record for record in found if record.results.cells]
@@ -192,11 +206,16 @@ def index_text(recorded: Sequence[StudyRecord], folder: str) -> str:
 
 def ledger_text(recorded: Sequence[StudyRecord]) -> str:
     """What was run of the papers' tables and figures, as Markdown."""
-    sources = [study_content(name)["source"]["paper"] for name in study_files() if name.startswith(_PAPERS)]
-    run = [record for record in recorded if record.name.startswith(_PAPERS)]
+    sources = [study_content(file)["source"]["paper"] for name, file in STUDIES.items() if is_item(name)]
+    run = [record for record in recorded if is_item(record.name)]
     shown = {paper: papers_own(paper, run) for paper in sorted({*sources})}
     verdicts = {paper: sum((record.verdicts for record in own), Counter[Verdict]()) for paper, own in shown.items()}
     return _rendered("ledger.md.j2", items=Counter(sources), shown=shown, verdicts=verdicts)
+
+
+def is_item(name: str) -> bool:
+    """Whether a study is the counterpart of a table, figure or section of a paper."""
+    return not name.startswith("polyfed/") and not name.endswith(("parts", "regime", "teaching", "compensation"))
 
 
 def papers_own(paper: str, recorded: Sequence[StudyRecord]) -> list[StudyRecord]:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lab.studies.conftest import tiny_study
+from paper_studies import STUDIES
 from polyfed.cli.main import main
 from small_federations import tiny_experiment
 
@@ -37,7 +38,7 @@ def test_a_study_from_file_to_page(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nothing"], "no study or file 'nothing'"),
+        (["run", "nothing"], "no study file 'nothing'"),
         (["run", "mine.yaml", "--scale", "big"], "--scale big: valid: small, smoke"),
         (["run", "mine.yaml", "--only", "tidy"], "--only tidy: no such row"),
         (["run", "mine.yaml", "--engine", "cloud"], "unknown engine"),
@@ -60,8 +61,15 @@ def test_refusals(
     assert not Path("runs").exists()
 
 
-def test_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
-    from polyfed.lab.studies.study_files import study_files
-
-    assert main(["study", "list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(study_files())
+def test_list_names_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "list"]) == 0  # those of the clone
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert [Path(name).resolve() for name in listed] == list(STUDIES.values())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "one.yaml").write_text(yaml.safe_dump(tiny_study()))
+    (tmp_path / "mine" / "tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
+    assert main(["study", "list", "mine"]) == 0
+    assert capsys.readouterr().out == "mine/one.yaml  tiny\n"
+    assert main(["study", "list", "yours"]) == 2
+    assert "no folder 'yours'; studies of papers are in polyfed's repository" in capsys.readouterr().err

@@ -6,10 +6,11 @@ import re
 
 import pytest
 
+import paper_studies
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.cli.main import main
 from polyfed.core.errors import ConfigError
-from polyfed.core.removed import REMOVED, removed
+from polyfed.core.removed import REMOVED, STUDIES, removed, removed_study
 from polyfed.core.settings import Settings
 from polyfed.data.source import Source
 from polyfed.federation.paces import Staleness
@@ -59,6 +60,16 @@ def test_a_command_that_is_gone_says_so(name: str, capsys: pytest.CaptureFixture
 def test_a_study_that_is_gone_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match=LINE):
         study_content(name)
+
+
+def test_a_study_that_had_a_name_is_a_file() -> None:
+    names = {name for names in STUDIES.values() for name in names} | {"papers/creamfl-t1", "papers/fedcola-shapley"}
+    found = {str(re.search(r"papers/(\w+/[\w-]+)\.yaml", removed_study(name))[1]) for name in names}  # type: ignore[index]
+    assert found - paper_studies.STUDIES.keys() == set()
+    assert len(found) == len(names)
+    with pytest.raises(ConfigError, match=r"no study file 'demo'; since 0\.4 it is papers/polyfed/demo\.yaml in"):
+        study_content("demo")
+    assert removed_study("mine") == ""
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED["analysis"]))

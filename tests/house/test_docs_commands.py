@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.lab.studies.study_files import study_files
+from paper_studies import STUDIES
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import preset_names
 
@@ -66,10 +66,10 @@ def test_the_studies_that_pages_have_one_run_are_there() -> None:
     named = {
         name
         for page in PAGES
-        for name in re.findall(r"polyfed study run ([a-z0-9/-]+)(?!\S)", page.read_text(encoding="utf-8"))
+        for name in re.findall(r"polyfed study run papers/([a-z0-9/-]+)\.yaml", page.read_text(encoding="utf-8"))
     }
-    assert {"knowledge", "demo", "papers/fedaid-t2"} <= named
-    assert named <= {*study_files()}
+    assert {"polyfed/demo", "fedaid/t1"} <= named
+    assert named <= STUDIES.keys()
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "examples").glob("*.yaml")), ids=lambda path: path.stem)

@@ -10,8 +10,7 @@ import pytest
 import pages
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.study_files import folder_name
-from study_records import records
+from study_records import STUDIES, folder_name, records
 
 
 def test_the_pages_are_those_of_the_records() -> None:
@@ -57,11 +56,11 @@ def made(root: Path) -> dict[str, str]:
 
 
 def test_a_record_becomes_a_page_entries_and_a_line_of_the_ledger(tmp_path: Path, root: Path) -> None:
-    run_study(tmp_path / "runs", "papers/fedcola-t4", Study.load("papers/fedcola-t4"))
+    run_study(tmp_path / "runs", "fedcola/t4", Study.load(STUDIES["fedcola/t4"]))
     pages.take_over(records(tmp_path / "runs"), tmp_path / "runs", root)
     texts = made(root)
     page = texts["docs/results/papers-fedcola-t4-small.md"]
-    assert "    polyfed study run papers/fedcola-t4\n" in page
+    assert "    polyfed study run papers/fedcola/t4.yaml\n" in page
     assert (
         "](results/papers-fedcola-t4-small.md) | FedCola, Table 4: every type's global model | 5 |"
         in texts["docs/results.md"]

@@ -55,7 +55,7 @@ def test_everything_that_can_be_chosen_is_there(pages: dict[str, str]) -> None:
 def test_commands_stand_with_their_arguments(pages: dict[str, str]) -> None:
     text = pages["commands.md"]
     assert "## `polyfed study run`" in text
-    assert "| `NAME\\|FILE` | name of a study" in text
+    assert "| `FILE` | YAML file of a study" in text
     assert "| `--jobs INTEGER RANGE` | cells at once |" in text
 
 

@@ -37,7 +37,7 @@ def record(item: str = "Table 1", runs: int = 20, **more: Any) -> StudyRecord:
         values["prox", point, "r1"] = {seed: 10.0 + seed + sign * (2 + seed / 10) for seed in study.seeds}
     labels = [f"{row}, {label}, seed {k}" for k in range(5) for row in ("tiny", "prox") for label in "15"][:runs]
     results = Results(study, values, cells={label: label for label in labels}, code=("0.1.0 abc",))
-    return StudyRecord("papers/creamfl-t1", "small", results)
+    return StudyRecord("creamfl/t1", "small", results)
 
 
 def test_a_papers_section_has_claims_and_maps_with_their_pictures() -> None:
@@ -47,7 +47,7 @@ def test_a_papers_section_has_claims_and_maps_with_their_pictures() -> None:
     assert "| prox > tiny on r1 at 5 | Table 1 | contradicted | 5 | -2.20 |" in text
     assert "![prox > tiny on r1](../results/papers-creamfl-t1-small-map-1.svg)" in text
     assert "held at 1 of 2 points (pairs 1)" in text
-    assert "[papers/creamfl-t1](../results/papers-creamfl-t1-small.md)" in text
+    assert "[creamfl/t1](../results/papers-creamfl-t1-small.md)" in text
     assert list(record_pictures(own)) == ["papers-creamfl-t1-small-map-1.svg"]
     assert record_pictures(own) == record_pictures(own)
     page = record_text(own)
@@ -71,15 +71,15 @@ def test_how_much_was_run() -> None:
 @pytest.mark.parametrize(
     ("name", "runs"),
     [
-        ("demo", "10 (+10)"),  # two rows on five seeds, each of which tries five candidates at most
-        ("papers/fedaid-t16", "15 (+18)"),  # rows that are one run count once: 15 rows are three runs
-        ("papers/fedcola-t3", "25 (+45)"),
+        ("polyfed/demo", "10 (+10)"),  # two rows on five seeds, each of which tries five candidates at most
+        ("fedaid/t16", "15 (+18)"),  # rows that are one run count once: 15 rows are three runs
+        ("fedcola/t3", "25 (+45)"),
     ],
 )
 def test_runs_that_a_study_takes(name: str, runs: str) -> None:
-    assert StudyRecord(name, "small", Results(Study.load(name), {})).runs == runs
+    assert StudyRecord(name, "small", Results(Study.load(study_records.STUDIES[name]), {})).runs == runs
 
 
 def test_a_study_whose_search_alone_was_run_has_no_record(tmp_path: Path) -> None:
-    Results(Study.load("demo"), {}).save(tmp_path / "demo-small")
+    Results(Study.load(study_records.STUDIES["polyfed/demo"]), {}).save(tmp_path / "demo-small")
     assert study_records.records(tmp_path) == []

@@ -342,4 +342,4 @@ TABLES = {
     "creamfl-paper-scale": PAPER_SCALE,
     "vqa-v2": VQA,
 }
-ROWS = {"papers/creamfl-t1: creamfl": PAPER_SCALE, "papers/creamfl-t2: creamfl": VQA}
+ROWS = {"creamfl/t1: creamfl": PAPER_SCALE, "creamfl/t2: creamfl": VQA}

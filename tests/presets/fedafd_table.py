@@ -135,4 +135,4 @@ PAPER_SCALE = FEDERATION.changed(
 )
 
 TABLES = {"fedafd-paper": PAPER, "fedafd-released": RELEASED, "fedafd-paper-scale": PAPER_SCALE}
-ROWS = {"papers/fedafd-t1: fedafd": PAPER_SCALE}
+ROWS = {"fedafd/t1: fedafd": PAPER_SCALE}

@@ -155,4 +155,4 @@ RELEASED = FEDERATION.changed(
 )
 
 TABLES = {"fedaid-mimic": PAPER, "feddra-mimic": RELEASED}
-ROWS = {"papers/fedaid-t1: fedaid": PAPER}
+ROWS = {"fedaid/t1: fedaid": PAPER}

@@ -170,8 +170,8 @@ TABLES = {
     "fedcola-coco-paper-scale": COCO,
 }
 ROWS = {
-    "papers/fedcola-t6: fedcola": PAPER_SCALE,
-    "papers/fedcola-t6: fedcola, ca only": CA_ONLY,
-    "papers/fedcola-t6: fedcola, attn": ATTN,
-    "papers/fedcola-t3: attention": ATTN,
+    "fedcola/t6: fedcola": PAPER_SCALE,
+    "fedcola/t6: fedcola, ca only": CA_ONLY,
+    "fedcola/t6: fedcola, attn": ATTN,
+    "fedcola/t3: attention": ATTN,
 }

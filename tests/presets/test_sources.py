@@ -15,6 +15,7 @@ import pytest
 import yaml
 from stated import MECHANICS, Table, default_of, entry_for, hyperparameters, leaves
 
+from paper_studies import STUDIES
 from polyfed.data.images import Augment
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.study import Study
@@ -41,7 +42,7 @@ MAY_BE_LEFT_OUT = {
 @cache
 def study_row(name: str) -> tuple[Study, str]:
     place, _, row = name.partition(": ")
-    return Study.load(place, "paper"), row
+    return Study.load(STUDIES[place], "paper"), row
 
 
 @cache
@@ -174,7 +175,7 @@ def test_recalls_at_the_papers_sizes_are_of_the_papers_galleries(name: str, gall
 
 
 def test_feddra_as_released_in_a_study_has_the_released_values_of_the_method_and_else_what_feddra_has_there() -> None:
-    study = Study.load("leaderboard-medical")
+    study = Study.load(STUDIES["polyfed/leaderboard-medical"])
     plain, released = (
         hyperparameters(resolve(study, row, (), Places()).model_dump(mode="json"))
         for row in ("feddra", "feddra, released")

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import polyfed
+from paper_studies import STUDIES
 from polyfed import evaluate_model, export_model, load_model, open_run
 from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.export.hugging_face import export_hugging_face
@@ -223,7 +224,7 @@ def test_a_run_extends_no_other_file(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_study_that_was_handed_over_imports_nothing(ran: Path, tmp_path: Path, cli: Any) -> None:
-    study = Study.load("demo")
+    study = Study.load(STUDIES["polyfed/demo"])
     Results(study, {}).save(tmp_path / "study")
     content = yaml.safe_load((tmp_path / "study" / "study.yaml").read_text())
     content["columns"] = {"mine": {"name": "evilmod.C"}}

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 STUDIES = Path("runs") / "studies"
 """Where studies lie, beside the cells that they share."""
 
+PAPERS = Path("papers")
+_CLONED = Path(__file__).parents[3] / PAPERS
+
 _SHOWN = 5
 
-StudyArgument = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="name of a study (polyfed study list), or a YAML file")
-]
+StudyArgument = Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of a study (polyfed study list)")]
 StudyFolder = Annotated[
     Path,
     typer.Argument(metavar="FOLDER|NAME", help="folder that polyfed study run printed, or its name in runs/studies"),
@@ -50,24 +51,23 @@ def study_run(
 ) -> None:
     """Run what is missing of a study, and print its tables. Continues where it was stopped.
 
-    Examples: polyfed study run demo; polyfed study run papers/creamfl-t1 --data-dir data --jobs 2; polyfed study run
-    mine.yaml --only fedavg,mine --budget 1.5
+    Examples: polyfed study run mine.yaml --only fedavg,mine --budget 1.5; in a clone of polyfed's repository, polyfed
+    study run papers/creamfl/t1.yaml --data-dir data --jobs 2
     """
     from polyfed.lab.studies.cells import Places
     from polyfed.lab.studies.display import StudyDisplay
     from polyfed.lab.studies.session import run_study
     from polyfed.lab.studies.study import Study
-    from polyfed.lab.studies.study_files import folder_name
+    from polyfed.lab.studies.study_files import study_name
     from polyfed.reporting.terminal import Terminal
 
     study = Study.load(source, scale)
     if seeds is not None:
         study = study.with_seeds(range(seeds))
-    name = Path(source).stem if Path(source).is_file() else source
     with interruptible("the same command goes on"), StudyDisplay(Terminal()) as display:
         ended = run_study(
             study,
-            out or STUDIES / folder_name(name, scale),
+            out or STUDIES / f"{study_name(source)}-{scale}",
             places=Places(data_dir, weights_dir, engine),
             only=None if only is None else names_in("--only", only),
             jobs=jobs,
@@ -77,19 +77,27 @@ def study_run(
     _print(ended)
 
 
-def study_list(as_json: AsJson = False) -> None:
-    """List the studies that come with polyfed."""
+def study_list(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="by default papers/ here, else in the clone that is installed"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the study files below a folder."""
     import json
+    import os
 
     from polyfed.lab.studies.study_files import study_content, study_files
 
-    titles = {name: str(study_content(name).get("title", "")) for name in study_files()}
+    chosen = folder or (PAPERS if PAPERS.is_dir() or not _CLONED.is_dir() else _CLONED)
+    titles = {os.path.relpath(path): str(study_content(path).get("title", "")) for path in study_files(chosen).values()}
     if as_json:
         typer.echo(json.dumps(titles, indent=1))
         return
     width = max(map(len, titles), default=0)
-    for name, title in titles.items():
-        typer.echo(f"{name.ljust(width)}  {title}")
+    for path, title in titles.items():
+        typer.echo(f"{path.ljust(width)}  {title}")
 
 
 def study_show(folder: StudyFolder, allow_code: AllowCode = False) -> None:

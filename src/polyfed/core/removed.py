@@ -45,3 +45,38 @@ def removed(family: str, name: str) -> str:
     if name not in REMOVED.get(family, ()):
         return ""
     return f"'{name}' was removed in 0.4; version 0.3 has it (pip install 'polyfed<0.4')"
+
+
+STUDIES: Mapping[str, tuple[str, ...]] = {
+    "creamfl": ("regime-creamfl", "creamfl-teaching"),
+    "fedafd": ("parts-fedafd", "regime-fedafd"),
+    "fedaid": ("parts-fedaid", "regime-fedaid"),
+    "fedcola": ("fedcola-compensation", "regime-fedcola"),
+    "polyfed": (
+        *("adapters", "adapters-averaging", "adapters-privacy", "adapters-prompts", "adapters-ranks", "combinations"),
+        *("demo", "knowledge", "leaderboard-ample", "leaderboard-medical", "leaderboard-scarce", "leaderboard-weights"),
+        *(
+            "missing",
+            "modalities",
+            "pace",
+            "privacy",
+            "regime-change",
+            "robust",
+            "robust-texts",
+            "vqa-daquar",
+            "vqa-easy",
+        ),
+    ),
+}
+"""Folder below papers/ -> studies that version 0.3 had by name; there were also papers/PAPER-ITEM."""
+
+
+def removed_study(name: str) -> str:
+    """The line about a study that had a name and is a file now, or is gone; empty if there never was one."""
+    paper, _, item = name.removeprefix("papers/").partition("-")
+    if not name.startswith("papers/") or not item or paper not in STUDIES:
+        paper = next((folder for folder, names in STUDIES.items() if name in names), "")
+        item = name.replace(f"-{paper}", "").replace(f"{paper}-", "")
+    if paper:
+        return f"since 0.4 it is papers/{paper}/{item}.yaml in polyfed's repository"
+    return removed("study", name)

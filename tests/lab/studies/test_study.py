@@ -157,7 +157,7 @@ def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nothing", "no study or file 'nothing'"), ("a.yaml", "cannot read study"), ("b.yaml", "must be a mapping")],
+    [("nothing", "no study file 'nothing'"), ("a.yaml", "cannot read study"), ("b.yaml", "must be a mapping")],
 )
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
     monkeypatch.chdir(tmp_path)

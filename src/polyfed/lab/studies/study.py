@@ -265,10 +265,10 @@ class Study(Settings):
 
     @classmethod
     def load(cls, source: str | Path, scale: str = SMALL) -> Study:
-        """A study of polyfed's own by name, or from a YAML file, at a scale.
+        """A study from its file, at a scale.
 
         Raises:
-            ConfigError: no such study, file or scale; a setting is unknown, wrong or does not fit the others.
+            ConfigError: no such file or scale; a setting is unknown, wrong or does not fit the others.
         """
         content = study_content(source)
         scales = {SMALL: {}, **(content.pop("scales", None) or {})}
@@ -276,9 +276,7 @@ class Study(Settings):
             raise ConfigError(f"--scale {scale}: {nearest(scale, {*scales, SMOKE})}")
         layers = [scales[SMALL], scales.get(SMOKE) or {}] if scale == SMOKE else [scales[scale] or {}]
         content = reduce(merged_study, layers, content)
-        if Path(source).is_file():
-            content = _beside(content, Path(source).parent)
-        study: Study = parse_settings(cls, content)
+        study: Study = parse_settings(cls, _beside(content, Path(source).parent))
         return study.smaller((scales.get(SMOKE) or {}).get("set", {})) if scale == SMOKE else study
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:

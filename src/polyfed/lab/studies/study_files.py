@@ -1,22 +1,20 @@
-"""Study files as YAML, of polyfed and of a user, with what they extend; nothing is validated here."""
+"""Study files as YAML, with what they extend; nothing is validated here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.removed import removed
+from polyfed.core.removed import removed_study
 from polyfed.core.untrusted import yaml_content
 from polyfed.runs.config_files import merged
-from polyfed.runs.presets import parsed
 
 SUFFIX = ".yaml"
+REPOSITORY = "polyfed's repository"
 
 
 def setting_label(value: JsonValue) -> str:
@@ -55,31 +53,34 @@ def _with_text_keys(content: Any) -> Any:
     return [_with_text_keys(item) for item in content] if isinstance(content, list) else content
 
 
-def study_content(source: str | Path, extending: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The mapping of a study file with what it ``extends`` beneath.
+def study_content(source: str | Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping of a study file with what it ``extends``, a file by its path from there, beneath.
 
     Raises:
-        ConfigError: no such study or file, not YAML, or it extends itself.
+        ConfigError: no such file, not YAML, or it extends itself.
     """
-    path, own = Path(source), study_files()
-    if str(source) in extending:
-        raise ConfigError(f"study '{source}' extends itself: {' -> '.join((*extending, str(source)))}")
-    if str(source) in own:
-        content = parsed(own[str(source)].read_text(encoding="utf-8"))
-    elif path.suffix in (SUFFIX, ".yml") or path.is_file():
-        content = _read(path)
-    else:
-        gone = removed("study", str(source))
-        raise ConfigError(f"study {gone}" if gone else f"no study or file '{source}'; {nearest(str(source), own)}")
+    path = Path(source)
+    if path.resolve() in extending:
+        raise ConfigError(f"study '{source}' extends itself: {' -> '.join(file.name for file in (*extending, path))}")
+    if path.suffix not in (SUFFIX, ".yml") and not path.is_file():
+        raise ConfigError(_missing(str(source)))
+    content = _read(path)
     if not isinstance(content, dict):
         raise ConfigError(f"study '{source}' must be a mapping of settings, not {type(content).__name__}")
     content = _with_text_keys(content)
     base = content.pop("extends", None)
     if base is None:
         return dict(content)
-    beside = path.parent / f"{base}{SUFFIX}"
-    base = beside if path.is_file() and beside.is_file() else str(base)
-    return merged_study(study_content(base, (*extending, str(source))), content)
+    beside = path.parent / str(base)
+    beside = next((file for file in (beside, beside.with_name(f"{beside.name}{SUFFIX}")) if file.is_file()), None)
+    if beside is None:
+        raise ConfigError(f"{path}: extends: {_missing(str(base))}")
+    return merged_study(study_content(beside, (*extending, path.resolve())), content)
+
+
+def _missing(name: str) -> str:
+    advice = removed_study(name) or f"studies of papers are files in {REPOSITORY}, such as papers/creamfl/t1.yaml"
+    return f"no study file '{name}'; {advice}"
 
 
 def _read(path: Path) -> Any:
@@ -91,21 +92,27 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"'{path}' is not YAML: {error}") from error
 
 
-def study_files() -> dict[str, Traversable]:
-    """Name -> file of the studies that come with polyfed; those of papers begin with ``papers/``."""
-    home = resources.files("polyfed.lab.studies")
-    folders = {"": home, "papers/": home / "papers"}
-    files = {
-        f"{prefix}{file.name.removesuffix(SUFFIX)}": file
-        for prefix, folder in folders.items()
-        for file in folder.iterdir()
-        if file.name.endswith(SUFFIX)
-    }
-    return dict(sorted(files.items()))
+def study_files(folder: Path) -> dict[str, Path]:
+    """Path below a folder without its ending, such as ``creamfl/t1`` -> study file, of all that have rows and columns.
+
+    Raises:
+        ConfigError: there is no such folder, or a file in it is no YAML.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"no folder '{folder}'; studies of papers are in {REPOSITORY}: polyfed study list CLONE/papers"
+        )
+    files = sorted(folder.rglob(f"*{SUFFIX}"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if _is_study(_read(file))}
 
 
-def folder_name(name: str, scale: str) -> str:
-    return f"{name.replace('/', '-')}-{scale}"
+def _is_study(content: Any) -> bool:
+    return isinstance(content, Mapping) and ("extends" in content or {"rows", "columns"} <= content.keys())
+
+
+def study_name(path: Path) -> str:
+    """What its results are called: its name, behind that of its folder unless it lies in the working directory."""
+    return path.stem if path.resolve().parent == Path.cwd() else f"{path.resolve().parent.name}-{path.stem}"
 
 
 def require_known(key: str, names: Any, valid: Any) -> None:

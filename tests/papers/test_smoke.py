@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paper_studies import STUDIES
 from polyfed.lab.studies.session import run_study
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.study_files import study_files
 
 PLACES = ("POLYFED_DATA", "POLYFED_WEIGHTS")
 
@@ -29,9 +29,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("studies")
 
 
-@pytest.mark.parametrize("name", study_files())
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs_and_measures_all_that_it_names(name: str, out: Path) -> None:
-    study = Study.load(name, "smoke")
+    study = Study.load(STUDIES[name], "smoke")
     done = run_study(study, out / name.replace("/", "-"), jobs=1)
     assert done.ended.failures == {}
     assert done.results.causes == {}

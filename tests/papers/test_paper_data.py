@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab.studies.test_papers import NAMES
+from paper_studies import NAMES, STUDIES
 from polyfed.lab.analysis.partitions import planned_holdings
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.study import Study
@@ -18,7 +18,7 @@ from presets.paper_folders import paper_folders
 pytestmark = pytest.mark.slow
 STANDINS = {"organcmnist": "cifar100", "medical_abstracts": "ag_news"}
 """Labelled sets in the layout of another."""
-OPEN = [name for name in NAMES if not name.startswith("papers/fedaid")]
+OPEN = [name for name in NAMES if not name.startswith("fedaid/")]
 SHARDS = {"per_client": 2, "total": 30}
 
 
@@ -46,7 +46,7 @@ def tiny(experiment: Experiment) -> Experiment:
 
 @pytest.mark.parametrize("name", OPEN)
 def test_every_client_of_every_row_gets_items(name: str, folders: Path) -> None:
-    study = Study.load(name, "paper")
+    study = Study.load(STUDIES[name], "paper")
     for row in study.rows:
         for point in (study.points_of(row)[0], study.points_of(row)[-1]):
             experiment = tiny(resolve(study, row, point, Places(data_dir=folders)))

@@ -9,22 +9,15 @@ from typing import Any
 
 import pytest
 
+from paper_studies import NAMES, STUDIES
 from polyfed.lab.downstream.suite import Suite
 from polyfed.lab.studies.cells import Places
 from polyfed.lab.studies.columns.downstream import Downstream
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.study_files import study_files
 from polyfed.runs.config_files import read_config
 
 SCALES = ("small", "paper", "smoke")
-ITEMS = {
-    "creamfl": ["t1", "t2", "t3", "t4", "f3", "f4", "f5", "f6"],
-    "fedcola": [*(f"t{k}" for k in range(1, 11)), "f4", "f5", "f7", "f8", "shapley"],
-    "fedafd": [*(f"t{k}" for k in range(1, 10)), "f1", "f2", "f3", "k10"],
-    "fedaid": [*(f"t{k}" for k in range(1, 18)), *(f"f{k}" for k in range(3, 10))],
-}
-NAMES = [f"papers/{paper}-{item}" for paper, items in ITEMS.items() for item in items]
 Printed = Mapping[str, float]
 
 
@@ -35,7 +28,7 @@ def load() -> Callable[[str, str], Study]:
 
     def loaded(name: str, scale: str = "small") -> Study:
         if (name, scale) not in known:
-            known[name, scale] = Study.load(name, scale)
+            known[name, scale] = Study.load(STUDIES[name], scale)
         return known[name, scale]
 
     return loaded
@@ -46,12 +39,12 @@ def plan(study: Study, folder: Path) -> StudyPlan:
 
 
 def test_every_item_has_a_file() -> None:
-    assert sorted(name for name in study_files() if name.startswith("papers/")) == sorted(NAMES)
+    assert {*NAMES} <= STUDIES.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_study_says_what_it_is_of(name: str, load: Callable[..., Study]) -> None:
-    paper, _, item = name.removeprefix("papers/").partition("-")
+    paper, _, item = name.partition("/")
     kind = {"t": "Table", "f": "Figure"}.get(item[0] if item[1:].isdigit() else "", "")
     for scale in SCALES:
         study = load(name, scale)
@@ -63,7 +56,7 @@ def test_a_study_says_what_it_is_of(name: str, load: Callable[..., Study]) -> No
     # a study of one run has nothing to claim, but what it prints or draws
     small = load(name)
     runs = {row.model_copy(update={"columns": {}}).model_dump_json() for row in small.rows.values()}
-    assert small.claims.primary or (small.printed and len(runs) == 1) or name == "papers/fedafd-t2"
+    assert small.claims.primary or (small.printed and len(runs) == 1) or name == "fedafd/t2"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,13 +111,13 @@ def printed(study: Study) -> Iterator[tuple[str, str, Printed]]:
 
 
 SUMS: Mapping[str, tuple[tuple[str, ...], str, float]] = {
-    "papers/creamfl-t1": (("i2t R@1 1K", "t2i R@1 1K", "i2t R@1 5K", "t2i R@1 5K"), "r1_sum", 0.075),
+    "creamfl/t1": (("i2t R@1 1K", "t2i R@1 1K", "i2t R@1 5K", "t2i R@1 5K"), "r1_sum", 0.075),
     **{
-        f"papers/fedcola-{table}": (("i2t R@1 1k", "t2i R@1 1k", "i2t R@1 5k", "t2i R@1 5k"), "r1_sum", 0.025)
+        f"fedcola/{table}": (("i2t R@1 1k", "t2i R@1 1k", "i2t R@1 5k", "t2i R@1 5k"), "r1_sum", 0.025)
         for table in ("t8", "t9", "t10")
     },
-    **{f"papers/fedafd-{table}": (("server i2t", "server t2i"), "server rsum", 0.015) for table in ("t1", "t5", "t7")},
-    "papers/fedafd-t2": (("MiB up", "MiB down"), "MiB both", 0.005),
+    **{f"fedafd/{table}": (("server i2t", "server t2i"), "server rsum", 0.015) for table in ("t1", "t5", "t7")},
+    "fedafd/t2": (("MiB up", "MiB down"), "MiB both", 0.005),
 }
 """Columns that add up to another, within rounding; FedGEMS' four recalls are 0.07 off their sum in the paper."""
 
@@ -146,11 +139,11 @@ def _means(k: int) -> tuple[list[str], str]:
     return [f"C{client} Rec@{k}" for client in range(1, 6)], f"mean Rec@{k}"
 
 
-SLIPS = {("papers/fedaid-t10", "centralised", 1), ("papers/fedaid-t15", "shallow, C4", 1)}
+SLIPS = {("fedaid/t10", "centralised", 1), ("fedaid/t15", "shallow, C4", 1)}
 """Means that are not of the five figures beside them in the paper."""
 
 
-@pytest.mark.parametrize("name", [f"papers/fedaid-{table}" for table in ("t10", "t15", "t16", "t17")])
+@pytest.mark.parametrize("name", [f"fedaid/{table}" for table in ("t10", "t15", "t16", "t17")])
 def test_printed_means_are_of_the_hospitals(name: str, load: Callable[..., Study]) -> None:
     for row, _, values in printed(load(name)):
         for k in (1, 5):
@@ -160,16 +153,16 @@ def test_printed_means_are_of_the_hospitals(name: str, load: Callable[..., Study
 
 
 SHARED: tuple[tuple[str, str, str, str, Any], ...] = (
-    ("creamfl-t1", "creamfl", "creamfl-t3", "creamfl", "r1_sum"),
-    ("creamfl-t1", "reamfl+iot", "creamfl-t3", "reamfl+iot", "r1_sum"),
-    ("fedcola-t2", "ca+cp+cl", "fedcola-t3", "blocks", "r1_sum"),
-    ("fedcola-t2", "ca+cp", "fedcola-t6", "fedcola, ca only", "r1_sum"),
-    ("fedcola-t3", "attention", "fedcola-t6", "fedcola, attn", "MiB down"),
-    ("fedafd-t1", "fedafd", "fedafd-k10", "fedafd", "server rsum"),
-    ("fedafd-t9", "sed", "fedafd-t1", "fedafd", "server rsum"),
-    ("fedaid-t1", "fedavg", "fedaid-t8", "fedavg", "worst@5"),
-    ("fedaid-t10", "fedavg", "fedaid-t16", "fedavg", "C3 Rec@5"),
-    ("fedaid-t10", "fedavg", "fedaid-t11", "server", "C4 Rec@1"),
+    ("creamfl/t1", "creamfl", "creamfl/t3", "creamfl", "r1_sum"),
+    ("creamfl/t1", "reamfl+iot", "creamfl/t3", "reamfl+iot", "r1_sum"),
+    ("fedcola/t2", "ca+cp+cl", "fedcola/t3", "blocks", "r1_sum"),
+    ("fedcola/t2", "ca+cp", "fedcola/t6", "fedcola, ca only", "r1_sum"),
+    ("fedcola/t3", "attention", "fedcola/t6", "fedcola, attn", "MiB down"),
+    ("fedafd/t1", "fedafd", "fedafd/k10", "fedafd", "server rsum"),
+    ("fedafd/t9", "sed", "fedafd/t1", "fedafd", "server rsum"),
+    ("fedaid/t1", "fedavg", "fedaid/t8", "fedavg", "worst@5"),
+    ("fedaid/t10", "fedavg", "fedaid/t16", "fedavg", "C3 Rec@5"),
+    ("fedaid/t10", "fedavg", "fedaid/t11", "server", "C4 Rec@1"),
 )
 
 
@@ -177,20 +170,19 @@ SHARED: tuple[tuple[str, str, str, str, Any], ...] = (
 def test_what_two_tables_print_is_equal(
     one: str, row: str, other: str, its: str, column: str, load: Callable[..., Study]
 ) -> None:
-    first, second = load(f"papers/{one}"), load(f"papers/{other}")
+    first, second = load(one), load(other)
     assert first.printed[row][column] == second.printed[its][column]
 
 
 def test_rows_that_two_studies_share_are_the_same_cells(load: Callable[..., Study], tmp_path: Path) -> None:
     pairs = (
-        (("fedaid-t6", "fedavg"), ("fedaid-t9", "fedavg")),
-        (("fedaid-t10", "decentralised 1"), ("fedaid-t16", "local 3")),
-        (("fedafd-t9", "sed"), ("fedafd-f3", "multi-modal")),
-        (("fedcola-t5", "1"), ("fedcola-shapley", "both")),
+        (("fedaid/t6", "fedavg"), ("fedaid/t9", "fedavg")),
+        (("fedaid/t10", "decentralised 1"), ("fedaid/t16", "local 3")),
+        (("fedafd/t9", "sed"), ("fedafd/f3", "multi-modal")),
+        (("fedcola/t5", "1"), ("fedcola/shapley", "both")),
     )
     for places in pairs:
         cells = [
-            plan(load(f"papers/{name}").model_copy(update={"tuning": None}), tmp_path).final(row, ())[0]
-            for name, row in places
+            plan(load(name).model_copy(update={"tuning": None}), tmp_path).final(row, ())[0] for name, row in places
         ]
         assert len({cell.digest for cell in cells}) == 1

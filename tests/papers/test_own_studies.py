@@ -1,4 +1,4 @@
-"""Studies that come with polyfed: every row resolves; what the orderings take for granted is so."""
+"""Studies of our own questions: every row resolves; what the orderings take for granted is so."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import Any
 import pytest
 
 import polyfed
+from paper_studies import NAMES, STUDIES
 from polyfed.lab.analysis.partitions import planned_holdings
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import SMALL, SMOKE, Study
-from polyfed.lab.studies.study_files import study_content, study_files
+from polyfed.lab.studies.study_files import study_content
 from polyfed.runs.experiment import Experiment
 from small_federations import transformers
 
-OWN = [name for name in study_files() if not name.startswith("papers/")]
+OWN = [name for name in STUDIES if name not in NAMES]
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_row_resolves(name: str, tmp_path: Path) -> None:
     for scale in (SMALL, SMOKE):
-        study = Study.load(name, scale)
+        study = Study.load(STUDIES[name], scale)
         plan = StudyPlan(study, Places(), tmp_path)
         assert plan.row_points()
         for row, point in plan.row_points():
             plan.check(row, point)
 
 
-@pytest.mark.parametrize("name", study_files())
+@pytest.mark.parametrize("name", STUDIES)
 def test_no_study_of_ours_keeps_models(name: str) -> None:
     """Hundreds of cells with models would fill a disk; who wants them says so in a file of his own."""
-    assert study_content(name).get("keep", "records") == "records"
+    assert study_content(STUDIES[name]).get("keep", "records") == "records"
 
 
 def test_the_damped_server_steps_by_the_paired_clients_share_of_samples() -> None:
     """n_vl / sum n over all clients, which a cohort, so large a share of each group, has in the mean."""
     if "POLYFED_DATA" not in os.environ:
         pytest.skip("POLYFED_DATA is not set: no real data")
-    study = Study.load("leaderboard-weights")
+    study = Study.load(STUDIES["polyfed/leaderboard-weights"])
     base = resolve(study, "fedcola", (), Places(Path(os.environ["POLYFED_DATA"])))
     held = planned_holdings(base).holdings.values()
     share = sum(held.samples for held in held if held.group == "paired") / sum(held.samples for held in held)
