@@ -36,7 +36,7 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.shared.distiller import train_task
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.data.tokenization import Vocabulary
+from polyfed.data.tokenizers import Vocabulary
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.model import Model
 from polyfed.runs.session import Session

@@ -40,7 +40,7 @@ def first_states(model: Any, items: list[dict[str, Any]], weights: Path) -> tupl
     """What the two networks say first: of each picture [n, v], of each of its captions [n, 5, t]."""
     from transformers import AutoTokenizer
 
-    from polyfed.data.backbone_inputs import ImagePreparation
+    from polyfed.data.backbones import ImagePreparation
 
     prepare = ImagePreparation.of(weights / "deit-tiny-patch16-224", None, None)
     tokenizer = AutoTokenizer.from_pretrained(weights / "all-MiniLM-L6-v2")

@@ -19,7 +19,7 @@ from polyfed.core.version import __version__
 from polyfed.engines.quiet import be_fast
 
 if TYPE_CHECKING:
-    from polyfed.data.registered import register_data
+    from polyfed.data.sources.memory import register_data
     from polyfed.export.loading import load_model
     from polyfed.export.model import export_model
     from polyfed.lab.studies.session import run_study
@@ -61,7 +61,7 @@ _HOMES = {
     "load_model": "polyfed.export.loading",
     "open_run": "polyfed.runs.opened",
     "plot": "polyfed.reporting.shown",
-    "register_data": "polyfed.data.registered",
+    "register_data": "polyfed.data.sources.memory",
     "register_module": "polyfed.models.registered",
     "report": "polyfed.reporting.shown",
     "resume": "polyfed.reporting.reported",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from polyfed.data.answers import (
+from polyfed.data.sources.questions import (
     ANY_KIND,
     OTHER,
     AskedQuestion,

@@ -9,8 +9,17 @@ from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ViTConfig
 from transformers.utils import logging as hf_logging
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbone_inputs import ImagePreparation
-from polyfed.data.backbones import averaged_neighbours, digest, frozen_backbone, load, locate, outline, pooled, quiet
+from polyfed.data.backbones import (
+    ImagePreparation,
+    averaged_neighbours,
+    digest,
+    frozen_backbone,
+    load,
+    locate,
+    outline,
+    pooled,
+    quiet,
+)
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -154,7 +154,7 @@ def test_entry_without_a_picture(tmp_path: Path, entry: dict[str, Any] | None, m
     "use",
     [
         lambda folder: decoded(column_of([struct_of(noise(0))]), 8, folder),
-        lambda folder: len(StoredRows(folder / "a.npy", lambda: (3, 2), torch.zeros, 4, "zeros")),
+        lambda folder: len(StoredRows(folder / "a.npy", lambda: (3, 2), torch.zeros, "zeros")),
         lambda folder: remembered(folder / "a.json", lambda: [5]),
     ],
 )

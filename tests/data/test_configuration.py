@@ -15,8 +15,7 @@ from polyfed.data.sources.mimic_cxr import MimicCxr
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.questions import Questions
 from polyfed.data.sources.scenes import Scenes
-from polyfed.data.tokenization import Tokenizer
-from polyfed.data.tokenizers import Glove, Hashing, Words
+from polyfed.data.tokenizers import Glove, Hashing, Tokenizer, Words
 from polyfed.data.view import View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyfed.data.pictures import decode
+from polyfed.data.images import decode
 
 RAMP = np.linspace(0, 255, 64).reshape(8, 8).round()
 

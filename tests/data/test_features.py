@@ -15,8 +15,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, R
 
 from item_tables import noise, struct_of, unread
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.backbone_inputs import TextPreparation
-from polyfed.data.backbones import quiet
+from polyfed.data.backbones import TextPreparation, quiet
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.data.views import features as module
@@ -44,6 +43,15 @@ def context(tmp_path) -> DataContext:
     preprocessor = {"size": {"height": 32, "width": 32}, "resample": 3, **STATISTICS}
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     return DataContext(tmp_path / "cache", weights=tmp_path / "weights")
+
+
+def bert_in(folder: Path) -> BertModel:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "runs"]
+    with quiet():
+        BertModel(BertConfig(**SMALL, vocab_size=8), add_pooling_layer=False).save_pretrained(folder)
+        (folder / "vocab.txt").write_text("\n".join(words))
+        BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+        return BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
 
 
 @pytest.fixture
@@ -111,22 +119,29 @@ def test_all_columns_of_a_run_share_one_backbone(context, loads):
     assert len(loads) == 1
 
 
-def test_only_batches_of_rows_that_are_asked_for_are_computed_with_the_bits_of_the_whole(context, monkeypatch):
-    images, view, seen = [png(seed) for seed in range(9)], Features(backbone="vit", batch_size=2), []
+def test_only_rows_that_are_asked_for_are_encoded_with_the_bits_of_the_whole(context, monkeypatch):
+    bert_in(context.weights / "bert")
+    texts = ["a dog runs", "a", "dog", "a dog a dog", "runs", "a dog", "dog dog", "a a a", "runs runs"]
+    columns = {"image": column([png(seed) for seed in range(9)]), "text": column(texts, "t")}
+    views = {"image": Features(backbone="vit", batch_size=2), "text": Features(backbone="bert", batch_size=2)}
     elsewhere = replace(context, cache=context.cache / "whole")
-    whole = view.open(column(images), "image", elsewhere)(torch.arange(9))
-    original = module.FeatureComputation.__call__
+    for modality, view in views.items():
+        whole = view.open(columns[modality], modality, elsewhere)(torch.arange(9))
+        encoded: list[int] = []
+        original = module.FeatureComputation._batch
 
-    def noting(self: object, rows: list[int]) -> torch.Tensor:
-        seen.append(list(rows))
-        return original(self, rows)
+        def noting(self: object, rows: list[int], *shape: object, original=original, encoded=encoded) -> torch.Tensor:
+            encoded.extend(rows)
+            return original(self, rows, *shape)
 
-    monkeypatch.setattr(module.FeatureComputation, "__call__", noting)
-    opened = view.open(column(images), "image", context)
-    opened.prepare(torch.tensor([7, 2]))
-    assert torch.equal(opened(torch.tensor([2, 7])), whole[[2, 7]])
-    assert seen == [[2, 3, 6, 7]]
-    assert torch.equal(view.open(column(images), "image", context)(torch.arange(9)), whole)
+        monkeypatch.setattr(module.FeatureComputation, "_batch", noting)
+        opened = view.open(columns[modality], modality, context)
+        opened.prepare(torch.tensor([7, 2, 8]))
+        assert torch.equal(opened(torch.tensor([2, 7, 8])), whole[[2, 7, 8]])
+        assert sorted(encoded) == [2, 7, 8]
+        assert torch.equal(view.open(columns[modality], modality, context)(torch.arange(9)), whole)
+        assert sorted(encoded) == [*range(9)]
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
@@ -229,13 +244,7 @@ def test_bf16_is_close_and_cached_apart(context):
     [("auto", None, ()), ("mean", None, ()), ("tokens", None, (6,)), ("tokens", 1, (1,))],
 )
 def test_texts_have_features_too(context, pool, positions, shape):
-    folder = context.weights / "bert"
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "runs"]
-    with quiet():
-        BertModel(BertConfig(**SMALL, vocab_size=8), add_pooling_layer=False).save_pretrained(folder)
-        (folder / "vocab.txt").write_text("\n".join(words))
-        BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-        model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    model = bert_in(context.weights / "bert")
     view = Features(backbone="bert", pool=pool, positions=positions, length=6, batch_size=2)
     texts = ["a dog", "a dog runs", "runs", "a a a a a a a a"]
     opened = view.open(column(texts), "text", context)

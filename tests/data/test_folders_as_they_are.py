@@ -15,10 +15,8 @@ import pytest
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.folder_table import FolderLayout, folder_table
-from polyfed.data.preparation import prepare_folder
-from polyfed.data.roles import ColumnRoles
-from polyfed.data.sources.folder import Folder
+from polyfed.data.preparation import ColumnRoles, prepare_folder
+from polyfed.data.sources.folder import Folder, FolderLayout, folder_table
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter_encoders import StarterEncoders

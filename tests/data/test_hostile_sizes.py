@@ -21,9 +21,9 @@ from PIL import Image
 
 from item_tables import column_of
 from polyfed.core.errors import DataError
+from polyfed.data.files import regular_bytes
 from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.parquet import Parquet
-from polyfed.data.text_files import regular_bytes
 from polyfed.data.view import DataContext
 from polyfed.data.views.mel import Mel
 from polyfed.reporting.gallery import gallery_entry

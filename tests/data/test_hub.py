@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from polyfed.core.errors import DataError
-from polyfed.data.sources.hub import Hub
+from polyfed.data.sources.arrow import Hub
 
 FEATURES = datasets.Features(
     {

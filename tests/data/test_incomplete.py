@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from item_tables import context_of, opened, picture, table, written
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import lacking
-from polyfed.data.sources.hub import Hub
+from polyfed.data.sources.arrow import Hub
 from polyfed.data.sources.parquet import Parquet, ParquetShards
 from polyfed.data.sources.questions import Questions
 from polyfed.data.sources.scenes import Scenes

@@ -17,8 +17,7 @@ from polyfed.data.images import Augment
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
-from polyfed.data.views.masks import Masks
-from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.pixels import Masks, Pixels
 
 
 def column(*masks: np.ndarray) -> Column:

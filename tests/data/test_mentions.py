@@ -8,7 +8,7 @@ import pytest
 
 from item_tables import column_of
 from polyfed.core.errors import ConfigError
-from polyfed.data.mentions import mentioning
+from polyfed.data.item_classes import mentioning
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 

@@ -18,7 +18,7 @@ from item_tables import noise, struct_of
 from polyfed.core.errors import ConfigError
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
-from polyfed.data.views.native import Native
+from polyfed.data.views.features import Native
 from tiny_networks import PREPROCESSOR, ROOM, save
 
 WORDS = ["w1 w2 w3", "w4", "w5 unheard w6 w7 w8", "", " ".join(f"w{number}" for number in range(20))]

@@ -11,8 +11,7 @@ import pytest
 
 import polyfed
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbone_inputs import TextPreparation
-from polyfed.data.backbones import NO_CODE, frozen_backbone, outline
+from polyfed.data.backbones import NO_CODE, TextPreparation, frozen_backbone, outline
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext
 

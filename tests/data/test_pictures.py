@@ -18,7 +18,7 @@ from PIL import Image
 from item_tables import column_of, encoded
 from polyfed.core.errors import DataError
 from polyfed.data.cache import decoded
-from polyfed.data.pictures import opened_picture, picture_bytes
+from polyfed.data.images import opened_picture, picture_bytes
 from polyfed.data.sources.parquet import Parquet
 
 

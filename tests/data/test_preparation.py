@@ -14,8 +14,7 @@ from PIL import Image
 
 from polyfed.core.errors import DataError
 from polyfed.data import preparation
-from polyfed.data.preparation import REPORT, prepare_folder
-from polyfed.data.roles import ColumnRoles
+from polyfed.data.preparation import REPORT, ColumnRoles, prepare_folder
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
 

@@ -10,10 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from polyfed.core.errors import DataError
-from polyfed.data.answers import OTHER
 from polyfed.data.assembly import assemble
 from polyfed.data.scenery.questions import ANSWERS
-from polyfed.data.sources.questions import Questions
+from polyfed.data.sources.questions import OTHER, Questions
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
 

@@ -12,14 +12,11 @@ import torch
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble
-from polyfed.data.cells import Cells, cells_of
-from polyfed.data.registered import register_data
 from polyfed.data.source import Column, Split
 from polyfed.data.sources.folder import Folder
-from polyfed.data.sources.memory import Memory
+from polyfed.data.sources.memory import Memory, register_data
 from polyfed.data.view import DataContext, View
-from polyfed.data.views.series import Series
-from polyfed.data.views.table import Table
+from polyfed.data.views.table import Cells, Series, Table, cells_of
 
 AGE, SEX = [20.0, 40.0, None, 60.0], ["F", "M", "M", None]
 

@@ -13,13 +13,12 @@ import torch
 from scipy.io import wavfile
 
 from polyfed.core.errors import DataError
-from polyfed.data.backbone_inputs import SoundPreparation
+from polyfed.data.backbones import SoundPreparation
 from polyfed.data.preparation import prepare_folder
-from polyfed.data.sounds import wav, waveform
+from polyfed.data.sounds import log_mel, triangles, wav, waveform
 from polyfed.data.source import Column
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.scenes import Scenes
-from polyfed.data.spectrograms import log_mel, triangles
 from polyfed.data.view import DataContext
 from polyfed.data.views.mel import Mel, SpecAugment
 

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.tokenization import Tokenizer, vocabulary_of_words, words_of
-from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Wordpiece, Words
+from polyfed.data.tokenizers import (
+    Glove,
+    Hashing,
+    PretrainedTokenizer,
+    Tokenizer,
+    Wordpiece,
+    Words,
+    vocabulary_of_words,
+    words_of,
+)
 from polyfed.data.view import DataContext
 
 CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]

@@ -12,8 +12,7 @@ from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.source import Column
-from polyfed.data.tokenization import Vocabulary
-from polyfed.data.tokenizers import Hashing, Words
+from polyfed.data.tokenizers import Hashing, Vocabulary, Words
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
 

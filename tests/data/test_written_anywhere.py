@@ -17,7 +17,7 @@ from PIL import Image
 
 from polyfed.core.errors import DataError
 from polyfed.data.annotations import read_annotations
-from polyfed.data.folder_table import FolderLayout, folder_table
+from polyfed.data.sources.folder import FolderLayout, folder_table
 
 ODD = ["007", "00", "1e5", "NA", "null", "nan", "True", "2024-01-02", "0", "12", "café", "a\u2028b", "a\x85b", "x\x0cy"]
 WORD = st.one_of(

@@ -15,13 +15,11 @@ from PIL import Image
 from polyfed.data.cache import decode
 from polyfed.data.images import normalised
 from polyfed.data.source import Column
-from polyfed.data.tokenization import Tokenizer
-from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Wordpiece, Words
+from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Tokenizer, Wordpiece, Words
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
-from polyfed.data.views.series import Series
-from polyfed.data.views.table import Table
+from polyfed.data.views.table import Series, Table
 from polyfed.data.views.tokens import Tokens
 from polyfed.export.inputs import Recipe, recipe
 

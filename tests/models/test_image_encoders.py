@@ -9,7 +9,7 @@ from encoder_cases import CONTEXT, PICTURES
 from torch import nn
 from transformers import ResNetConfig, ResNetModel
 
-from polyfed.data.convolutions import SubsamplingConv
+from polyfed.data.backbones import SubsamplingConv
 from polyfed.data.view import InputSpec
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.mobilenet import MobileNet

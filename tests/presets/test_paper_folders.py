@@ -9,8 +9,8 @@ import pytest
 from paper_folders import ASKED, CAPTIONED, KARPATHY, LABELLED, paper_folders
 
 from polyfed import Experiment, run
-from polyfed.data.answers import OTHER
 from polyfed.data.assembly import assemble
+from polyfed.data.sources.questions import OTHER
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
 from polyfed.lab.analysis.partitions import planned_holdings

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyfed import Experiment, run
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.view import View
-from polyfed.data.views.masks import Masks
+from polyfed.data.views.pixels import Masks
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.task import Task

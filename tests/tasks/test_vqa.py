@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.answers import OTHER
+from polyfed.data.sources.questions import OTHER
 from polyfed.models.heads import FusedHead
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.vqa import VQA, answer_loss, vote_scores

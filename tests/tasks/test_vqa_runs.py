@@ -11,7 +11,7 @@ import pytest
 
 from polyfed import Experiment, run
 from polyfed.core.errors import DataError
-from polyfed.data.answers import OTHER
+from polyfed.data.sources.questions import OTHER
 from polyfed.runs.evaluation import evaluate_model
 from polyfed.runs.opened import open_run
 

@@ -27,7 +27,7 @@ FAMILIES = {
     "adapters": ("polyfed.models.adapter", "Adapter", "what is trained of a frozen network"),
     "data": ("polyfed.data.source", "Source", "sources of data"),
     "views": ("polyfed.data.view", "View", "what encoders receive"),
-    "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "texts as token ids"),
+    "tokenizers": ("polyfed.data.tokenizers", "Tokenizer", "texts as token ids"),
     "imputations": ("polyfed.tasks.imputations", "Imputation", "what stands for a modality that a sample lacks"),
     "partitions": ("polyfed.partitions.partition", "Partition", "how items are dealt out among clients"),
     "tasks": ("polyfed.tasks.task", "Task", "what a participant is trained for"),

@@ -10,8 +10,7 @@ from typing import Any
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.untrusted import file_json
-from polyfed.data.delimited import DELIMITED, Rows, delimited_rows
-from polyfed.data.text_files import lines_of, text_of
+from polyfed.data.files import DELIMITED, Rows, delimited_rows, lines_of, text_of
 
 FILE, SPLIT, CAPTIONS = "file_name", "split", "captions"
 """Columns of pictures' file names, of splits, and of captions where a layout has no name of its own for them."""

@@ -27,10 +27,8 @@ from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.pictures import PIXELS, ImageFit, MaskResampling, Resampling, decode, picture_bytes, reason_of
+from polyfed.data.images import PIXELS, ImageFit, MaskResampling, Resampling, decode, picture_bytes, reason_of
 from polyfed.data.source import Column
-
-FeatureRows = npt.NDArray[np.float16]
 
 
 class CacheFullError(DataError):

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import remembered
-from polyfed.data.pictures import picture_bytes
+from polyfed.data.images import picture_bytes
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext
 

@@ -1,4 +1,4 @@
-"""Rows that take long to compute, kept in the cache: only those that somebody needs are computed, and each once."""
+"""Inputs that take long to compute, kept in the cache: only rows that somebody asks for are computed, and each once."""
 
 from __future__ import annotations
 
@@ -7,73 +7,80 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from filelock import FileLock, Timeout
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from polyfed.core.activity import prepared, preparing
 from polyfed.core.errors import DataError
-from polyfed.data.cache import FeatureRows, usable
+from polyfed.data.cache import CacheFullError, usable
 
 _log = logging.getLogger(__name__)
 
-_GROUP = 256  # rows that a process takes at a time, so many are lost at most when it is interrupted
 _Rows = npt.NDArray[np.int64]
+_Values = npt.NDArray[np.float16]
 
 
 @dataclass
 class StoredRows:
-    """The rows of a file: float16 [n, ...].
+    """Opened rows, float32 [b, ...], of which a file holds float16 [n, ...].
 
-    While rows are missing they stand in ``path.rows``, and ``path.there`` has one byte for each that is there; with the
-    last of them the file takes its final name. Rows are computed in blocks that begin at multiples of ``block``,
-    whichever of them are asked for, as other batches may have other last bits. Processes compute in turns.
+    While rows are missing they stand in ``path.rows``, and ``path.there`` has one byte for each that is there, set when
+    the row is on the disk; with the last of them the file takes its final name. One process writes at a time. Where the
+    disk has no room, rows are computed whenever they are asked for, rounded as those in the file are.
 
     Attributes:
         path: file to keep the rows in; what they depend on must be part of its name.
         shape: gives the shape of all rows, (n, ...); called if no file tells it.
-        compute: row numbers -> rows [k, ...].
-        block: rows that are computed together.
+        compute: row numbers -> rows [k, ...], whose bits must not depend on which rows are asked for together.
         what: is computed, for displays and logs.
+        ahead: whether ``prepare`` computes; else rows are computed when they are first asked for.
+        group: rows after which what was computed is written, so many are lost at most by an interruption.
     """
 
     path: Path
     shape: Callable[[], tuple[int, ...]]
     compute: Callable[[Sequence[int]], Tensor]
-    block: int
     what: str
+    ahead: bool = True
+    group: int = 256
+    _has_room: bool = field(default=True, init=False)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._values) if self._has_room else self.shape()[0]
 
-    def __call__(self, rows: _Rows) -> FeatureRows:
-        """The rows, those that are missing computed now.
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
+        """The rows, those that are missing computed now; the same with and without a generator.
 
         Raises:
-            CacheFullError: there is no room for the rows.
             DataError: a row is not finite in float16, or the folder cannot be written.
         """
-        self.require(rows)
-        found: FeatureRows = self._values[rows]
-        return found
+        self._require(rows.numpy())
+        if self._has_room:
+            return torch.from_numpy(self._values[rows.numpy()]).float()
+        distinct, inverse_index = torch.unique(rows, return_inverse=True)
+        return self.compute(distinct.tolist()).half().float()[inverse_index]
 
-    def require(self, rows: _Rows) -> None:
-        """Compute those of the rows that are missing; errors as above."""
-        missing = rows[self._is_missing(rows)]
-        if len(missing) == 0:
-            return
-        blocks = np.unique(missing // self.block)
-        with usable(self.path.parent):
-            self._fill(np.array_split(blocks, -(-len(blocks) * self.block // _GROUP)))
-            if self._is_missing(missing).any():
-                raise DataError(f"cached features '{self.path}' vanished while they were computed")
-            if not self._is_missing(np.arange(len(self))).any():
-                self._finish()
+    def prepare(self, rows: Int64[Tensor, " n"]) -> None:
+        """Compute and keep ``rows``, so that none of them is waited for later; errors as above."""
+        if self.ahead:
+            self._require(rows.numpy())
+
+    def _require(self, rows: _Rows) -> None:
+        try:
+            if self._has_room and len(missing := self._missing(rows)):
+                with usable(self.path.parent), self._lock():
+                    self._fill(self._missing(missing))  # another process may have computed some meanwhile
+        except CacheFullError as error:
+            _log.warning("%s are computed anew for every batch: %s", self.what, error)
+            self._has_room = False
 
     # ---- what is there
 
@@ -88,7 +95,7 @@ class StoredRows:
             return None
 
     @cached_property
-    def _values(self) -> FeatureRows:
+    def _values(self) -> _Values:
         with usable(self.path.parent):
             known = self._opened()
             if known is None:
@@ -101,7 +108,7 @@ class StoredRows:
                     known = self._begun(shape) if known is None else known
         return known
 
-    def _opened(self) -> FeatureRows | None:
+    def _opened(self) -> _Values | None:
         """The rows as a memory map, those that are missing zero; None if nothing usable is there."""
         with contextlib.suppress(FileNotFoundError):
             return self._mapped(self.path)
@@ -110,16 +117,16 @@ class StoredRows:
             return rows if self._beside(".there").stat().st_size == len(rows) else None
         return self._mapped(self.path) if self.path.exists() else None  # another process completed it meanwhile
 
-    def _mapped(self, path: Path) -> FeatureRows:
+    def _mapped(self, path: Path) -> _Values:
         try:
-            rows: FeatureRows = np.asarray(np.load(path, mmap_mode="r"))
+            rows: _Values = np.asarray(np.load(path, mmap_mode="r"))
         except ValueError as error:
             raise DataError(f"cached features '{path}' are damaged ({error}); delete the file") from error
         if rows.dtype != np.float16:
             raise DataError(f"cached features '{path}' are {rows.dtype}, not float16; delete the file")
         return rows
 
-    def _begun(self, shape: tuple[int, ...]) -> FeatureRows:
+    def _begun(self, shape: tuple[int, ...]) -> _Values:
         """Files of a shape in which no row is there; they take no room yet."""
         rows, there = self._beside(".rows"), self._beside(".there")
         for path in (there, rows):  # damaged ones
@@ -131,6 +138,10 @@ class StoredRows:
         with there.open("wb") as file:  # last, as it says that the other is usable
             file.truncate(shape[0])
         return self._mapped(rows)
+
+    def _missing(self, rows: _Rows) -> _Rows:
+        """Those of the rows that are not there, each once, ascending."""
+        return np.unique(rows[self._there[rows] == 0] if self._there is not None else rows[:0])
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_suffix(suffix)
@@ -148,49 +159,34 @@ class StoredRows:
         finally:
             lock.release()
 
-    def _finish(self) -> None:
-        there = self._beside(".there")
-        with self._lock():
-            if there.exists() and np.fromfile(there, np.uint8).all():
-                self._beside(".rows").replace(self.path)
-                there.unlink()
-
     # ---- computing
 
-    def _fill(self, groups: Sequence[_Rows]) -> None:
-        begun, total = time.monotonic(), sum(len(group) for group in groups) * self.block
-        for group in prepared(f"encoding {self.what}", groups, total, size=len(groups[0]) * self.block):
-            # another process may have completed the file, or computed the group
-            with self._lock(), contextlib.suppress(FileNotFoundError), self._beside(".there").open("r+b", 0) as there:
-                self._compute(group, there.fileno())
-        _log.info("%s: %d rows encoded in %.0f s", self.what, total, time.monotonic() - begun)
-
-    def _compute(self, blocks: _Rows, there: int) -> None:
-        rows = (blocks[:, None] * self.block + np.arange(self.block)).ravel()
-        rows = rows[rows < len(self)]
-        missing = rows[self._is_missing(rows)]
-        rows = rows[np.isin(rows // self.block, missing // self.block)]
+    def _fill(self, missing: _Rows) -> None:
+        """Compute and write missing rows; whoever calls it holds the lock."""
         if len(missing) == 0:
             return
-        with self._beside(".rows").open("r+b", buffering=0) as file:
-            size = self._values[0].nbytes
-            start = os.fstat(file.fileno()).st_size - self._values.nbytes
-            for row in missing.tolist() if hasattr(os, "posix_fallocate") else ():
-                os.posix_fallocate(file.fileno(), start + row * size, size)  # a full disk is told before the work
-            values = dict(zip(rows.tolist(), self._rounded(rows), strict=True))
-            for row in missing.tolist():
-                os.pwrite(file.fileno(), values[row].tobytes(), start + row * size)
-            os.fsync(file.fileno())
-        for row in missing.tolist():
-            os.pwrite(there, b"\1", row)
+        begun, rows, there = time.monotonic(), self._beside(".rows"), self._beside(".there")
+        groups = [missing[start : start + self.group] for start in range(0, len(missing), self.group)]
+        with rows.open("r+b", buffering=0) as file, there.open("r+b", buffering=0) as marks:
+            for group in prepared(f"encoding {self.what}", groups, len(missing), size=self.group):
+                self._write(group, file.fileno(), marks.fileno())
+        _log.info("%s: %d rows encoded in %.0f s", self.what, len(missing), time.monotonic() - begun)
+        if np.fromfile(there, np.uint8).all():
+            rows.replace(self.path)
+            there.unlink()
 
-    def _is_missing(self, rows: _Rows) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_) if self._there is None else self._there[rows] == 0
-
-    def _rounded(self, rows: _Rows) -> FeatureRows:
-        values: FeatureRows = self.compute(rows.tolist()).detach().cpu().half().numpy()
-        good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        if not good.all():
-            row = int(rows[np.argmin(good)])
+    def _write(self, rows: _Rows, file: int, marks: int) -> None:
+        size = self._values[0].nbytes
+        start = os.fstat(file).st_size - self._values.nbytes
+        for row in rows.tolist() if hasattr(os, "posix_fallocate") else ():
+            os.posix_fallocate(file, start + row * size, size)  # a full disk is told before the work
+        values: _Values = self.compute(rows.tolist()).detach().cpu().half().numpy()
+        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        if not finite.all():
+            row = int(rows[np.argmin(finite)])
             raise DataError(f"{self.what}: row {row} is not finite in float16; check the backbone and that row")
-        return values
+        for row, value in zip(rows.tolist(), values, strict=True):
+            os.pwrite(file, value.tobytes(), start + row * size)
+        os.fsync(file)
+        for row in rows.tolist():  # only now: a killed process leaves no mark of a row that is not on the disk
+            os.pwrite(marks, b"\1", row)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.data.images import mean_std
-from polyfed.data.tokenization import Vocabulary, word_splitter
-from polyfed.data.tokenizers import Hashing, PretrainedTokenizer
+from polyfed.data.tokenizers import Hashing, PretrainedTokenizer, Vocabulary, word_splitter
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels

@@ -18,8 +18,7 @@ from polyfed.core.untrusted import file_json
 from polyfed.data.backbones import NO_CODE
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.tokenization import Vocabulary, encoder
-from polyfed.data.tokenizers import Hashing
+from polyfed.data.tokenizers import Hashing, Vocabulary, encoder
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.data.mentions import mentioning
+from polyfed.data.item_classes import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.federation.attack import Attack

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfed.core.device import Threads
 from polyfed.core.places import Place, named_in
 from polyfed.core.settings import Settings
-from polyfed.data.pictures import MOST_PIXELS, PIXELS
+from polyfed.data.images import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule

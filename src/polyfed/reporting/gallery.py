@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import list_lengths
-from polyfed.data.pictures import opened_picture, picture_bytes
+from polyfed.data.images import opened_picture, picture_bytes
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column, Split
 from polyfed.federation.client import SERVER

@@ -18,9 +18,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError, nearest
-from polyfed.data.registered import picture_struct
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
+from polyfed.data.sources.memory import picture_struct
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens

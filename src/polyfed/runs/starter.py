@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data.annotations import SAVED
 from polyfed.data.arrow import is_list
-from polyfed.data.folder_table import folder_table
-from polyfed.data.roles import ColumnRoles
+from polyfed.data.preparation import ColumnRoles
 from polyfed.data.sources.arrow import Arrow
-from polyfed.data.sources.folder import Folder
+from polyfed.data.sources.folder import Folder, folder_table
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable, StoredSource
 from polyfed.runs.starter_encoders import FROM_SCRATCH, StarterEncoders

@@ -15,7 +15,7 @@ from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.view import View
-from polyfed.data.views.masks import Masks
+from polyfed.data.views.pixels import Masks
 from polyfed.losses.segmentation import cross_entropy_dice
 from polyfed.models.decoders import MaskHead
 from polyfed.models.model import Embedder, Located, Model

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.answers import OTHER
 from polyfed.data.samples import Batch, Samples
-from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR, VOTES
+from polyfed.data.sources.questions import KIND, KIND_PRIOR, OTHER, PRIOR, VOTES
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder

@@ -1,16 +1,191 @@
-"""Data that a Python process holds and has registered under a name."""
+"""Data of this Python process, registered under a name: data sets of Hugging Face, pandas frames, lists of rows."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+from PIL import Image
 from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of, joined
-from polyfed.data.registered import digest_of_registered, registered_data
+from polyfed.data.arrow import dataset_column, fingerprint_of, joined
 from polyfed.data.tables import SplitTable, StoredSource
+
+if TYPE_CHECKING:
+    import datasets
+
+
+_SPLITS = ("train", "validation", "test")
+_SPLIT = "split"
+_REGISTERED: dict[str, RegisteredData] = {}
+
+
+@dataclass(frozen=True)
+class RegisteredData:
+    """Data under a name: split -> table, or data set of ``datasets``, which may be larger than memory."""
+
+    splits: Mapping[str, pa.Table | datasets.Dataset]
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits of the content."""
+        return fingerprint_of(*(f"{name}:{_digest(data)}" for name, data in self.splits.items()))
+
+    def schema(self, split: str) -> pa.Schema:
+        data = self.splits[split]
+        return data.schema if isinstance(data, pa.Table) else data.features.arrow_schema
+
+    def column(self, split: str, name: str) -> pa.ChunkedArray:
+        data = self.splits[split]
+        return data.column(name) if isinstance(data, pa.Table) else dataset_column(data, name)
+
+
+def register_data(name: str, data: Any) -> None:
+    """Make data of this process a source: ``{name: memory, data: NAME, columns: ...}`` in an experiment.
+
+    Pictures are values of ``PIL.Image``, of ``pathlib.Path``, or arrays [h, w] or [h, w, 3] of uint8; data sets of
+    Hugging Face have them as features. Such a run can be resumed and evaluated only where the same data are registered
+    under the same name; its settings hold a digest, and other data are refused.
+
+    Args:
+        name: what experiments call the data; data registered before under it are forgotten.
+        data: a ``datasets.Dataset``, a pandas frame, a pyarrow table or a list of rows (dictionaries), whose column
+            ``split`` says train, validation or test, without one all is train; or a mapping of splits to such data, as
+            ``datasets.DatasetDict`` is.
+
+    Raises:
+        DataError: they are of another kind, a split has no rows or another name, or a value fits no column.
+    """
+    named = dict(data) if isinstance(data, Mapping) else _by_column(_ready(data, name), name)
+    for split in named:
+        if split not in _SPLITS:
+            raise DataError(f"data '{name}': unknown split '{split}'; {nearest(str(split), _SPLITS)}")
+    splits = {split: _ready(part, name) for split, part in named.items()}
+    empty = [split for split, part in splits.items() if not len(part)]
+    if empty or not splits:
+        raise DataError(f"data '{name}' have no rows{f' in {empty[0]}' if empty else ''}; register some")
+    _REGISTERED[name] = RegisteredData(splits)
+
+
+def registered_data(name: str) -> RegisteredData:
+    """What is registered in this process under a name.
+
+    Raises:
+        DataError: nothing is.
+    """
+    if name not in _REGISTERED:
+        raise DataError(
+            f"no data are registered as '{name}' in this process, and in-memory data live nowhere else: a run with "
+            f"them goes on, and is evaluated, only where polyfed.register_data('{name}', ...) was called with the same "
+            f"data; {nearest(name, _REGISTERED)}; saved data (source 'arrow' or 'parquet') are found by every process"
+        )
+    return _REGISTERED[name]
+
+
+def digest_of_registered(name: str) -> str | None:
+    """Digest of the data under a name; None where none are registered."""
+    return _REGISTERED[name].digest if name in _REGISTERED else None
+
+
+def picture_struct(value: Any) -> dict[str, Any] | None:
+    """A picture of PIL, a path or an array of pixels as an image struct {bytes, path}; None for anything else."""
+    if isinstance(value, Path):
+        return {"bytes": None, "path": str(value.expanduser().absolute())}
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
+        value = Image.fromarray(value)
+    if not isinstance(value, Image.Image):
+        return None
+    stream = io.BytesIO()
+    # PNG loses nothing, and is the one format that all runs decode alike
+    value.save(stream, "PNG") if value.mode != "CMYK" else value.convert("RGB").save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+def _by_column(data: pa.Table | datasets.Dataset, name: str) -> dict[str, Any]:
+    """The rows of each split that the column ``split`` names; without that column all are ``train``."""
+    columns = data.column_names
+    if _SPLIT not in columns:
+        return {"train": data}
+    values = np.array((data.column(_SPLIT) if isinstance(data, pa.Table) else pa.array(data[_SPLIT])).to_pylist())
+    rows = {str(split): np.flatnonzero(values == split) for split in dict.fromkeys(values.tolist())}
+    chosen = data.take if isinstance(data, pa.Table) else data.select
+    return {split: chosen(index) for split, index in rows.items()}
+
+
+def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
+    import datasets
+
+    if isinstance(data, datasets.Dataset | pa.Table):
+        return data
+    if type(data).__name__ == "DataFrame":
+        return _table({str(column): data[column].tolist() for column in data.columns}, name)
+    if _are_rows(data):
+        columns = dict.fromkeys(str(key) for row in data for key in row)
+        return _table({column: [row.get(column) for row in data] for column in columns}, name)
+    raise DataError(
+        f"data '{name}' are of type {type(data).__name__}; give a datasets.Dataset, a pandas frame, a pyarrow table, a "
+        "list of dictionaries, or a dictionary of splits with these"
+    )
+
+
+def _are_rows(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data)
+
+
+def _table(columns: Mapping[str, list[Any]], name: str) -> pa.Table:
+    arrays = {}
+    for column, values in columns.items():
+        try:
+            arrays[column] = _array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"data '{name}', column '{column}': {reason}; give values of one type") from error
+    return pa.table(arrays)
+
+
+def _array(values: Iterable[Any]) -> pa.Array:
+    known = [None if isinstance(value, float) and value != value else value for value in values]
+    pictures = [picture_struct(value) for value in known]
+    if not any(pictures):
+        return pa.array(known)
+    odd = next((value for value, struct in zip(known, pictures, strict=True) if value is not None and not struct), None)
+    if odd is not None:
+        raise ValueError(f"pictures beside a value of type {type(odd).__name__}")
+    return pa.array(pictures, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+
+
+def _digest(data: pa.Table | datasets.Dataset) -> str:
+    if not isinstance(data, pa.Table) and data.cache_files:  # may be larger than memory, and its files tell
+        return str(data._fingerprint)
+    table = data if isinstance(data, pa.Table) else data.with_format("arrow")[:]
+    digest = hashlib.sha256()
+    sink = pa.PythonFile(_Hashing(digest), "w")
+    with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as writer:
+        # one chunk: how rows are chunked must not matter
+        writer.write_table(table.replace_schema_metadata().combine_chunks())
+    return digest.hexdigest()
+
+
+class _Hashing(io.RawIOBase):
+    """A file whose content is hashed and not kept."""
+
+    def __init__(self, digest: Any) -> None:
+        self._hash = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._hash.update(content)
+        return len(content)
 
 
 class Memory(StoredSource):

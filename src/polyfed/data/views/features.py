@@ -1,4 +1,4 @@
-"""Features of a frozen pretrained backbone, computed once and read from a cache from then on."""
+"""What a frozen pretrained network says of its input, computed once and cached; and its input as it takes it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import hashlib
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import torch
@@ -17,37 +18,38 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbone_inputs import (
+from polyfed.data.backbones import (
+    BackboneTower,
     ImagePreparation,
     InputKind,
+    Pool,
+    Preparation,
     Prepared,
     SoundPreparation,
     TextPreparation,
-    input_kind,
-)
-from polyfed.data.backbones import (
-    BackboneTower,
-    Pool,
     averaged_neighbours,
+    channels_last,
     digest,
     frozen_backbone,
     full_length,
+    input_kind,
     locate,
     most_tokens,
     outline,
     pool_of,
+    require_tokenizer,
 )
 from polyfed.data.cache import remembered, unreadable
-from polyfed.data.convolutions import channels_last
 from polyfed.data.digests import content_digest
-from polyfed.data.pictures import ImageFit
+from polyfed.data.images import Augment, ImageFit, MeanStd
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.stored_inputs import StoredInputs
 from polyfed.data.stored_rows import StoredRows
+from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec, View
-
-Preparation = ImagePreparation | TextPreparation | SoundPreparation
+from polyfed.data.views.mel import Mel
+from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.tokens import Tokens
 
 _VERSION = 1  # raise when the same settings give other features
 # maps of a few images stay in the CPU's cache: MobileNetV2 runs two to three times as fast as with 32
@@ -111,14 +113,14 @@ class Features(View):
         """
         folder = self._folder(context)
         compute = FeatureComputation(self, folder, column, context)
-        rows = StoredRows(
-            context.cache / f"{self._stem(folder, content_digest(column, context))}.npy",
-            lambda: (len(compute.values), *self.spec(modality, context).shape),
-            compute,
-            compute.block,
+        return StoredRows(
+            path=context.cache / f"{self._stem(folder, content_digest(column, context))}.npy",
+            shape=lambda: (len(compute.values), *self.spec(modality, context).shape),
+            compute=compute,
             what=f"{self.backbone} features of {column.where}",
+            ahead=context.ahead,
+            group=max(256, 16 * compute.block),
         )
-        return StoredInputs(rows, compute, context.ahead)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         folder = self._folder(context)
@@ -222,23 +224,40 @@ class FeatureComputation:
         return backbone
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
-        """Features of ``rows``."""
-        values = self.values.take(pa.array(rows))  # at once: it looks at the whole column
-        batches = [slice(first, first + self.block) for first in range(0, len(rows), self.block)]
-        return torch.cat([self._batch(values[batch].to_pylist(), rows[batch]) for batch in batches])
+        """Features of ``rows``, with the bits that they have whichever others are asked for.
 
-    def _batch(self, values: list[Any], rows: Sequence[int]) -> Tensor:
-        x, mask = (None if part is None else part.to(self.device) for part in self._prepared(values, rows))
+        A batch has the shape of that in which its rows are where all rows are encoded in order, as kernels differ
+        between shapes; it is filled up with one of its rows.
+        """
+        together = defaultdict[tuple[int, int | None], list[int]](list)  # rows of a batch and tokens of a row -> rows
+        blocks = defaultdict[int, list[int]](list)
+        for row in rows:
+            blocks[row - row % self.block].append(row)
+        for start, members in blocks.items():
+            values = self.values.slice(start, self.block)
+            together[len(values), self.prepare.width(values)] += members
+        features = {}
+        for (size, width), members in together.items():
+            for first in range(0, len(members), size):
+                batch = members[first : first + size]
+                features |= zip(batch, self._batch(batch, size, width), strict=True)
+        return torch.stack([features[row] for row in rows])
+
+    def _batch(self, rows: Sequence[int], size: int, width: int | None) -> Tensor:
+        values = self.values.take(pa.array(rows)).to_pylist()
+        filling = [*range(len(rows)), *[0] * (size - len(rows))]
+        parts = self._prepared(values, rows, width)
+        x, mask = (None if part is None else part[filling].to(self.device) for part in parts)
         # weights stay in float32; only the arithmetic is coarser
         bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.view.precision == "bf16")
         with torch.inference_mode(), bf16:
             features = self.view.averaged(self.backbone(x, mask), mask)
-        return features.float().cpu()
+        return features[: len(rows)].float().cpu()
 
-    def _prepared(self, values: list[Any], rows: Sequence[int]) -> Prepared:
+    def _prepared(self, values: list[Any], rows: Sequence[int], width: int | None) -> Prepared:
         folder, pixels = self.column.folder, self.context.pixels
         try:
-            return self.prepare(values, folder, pixels)
+            return self.prepare(values, folder, pixels, width)
         except Exception:
             for row, value in zip(rows, values, strict=True):  # one at a time, to name the value that fails
                 try:
@@ -247,3 +266,67 @@ class FeatureComputation:
                     what = f"backbone '{self.view.backbone}' cannot read it"
                     raise unreadable(self.column, row, value, error, what) from error
             raise
+
+
+class States(Features):
+    """States [l, f] of all positions before the last layers of a ``transformers`` network, for who trains these."""
+
+    short_name: ClassVar[str] = "states"
+
+    pool: Literal["tokens"] = Field(default="tokens", description="states are of all positions")
+    positions: None = Field(default=None, description="states are not averaged")
+    before_last: int = Field(ge=1, description="how many layers are still to come")
+
+    @property
+    def left(self) -> int:
+        return self.before_last
+
+
+class Native(View):
+    """Pixels, tokens or spectrograms as a pretrained network's folder says: size, filter, mean, spread, tokenizer."""
+
+    short_name: ClassVar[str] = "native"
+
+    backbone: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
+    tower: BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
+    size: int | None = Field(
+        default=None, ge=8, le=2048, description="image side in pixels; the network's own by default"
+    )
+    fit: ImageFit | None = Field(default=None, description="squash or crop; as the network's processor by default")
+    augment: Augment = Field(default=Augment(), description="random changes of pictures in the training view")
+    length: int = Field(default=64, ge=2, le=8192, description="tokens of a text, the rest is cut off")
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        return self.resolved(modality, context).open(column, modality, context)
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        return self.resolved(modality, context).spec(modality, context)
+
+    def resolved(self, modality: str, context: DataContext) -> Pixels | Tokens | Mel:
+        """The view with what the network's folder says.
+
+        Raises:
+            ConfigError: the folder cannot be had, or lacks its preprocessor or tokenizer.
+        """
+        folder = locate(self.backbone, context.weights, key="view native, backbone", hub=context.hub)
+        of: dict[InputKind, Callable[[Path], Pixels | Tokens | Mel]]
+        of = {"picture": self._pixels, "text": self._tokens, "sound": self._mel}
+        return of[input_kind(folder, self.tower)](folder)
+
+    def _mel(self, folder: Path) -> Mel:
+        own = SoundPreparation.of(folder)
+        return Mel(rate=own.rate, bands=own.bands, frames=own.frames, mean=own.mean, std=own.std, layout="positions")
+
+    def _pixels(self, folder: Path) -> Pixels:
+        own = ImagePreparation.of(folder, self.size, self.fit)
+        # pixels from 0 to 1 are 255 factors
+        span = 255 * own.factor
+        red, green, blue = (value / span for value in own.mean)
+        constants = MeanStd(mean=(red, green, blue), std=tuple(value / span for value in own.std))
+        return Pixels(size=own.size, fit=own.fit, resampling=own.resampling, normalise=constants, augment=self.augment)
+
+    def _tokens(self, folder: Path) -> Tokens:
+        require_tokenizer(folder)
+        most = most_tokens(folder)
+        length = self.length if most is None else min(self.length, most)
+        return Tokens(tokenizer=PretrainedTokenizer(path=str(folder)), length=length)

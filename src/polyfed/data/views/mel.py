@@ -17,14 +17,12 @@ from polyfed.core.settings import Settings
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import unreadable
 from polyfed.data.samples import Inputs
+from polyfed.data.sounds import recorded_mel
 from polyfed.data.source import Column
-from polyfed.data.spectrograms import recorded_mel
-from polyfed.data.stored_inputs import StoredInputs
 from polyfed.data.stored_rows import StoredRows
 from polyfed.data.view import DataContext, InputSpec, View
 
 _VERSION = 1  # raise when the same settings give other spectrograms
-_BLOCK = 16
 
 
 class SpecAugment(Settings):
@@ -70,14 +68,14 @@ class Mel(View):
         """
         stamp = fingerprint_of(_VERSION, self.rate, self.bands, self.frames, column.fingerprint)
         compute = MelComputation(self, column)
-        rows = StoredRows(
-            context.cache / f"mel-{self.bands}-{self.frames}-{stamp}.npy",
-            lambda: (len(compute.values), self.frames, self.bands),
-            compute,
-            _BLOCK,
+        stored = StoredRows(
+            path=context.cache / f"mel-{self.bands}-{self.frames}-{stamp}.npy",
+            shape=lambda: (len(compute.values), self.frames, self.bands),
+            compute=compute,
             what=f"spectrograms of {column.where}",
+            ahead=context.ahead,
         )
-        return MelRows(StoredInputs(rows, compute, context.ahead), self)
+        return MelRows(stored, self)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (1, bands, frames) or (frames, bands)."""
@@ -109,7 +107,7 @@ class MelComputation:
 class MelRows:
     """Opened recordings: their spectrograms, and the view that standardises and augments them."""
 
-    stored: StoredInputs
+    stored: StoredRows
     view: Mel
 
     def __len__(self) -> int:

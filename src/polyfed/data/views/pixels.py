@@ -1,18 +1,21 @@
-"""Pictures as float pixels."""
+"""Pictures as float pixels, and masks of pictures: foreground and background, or a class for every pixel."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from polyfed.core.effects import require_default
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.cache import Decoding, Undecoded, decoded
-from polyfed.data.images import Augment, MeanStd, Normalisation, normalised
-from polyfed.data.pictures import ImageFit, MaskResampling, Resampling
+from polyfed.data.images import Augment, ImageFit, MaskResampling, MeanStd, Normalisation, Resampling, normalised
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
@@ -72,3 +75,127 @@ class PixelRows:
         if generator is None:
             return normalised(x, self.normalise)
         return self.augment.normalised(normalised(self.augment.pixels(x, generator), self.normalise), generator)
+
+
+class Masks(View):
+    """Square masks, decoded once into the cache; uint8 [b, size, size]: 1 where a pixel is above the threshold, or the
+    number of its class.
+    """
+
+    short_name: ClassVar[str] = "masks"
+
+    size: int | None = Field(
+        default=None, ge=8, le=2048, description="height and width in pixels; None: of the pictures `of`"
+    )
+    fit: ImageFit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
+    of: str | None = Field(default=None, description="modality whose size, fit and augment the masks share")
+    threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
+    classes: int | None = Field(
+        default=None,
+        ge=2,
+        le=256,
+        description="how many; numbers of a palette, or grey values, are those of classes; None: by the threshold",
+    )
+    ignore: int | None = Field(
+        default=None, ge=0, le=255, description="number of pixels that have none of the classes, such as 255"
+    )
+    augment: Augment = Field(
+        default=Augment(), description="of the pictures; masks move likewise (rotate, crop, shift, flip)"
+    )
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        if self.classes is None:
+            require_default(self, "without classes", "ignore")
+        else:
+            require_default(self, f"with classes: {self.classes}", "threshold")
+        if self.size is None and self.of is None:
+            raise ValueError("size is not given; give it, or the pictures that these masks are of")
+        return self
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        assert self.size is not None
+        kind: MaskResampling = "nearest" if self.classes is None else "numbers"
+        pictures = pictures_of(column, self.size, self.fit, kind, context)
+        return MaskRows(pictures, column.where, self)
+
+    def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
+        """With size, fit and augment of the pictures; features of these say fit alone."""
+        if self.of is None:
+            return self
+        if self.of not in views:
+            raise ConfigError(f"masks of '{self.of}' need it; the views here are {dict(views)}")
+        picture = views[self.of].resolved(self.of, context)
+        size = getattr(picture, "size", None) if isinstance(picture, Pixels) else self.size
+        if size is None or self.size not in (None, size):
+            raise ConfigError(
+                f"masks of '{self.of}' have its size {size} where its view is pixels, else one that is given; the size "
+                f"given is {self.size}, the view {picture.component_name()}"
+            )
+        shared = {key: getattr(picture, key) for key in ("fit", "augment") if hasattr(picture, key)}
+        return self.model_copy(update={**shared, "size": size})
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """Shape (size, size).
+
+        Raises:
+            ConfigError: the size is that of pictures.
+        """
+        if self.size is None:
+            raise ConfigError(f"masks of '{self.of}' have the size of these; ask beside their view")
+        return InputSpec((self.size, self.size))
+
+
+@dataclass(frozen=True)
+class MaskRows:
+    """Opened masks.
+
+    Attributes:
+        pictures: all masks as pictures, usually a memory map.
+        where: what they were read from, for messages.
+        view: how they are presented.
+    """
+
+    pictures: Pictures
+    where: str
+    view: Masks
+
+    @property
+    def of(self) -> str | None:
+        """Modality of the pictures that they belong to."""
+        return self.view.of
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __call__(
+        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
+    ) -> UInt8[Tensor, "b size size"]:
+        """Masks of ``rows``; with a generator moved as their pictures are.
+
+        Raises:
+            DataError: a value is the number of no class.
+        """
+        values, view = torch.from_numpy(self.pictures[rows.numpy()][:, :1]), self.view
+        if view.classes is None:
+            moved = values if generator is None else view.augment.moved(values, generator)
+            return (moved[:, 0] > view.threshold).to(torch.uint8)
+        present = torch.zeros(len(values), 256, dtype=torch.bool).scatter_(1, values.flatten(1).long(), True)
+        if unknown := {*present.any(0).nonzero()[:, 0].tolist()} - {*range(view.classes), view.ignore}:
+            raise self._unknown(min(unknown))
+        if generator is None:
+            return values[:, 0]
+        # plane by plane: a mean of the numbers of two classes is that of a third; each picture has planes of its own
+        most = max(present.sum(1).tolist(), default=1)
+        numbers = present.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        planes = 255 * (values == numbers[:, :, None, None]).to(torch.uint8)
+        strongest, place = view.augment.moved(planes, generator).max(1)
+        moved = numbers.gather(1, place.flatten(1)).view_as(place).to(torch.uint8)
+        # what comes in from outside of the picture has no class
+        return moved.where(strongest > 0, view.ignore or 0)
+
+    def _unknown(self, value: int) -> DataError:
+        return DataError(
+            f"{self.where} has the value {value}, and there are {self.view.classes} classes, numbered from 0; "
+            "name all classes, or set ignore to a value that stands for none"
+        )

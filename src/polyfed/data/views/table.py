@@ -1,21 +1,177 @@
-"""Rows of a table as numbers."""
+"""Columns of a table as numbers: rows, and windows of time series, standardised by the public set."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.core.errors import DataError
-from polyfed.data.cells import Cells, cells_of, columns_of, require_columns
+from polyfed.core.errors import DataError, nearest
+from polyfed.core.settings import Settings
+from polyfed.data.arrow import fingerprint_of, innermost, is_text, list_lengths
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.tables import unless_blank
+from polyfed.data.view import DataContext, InputSpec, View, learnt, public_column
+
+_MOST = 100  # names of a column: more are texts or ids
+
+Values = Float[np.ndarray, "n slots"]
+
+
+class Cells(Settings):
+    """How the values of one column become numbers."""
+
+    mean: float = Field(default=0.0, description="of a column of numbers, taken off")
+    std: float = Field(default=1.0, gt=0, description="of a column of numbers, divided by")
+    names: tuple[str, ...] = Field(default=(), description="values of a column of names, in the order of their places")
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        if self.names and (self.mean, self.std) != (0.0, 1.0):
+            raise ValueError("mean and std are of numbers, names of texts; give one of them")
+        return self
+
+    @property
+    def slots(self) -> int:
+        """Numbers that a value becomes: whether it is known, and itself or a place for each name."""
+        return 1 + (len(self.names) or 1)
+
+    def numbers(self, values: pa.ChunkedArray) -> npt.NDArray[np.float32]:
+        """Standardised values [n]; NaN where one is not known."""
+        return ((_plain(values) - self.mean) / self.std).astype(np.float32)
+
+    def __call__(self, values: pa.ChunkedArray) -> Values:
+        """A first 1 for what is known, else zeros; a name that is none of ``names`` has no other 1.
+
+        Raises:
+            pa.ArrowInvalid: values of a column of numbers are none.
+        """
+        if self.names:
+            texts = unless_blank(values.cast(pa.string()))
+            place = pc.index_in(texts, pa.array(self.names))
+            known, slots = ~texts.is_null().to_numpy(), pc.fill_null(place, -1).to_numpy()
+            return np.column_stack([known, slots[:, None] == np.arange(len(self.names))]).astype(np.float32)
+        numbers = self.numbers(values)
+        return np.column_stack([np.isfinite(numbers), np.nan_to_num(numbers, posinf=0, neginf=0)]).astype(np.float32)
+
+
+def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
+    """Mean and standard deviation of numbers, or of lists of them; else the names that occur.
+
+    Raises:
+        DataError: values are neither, or too many names.
+    """
+    if is_text(values.type) and _are_decimals(values):
+        values = values.cast(pa.float64())
+    kind = innermost(values.type)
+    if is_text(kind):
+        names = sorted(unless_blank(values).unique().drop_null().to_pylist())
+        if not 0 < len(names) <= _MOST:
+            raise DataError(f"{where}: {len(names)} different texts are no names of 1 to {_MOST}; leave the column out")
+        return Cells(names=tuple(names))
+    if not is_number(kind):
+        raise DataError(f"{where}: holds {kind}; a table has numbers, true and false, or names")
+    while values.type != kind:
+        values = pc.list_flatten(values)
+    numbers = _plain(values)
+    numbers = numbers[np.isfinite(numbers)]
+    if not numbers.size:
+        return Cells()
+    # a constant says nothing; its deviation is rounding, or 0
+    constant = numbers.min() == numbers.max()
+    return Cells(mean=float(numbers.mean()), std=1.0 if constant else float(numbers.std()))
+
+
+def _are_decimals(values: pa.ChunkedArray) -> bool:
+    """Whether all texts are numbers and one has a point: a table of texts keeps 2.50, which as a label is no 2.5."""
+    known = unless_blank(values).unique().drop_null()
+    numbers = pc.match_substring_regex(known, r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$")
+    return bool(pc.all(numbers).as_py()) and bool(pc.any(pc.match_substring(known, ".")).as_py())
+
+
+def _plain(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """NaN where a value is not known; in float64, as seconds since 1970 have no place in float32."""
+    numbers: npt.NDArray[np.float64] = pc.fill_null(values.cast(pa.float64()), np.nan).to_numpy()
+    return numbers
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def cells_of(
+    given: Mapping[str, Cells], modality: str, context: DataContext, view: str, *, series: bool
+) -> dict[str, Cells]:
+    """Column -> its cells: given, or learnt from the public set, which all participants may see.
+
+    Args:
+        given: by the settings of the view; empty: all are learnt.
+        modality: whose columns.
+        context: has the public set, and keeps what was learnt.
+        view: its name.
+        series: whether the columns hold lists of numbers.
+
+    Raises:
+        ConfigError: nothing is given, and there is no public set with the modality.
+        DataError: the public columns are not of the kind.
+    """
+    if given:
+        return dict(given)
+    column = public_column(context, modality, f"view '{view}'", "set its cells")
+    key = f"cells-{view}-{fingerprint_of(modality, column.fingerprint)}"
+    if key not in context.fitted:
+
+        def learn() -> dict[str, object]:
+            parts = columns_of(column, series=series).items()
+            return {name: learnt_cells(values, f"{column.where}: '{name}'").model_dump() for name, values in parts}
+
+        context.fitted[key] = learnt(
+            context, key, learn, lambda read: {name: Cells.model_validate(cells) for name, cells in read.items()}
+        )
+    cells = context.fitted[key]
+    assert isinstance(cells, dict)
+    return cells
+
+
+def columns_of(column: Column, *, series: bool) -> dict[str, pa.ChunkedArray]:
+    """The columns that are one value together, by name.
+
+    Raises:
+        DataError: it is a single column, or the columns are not lists of numbers, or are while no series are wanted.
+    """
+    values = column.flat_values()
+    if not pa.types.is_struct(values.type):
+        wanted = "columns: {series: [NAME]}" if series else "columns: {table: [NAME, NAME]}"
+        raise DataError(f"{column.where}: is one column; name it, and others, in brackets: {wanted}")
+    parts = {part.name: _decoded(pc.struct_field(values, part.name)) for part in values.type}
+    for name, part in parts.items():
+        if (innermost(part.type) != part.type) != series:
+            valid = "view 'series' takes lists of numbers, 'table' one value an item"
+            raise DataError(f"{column.where}: '{name}' holds {part.type}; {valid}")
+    return parts
+
+
+def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values in place of numbers of them, as categories of pandas are stored."""
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+
+
+def require_columns(column: Column, there: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """Raise DataError if a column's parts are not those that a view knows, in its order."""
+    if [*there] != [*wanted]:
+        odd = next((name for name in [*there, *wanted] if (name in there) != (name in wanted)), next(iter(there)))
+        known = f"the view knows the columns {', '.join(wanted)}, in this order"
+        raise DataError(f"{column.where}: {known}; '{odd}' does not fit, {nearest(odd, wanted)}")
 
 
 class Table(View):
@@ -89,3 +245,86 @@ class TableRows:
             return chosen
         owners = torch.repeat_interleave(torch.arange(len(self.slots)), torch.tensor(self.slots))
         return chosen[:, None] * (owners == torch.arange(len(self.slots))[:, None])
+
+
+class Series(View):
+    """A window of columns that hold lists of numbers (``columns: {series: [x, y, z]}``), float32 [b, length, channels].
+
+    Values are standardised by mean and deviation of the public set, unless ``cells`` gives them; a missing one becomes
+    0, the mean. Shorter series are filled up with zeros, which encoders take for padding. In training the window of a
+    longer one begins anywhere, else at its beginning.
+    """
+
+    short_name: ClassVar[str] = "series"
+
+    length: int = Field(default=64, ge=1, le=65536, description="steps of a window")
+    cells: dict[str, Cells] = Field(
+        default_factory=dict,
+        description="column -> {mean, std}, of all columns in their order; empty: learnt from the public set",
+    )
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        """Open series.
+
+        Raises:
+            DataError: there are other columns, or those of an item differ in length or hold no numbers.
+        """
+        cells, parts = self._cells(modality, context), columns_of(column, series=True)
+        require_columns(column, parts, cells)
+        lengths = {name: list_lengths(values) for name, values in parts.items()}
+        first, *others = lengths
+        for name in others:
+            if (differing := np.flatnonzero(lengths[name] != lengths[first])).size:
+                raise DataError(f"{column.where}, row {differing[0]}: '{first}' and '{name}' differ in length")
+        return SeriesRows(
+            torch.stack([self._channel(column, name, cells[name], parts[name]) for name in parts], 1),
+            torch.from_numpy(lengths[first]),
+            self.length,
+        )
+
+    def _channel(self, column: Column, name: str, cells: Cells, values: pa.ChunkedArray) -> Float[Tensor, " steps"]:
+        try:
+            return torch.from_numpy(np.nan_to_num(cells.numbers(pc.list_flatten(values)), posinf=0, neginf=0))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"{column.where}: '{name}' holds {values.type}, not lists of numbers: {error}") from error
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """Shape (length, channels)."""
+        return InputSpec((self.length, len(self._cells(modality, context))))
+
+    def resolved(self, modality: str, context: DataContext) -> Self:
+        """With its cells."""
+        return self.model_copy(update={"cells": self._cells(modality, context)})
+
+    def _cells(self, modality: str, context: DataContext) -> dict[str, Cells]:
+        return cells_of(self.cells, modality, context, "series", series=True)
+
+
+@dataclass(frozen=True)
+class SeriesRows:
+    """Opened series, one after the other.
+
+    Attributes:
+        steps: of all series.
+        lengths: steps of each.
+        window: steps that are shown.
+    """
+
+    steps: Float[Tensor, "steps c"]
+    lengths: Int64[Tensor, " n"]
+    window: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b l c"]:
+        """Windows from the beginning, or with a generator from anywhere."""
+        lengths, starts = self.lengths[rows], (self.lengths.cumsum(0) - self.lengths)[rows]
+        if generator is not None:
+            spare = (lengths - self.window).clamp_min(0)
+            starts = starts + (torch.rand(len(rows), generator=generator) * (spare + 1)).long()
+        places = starts[:, None] + torch.arange(self.window)
+        there = torch.arange(self.window) < lengths[:, None]
+        if not len(self.steps):
+            return self.steps.new_zeros(*places.shape, self.steps.shape[1])
+        return self.steps[places.clamp(max=len(self.steps) - 1)] * there[..., None]

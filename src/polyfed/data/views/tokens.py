@@ -20,8 +20,7 @@ from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import kept_numbers
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.tokenization import Tokenizer, Vocabulary
-from polyfed.data.tokenizers import Words
+from polyfed.data.tokenizers import Tokenizer, Vocabulary, Words
 from polyfed.data.view import DataContext, InputSpec, View
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.convolutions import channels_last
+from polyfed.data.backbones import channels_last
 from polyfed.data.samples import Samples
 from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.towers import LocalFeatures, grid_side, to_map

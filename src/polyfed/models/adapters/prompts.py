@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbone_inputs import require_tokenizer
-from polyfed.data.backbones import BackboneTower
+from polyfed.data.backbones import BackboneTower, require_tokenizer
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapter import Adapter

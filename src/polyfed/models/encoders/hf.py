@@ -16,6 +16,7 @@ from polyfed.data.backbones import (
     Backbone,
     BackboneTower,
     Pool,
+    channels_last,
     digest,
     frozen_backbone,
     locate,
@@ -24,11 +25,8 @@ from polyfed.data.backbones import (
     pool_of,
     pooled,
 )
-from polyfed.data.convolutions import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.data.views.features import Features
-from polyfed.data.views.native import Native
-from polyfed.data.views.states import States
+from polyfed.data.views.features import Features, Native, States
 from polyfed.models.adapter import Adapter, FeatureAdapter
 from polyfed.models.adapters.layers import LayerAdapter
 from polyfed.models.encoder import Encoder, check_channels, image_shape, token_length

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from polyfed.data.convolutions import channels_last
+from polyfed.data.backbones import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.convolutional import MapNorm, laid_out, normed

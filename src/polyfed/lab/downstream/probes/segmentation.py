@@ -13,8 +13,8 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import isolated
-from polyfed.data.pictures import ImageFit
-from polyfed.data.views.masks import Masks
+from polyfed.data.images import ImageFit
+from polyfed.data.views.pixels import Masks
 from polyfed.lab.downstream.bench import Bench
 from polyfed.lab.downstream.fitting import DecoderFit, fit_decoder, logits_of
 from polyfed.lab.downstream.maps import MappedPictures, MapReader
