@@ -27,8 +27,7 @@ from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.privacy.accounting import epsilon_of
 from polyfed.privacy.guard import PRIVATE
-from polyfed.privacy.masking.answered_sums import AnsweredSum, AnsweredSums
-from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST
+from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST, AnsweredSum, AnsweredSums
 from polyfed.privacy.masking.summed import TOTAL
 from polyfed.privacy.private_training import training_cost
 from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum

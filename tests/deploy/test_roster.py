@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from polyfed.cli.deploy import deploy_app
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.deploy.check import check_site
+from polyfed.deploy.check_network import Finding
 from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.findings import Finding
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.keys import create_keys, read_public

@@ -19,7 +19,6 @@ from test_secure_runs import Faulty, between, federation
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.engines.leaving import SiteTerms
 from polyfed.privacy.masking.fixed_point import Residues, total
-from polyfed.privacy.masking.identity import SiteIdentity
 from polyfed.privacy.masking.mask_keeper import (
     KEYS,
     REQUEST,
@@ -30,7 +29,7 @@ from polyfed.privacy.masking.mask_keeper import (
     bytes_in,
     request_digest,
 )
-from polyfed.privacy.masking.party import Party, context_of
+from polyfed.privacy.masking.party import Party, SiteIdentity, context_of
 from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.masking.unmasking import Unmasking
 from polyfed.wire.ledger import Ledger

@@ -111,7 +111,7 @@ def check(
 ) -> None:
     """Check a site, and list what will leave it; exit code 2 if anything is wrong."""
     from polyfed.deploy.check import check_site
-    from polyfed.deploy.findings import failed
+    from polyfed.deploy.check_network import failed
 
     findings = []
     for finding in check_site(folder, network=network):

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,21 +17,29 @@ from typing import cast
 
 import torch
 
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import resolve_device
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, DataError, PayloadError
 from polyfed.core.randomness import isolated
-from polyfed.deploy.check_network import check_server
-from polyfed.deploy.check_protection import check_protection
+from polyfed.core.secret import read_secret
+from polyfed.deploy.check_network import Finding, Level, check_server, expiry, guarded
+from polyfed.deploy.demands import planned_for_samples, read_plan, require_affordable_here, require_protection, unlike
 from polyfed.deploy.files import SiteFolder, is_private
-from polyfed.deploy.findings import Finding, Level, expiry, guarded
 from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
-from polyfed.deploy.leaving import what_leaves
 from polyfed.deploy.node_keys import fingerprint
-from polyfed.deploy.plan import read_plan
 from polyfed.deploy.roster import check_roster
-from polyfed.deploy.settings import Connection, SiteConfig, load_settings
+from polyfed.deploy.settings import Connection, ProtectionDemands, SiteConfig, load_settings
+from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
+from polyfed.privacy.accounting import between_sets, epsilon_of, fits
+from polyfed.privacy.guard import PRIVATE, ledger_at
+from polyfed.privacy.masking.mask_keeper import masking_replies
+from polyfed.privacy.policy import Sendable, SentField
+from polyfed.privacy.secure_sum import SecureSum
+from polyfed.privacy.settings import KIND_KEYS
+from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
+from polyfed.wire.schema import steps_of
 
 TESTED_FLOWER = "1.41."
 _SHORT_DISK, _LITTLE_DISK = 100 * 2**20, 2**30
@@ -211,3 +220,192 @@ def _check_model(population: Population, member: Member, config: SiteConfig) -> 
         detail = f"{detail}; its loss on a batch of {len(batch)} is {loss}"
         remedy = "look at the inputs for NaN, and at the view's normalisation"
         yield Finding("error", f"model of {member.id}", detail, remedy)
+
+
+def check_protection(config: SiteConfig, population: Population, plan: RunSpec | None) -> Iterator[Finding]:
+    """The site's demands, the protection of the planned run and of each that was announced, and what was given away."""
+    demands = config.demands
+    yield Finding("ok", "demands", _in_words(demands))
+    demanded = demands or ProtectionDemands()
+    if plan is not None:
+        yield _met(plan, config, population)
+        yield from _planned(plan, population, demanded)
+    announced = sorted(config.state_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    for path in announced:
+        # earlier runs may have been planned otherwise
+        yield _announced(path, plan if path == announced[-1] else None, demanded.delta)
+    folder, secret = config.state_dir / PRIVATE, config.secret or config.state_dir / PRIVATE / "secret"
+    names = {path.stem for pattern in ("*.jsonl", "*.head") for path in folder.glob(pattern)}
+    for name in sorted(names | {*(population.members if secret.exists() else ())}):
+        yield _spent(folder / f"{name}.jsonl", secret, demands)
+
+
+def _in_words(demands: ProtectionDemands | None) -> str:
+    if demands is None:
+        return "none: replies may leave without noise or masks (demands in site.yaml would refuse that)"
+    limit = "any epsilon" if demands.max_epsilon is None else f"epsilon {demands.max_epsilon:g} at most"
+    sums = "masked sums only" if demands.sums == "only" else "replies by themselves"
+    kinds = ", ".join(f"{key} {getattr(demands, key)}" for key in KIND_KEYS.values())
+    metrics = "as they are" if demands.metrics else "never"
+    planned = "the planned run alone; " if demands.plan == "exact" else ""
+    return f"{planned}{limit} at delta {demands.delta:g} over all runs; {sums}; {kinds}; test metrics {metrics}"
+
+
+def _met(plan: RunSpec, config: SiteConfig, population: Population) -> Finding:
+    try:
+        require_protection(plan, config)
+        require_affordable_here(plan, config, population)
+    except PayloadError as error:
+        return Finding(
+            "error", "plan and demands", f"the planned run would be refused: {error}", "agree on another plan"
+        )
+    return Finding("ok", "plan and demands", "the planned run meets them")
+
+
+def _planned(plan: RunSpec, population: Population, demands: ProtectionDemands) -> Iterator[Finding]:
+    """Protection of the planned run, with the epsilon of each client."""
+    delta, privacy = demands.delta, plan.privacy
+    yield Finding("ok", "protection in the plan", plan.policy.words(delta))
+    if privacy is not None:
+        between = between_sets(privacy.samples is not None, demands.neighbours)
+        yield Finding("ok", "what epsilon means", f"the epsilon of the demands and below is between {between}")
+    # that of noise on replies is the same for all, and stands there
+    for client, step, epsilon in planned_for_samples(plan, population, delta, demands.neighbours):
+        number = privacy.planned_releases(plan.rounds) if privacy is not None else 0
+        detail = f"epsilon {epsilon:.3g} at delta {delta:g} in {number} replies to {step}"
+        yield Finding("ok", f"planned for {client}", detail)
+
+
+def _announced(path: Path, plan: RunSpec | None, delta: float) -> Finding:
+    spec = RunSpec.model_validate_json(path.read_bytes())
+    other = [] if plan is None else unlike(spec, plan)
+    comparison = "" if plan is None else f"; unlike plan.yaml in {', '.join(other)}" if other else "; as planned"
+    return Finding("warning" if other else "ok", f"protection in {spec.run}", spec.policy.words(delta) + comparison)
+
+
+def _spent(path: Path, secret: Path, demands: ProtectionDemands | None) -> Finding:
+    what = f"given away by {path.stem}"
+    try:
+        costs = ledger_at(path, read_secret(secret), secret).costs()
+    except (DataError, ConfigError) as error:
+        return Finding("error", what, str(error))
+    meant = demands or ProtectionDemands()
+    epsilon = epsilon_of(costs, meant.delta, meant.neighbours)
+    detail = f"epsilon {epsilon:.3g} at delta {meant.delta:g} in {len(costs)} replies"
+    if meant.max_epsilon is not None:
+        over = not fits(costs, meant.max_epsilon, meant.delta, meant.neighbours)
+        return Finding("error" if over else "ok", what, f"{detail}, of {meant.max_epsilon:g}")
+    return Finding("ok", what, detail)
+
+
+def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None) -> Iterator[Finding]:
+    """For every step, what each client replies, and what hides it; then what stays in the clear, and what is known."""
+    if plan is None:
+        methods = ", ".join(config.algorithms) or "any that polyfed ships"
+        detail = f"nobody wrote down what is planned; methods that may run here: {methods}"
+        yield Finding("warning", "leaves with a run", detail, "ask the server's operator for plan.yaml")
+    else:
+        yield from _Leaving(population, plan).findings()
+        parts = [
+            f"{sent.field or 'numbers'} of {sent.step}"
+            for sent in plan.policy.fields
+            if sent.step_kind == "step" and not (sent.masked or sent.noisy)
+        ]
+        parts += ["test metrics"] if plan.evaluates else []
+        parts += ["what is known at the start (ids, modalities, task, number of samples)", "who replied, and when"]
+        yield Finding("ok", "stays in the clear", ", ".join(parts))
+    for info in population.infos:
+        facts = vars(info) | {"modalities": "+".join(info.modalities)}
+        yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
+    if config.tracebacks:
+        detail = "message and traceback of a failed step; they may show paths, file names, texts and values"
+        remedy = "set tracebacks: false in site.yaml to send the class of error and a number alone"
+        yield Finding("warning", "leaves on failure", detail, remedy)
+    else:
+        yield Finding("ok", "leaves on failure", "the class of error and a number; the text is in the site's log")
+    yield Finding(
+        "ok",
+        "never leaves",
+        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
+        "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
+    )
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """What leaves with the planned run.
+
+    Attributes:
+        population: who lives here.
+        plan: the run.
+    """
+
+    population: Population
+    plan: RunSpec
+
+    def findings(self) -> Iterator[Finding]:
+        """A line for each step, with whose reply it is."""
+        what = f"leaves with {self.plan.algorithm.component_name()}"
+        for step, fields in self._steps().items():
+            senders: dict[str, list[str]] = {}
+            for member in self.population.members.values():
+                senders.setdefault(self._reply(fields, member), []).append(member.id)
+            for reply, ids in senders.items():
+                yield Finding("ok", what, f"{', '.join(ids)}: {step}: {reply}")
+        if self._secure is not None:
+            for step, reply in masking_replies().items():
+                yield Finding("ok", what, f"{', '.join(self.population.members)}: {step}: {reply}")
+
+    @property
+    def _secure(self) -> SecureSum | None:
+        return self.plan.secure if self.plan.secure is not None and self.plan.secure.masks else None
+
+    def _steps(self) -> dict[str, list[SentField]]:
+        steps: dict[str, list[SentField]] = {
+            step: []
+            for step, schema in steps_of(self.plan.algorithm).items()
+            if schema.kind != "query" or self.plan.evaluates
+        }
+        for sent in self.plan.policy.fields:
+            if sent.step in steps:
+                steps[sent.step].append(sent)
+        return steps
+
+    def _reply(self, fields: list[SentField], member: Member) -> str:
+        return ", ".join(self._field(sent, member) for sent in fields) or "nothing but that it is done"
+
+    def _field(self, sent: SentField, member: Member) -> str:
+        size = " or ".join(self._size(sent, kind, member) for kind in sent.kinds)
+        description = f"{size}; {self.plan.policy.how(sent)}"
+        if sent.field:
+            return f"{sent.field} ({description})"
+        examples = "metrics of its test" if sent.step_kind == "query" else "losses"
+        return f"numbers such as {examples} ({description})"
+
+    def _size(self, sent: SentField, kind: Sendable, member: Member) -> str:
+        """What a field of a reply holds, and how large it is."""
+        if not issubclass(kind, TensorBundle):
+            return kind.__name__ if not sent.field else f"one {kind.__name__}"
+        if issubclass(kind, Representations):
+            return self._rows(sent, member)
+        if issubclass(kind, Weights):
+            state = self.population.client_model(member).exchanged()
+            types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
+            size = sum(value.numel() * (self._word(sent) or value.element_size()) for value in state.values())
+            return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size / 2**20:,.2f} MiB"
+        of = "of public samples" if issubclass(kind, PublicRows) else "named tensors"
+        return f"{KIND_KEYS.get(kind, kind.kind)}: {of}, of a size that the method decides"
+
+    def _rows(self, sent: SentField, member: Member) -> str:
+        samples = self.population.public_samples(member.views)
+        if samples is None:
+            return "of the public set, which there is none of"
+        exchange = getattr(self.plan.algorithm, "public", None)
+        drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
+        rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
+        size = rows * width * (self._word(sent) or 4) * len(names) / 2**20
+        kind = "" if sent.field == Representations.kind else "representations, "
+        return f"{kind}{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
+
+    def _word(self, sent: SentField) -> int | None:
+        return self._secure.bits // 8 if self._secure is not None and sent.masked else None

@@ -12,10 +12,9 @@ import torch
 
 from polyfed.core.errors import ConfigError, RefusedError
 from polyfed.core.files import write_atomically
-from polyfed.deploy.demands import require_affordable_here, require_allowed, require_protection
+from polyfed.deploy.demands import require_affordable_here, require_allowed, require_planned, require_protection
 from polyfed.deploy.engines.flower_node import Host, read_spec
 from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.plan import require_planned
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.run_spec import RunSpec
@@ -24,7 +23,7 @@ from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.settings import Budget
 
 if TYPE_CHECKING:  # takes cryptography, which most runs do without
-    from polyfed.privacy.masking.identity import SiteIdentity
+    from polyfed.privacy.masking.party import SiteIdentity
 
 _log = logging.getLogger(__name__)
 

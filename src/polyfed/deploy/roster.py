@@ -14,14 +14,14 @@ from pydantic import Field, field_validator, model_validator
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
+from polyfed.deploy.check_network import Finding
 from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.findings import Finding
 from polyfed.deploy.keys import private_key, public_half, read_public
 from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.settings import SiteConfig, load_settings, to_yaml
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.membership import member_ids
-from polyfed.privacy.masking.identity import SiteIdentity
+from polyfed.privacy.masking.party import SiteIdentity
 
 ROSTER_COMMENT = """\
 Sites whose clients this one adds up masked replies with, and the key that each signs with.

@@ -29,7 +29,7 @@ from polyfed.wire.payload import Payload, Scalar, TensorBundle
 from polyfed.wire.schema import StepSchema
 
 if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
-    from polyfed.privacy.masking.identity import SiteIdentity
+    from polyfed.privacy.masking.party import SiteIdentity
 
 _log = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import PolyfedError
 from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.local import LocalEngine
-from polyfed.privacy.masking.answered_sums import FILE
-from polyfed.privacy.masking.identity import SiteIdentity
 from polyfed.privacy.masking.mask_keeper import (
+    FILE,
     KEYS,
     OPENING,
     REQUEST,
@@ -34,6 +33,7 @@ from polyfed.privacy.masking.mask_keeper import (
     bytes_in,
     request_digest,
 )
+from polyfed.privacy.masking.party import SiteIdentity
 from polyfed.privacy.masking.summed import TOTAL
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
