@@ -30,7 +30,14 @@ def federation(weights: Path) -> dict[str, Any]:
     group = {"count": CLIENTS, "source": "scenes", "task": "classification"}
     group |= {"model": {"dim": 64, "encoders": {"image": encoder}}}
     group |= {"training": {"batch_size": BATCH, "optimizer": {"kind": "adamw", "lr": 0.001}}}
-    run = {"rounds": 3, "threads": 1, "device": "cpu", "plots": False, "evaluate_clients": False, "eval_every": 3}
+    run = {
+        "rounds": 3,
+        "threads": 1,
+        "device": "cpu",
+        "output": {"plots": False},
+        "evaluate_clients": False,
+        "eval_every": 3,
+    }
     algorithm = {"name": "fedit", "local_steps": STEPS}
     return {"name": "adapters", "data": {"sources": {"scenes": scenes}}, "clients": {"image": group}} | {
         "algorithm": algorithm,

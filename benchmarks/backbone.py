@@ -52,7 +52,7 @@ def federation(clients: int, weights: Path, kind: str) -> dict[str, Any]:
         "data": {"sources": {"scenes": scenes}},
         "clients": {"image": group | {"training": {"batch_size": 16}}},
         "algorithm": {"name": "fedavg", "local_epochs": 1},
-        "run": {"rounds": 1, "threads": 1, "device": "cpu", "plots": False, "evaluate_clients": 1},
+        "run": {"rounds": 1, "threads": 1, "device": "cpu", "output": {"plots": False}, "evaluate_clients": 1},
     }
 
 

@@ -44,7 +44,7 @@ _PAIRS = f"{{name: scenes, {_SIZES}, columns: {{image: image, text: captions}}, 
 _PICTURES = f"{{name: scenes, {_SIZES}, seed: 1, columns: {{image: image}}, targets: {{label: label}}}}"
 _TEXTS = f"{{name: scenes, {_SIZES}, seed: 2, columns: {{text: text}}, targets: {{label: topic}}}}"
 RUN = (
-    *("run.rounds=2", "run.eval_every=1", "run.evaluate_clients=1", "run.threads=1", "run.plots=false"),
+    *("run.rounds=2", "run.eval_every=1", "run.evaluate_clients=1", "run.threads=1", "run.output.plots=false"),
     "aggregation.clip=null",
 )
 SMALL_DATA = (
@@ -144,7 +144,7 @@ RUNS = {  # FedAvg on the data of fedcola-flickr8k, run otherwise
         f"model: {{dim: 16, encoders: {{image: {_GROUPED}}}}}, {_CLASSES}}}}}",
         *("server=null", "public=null", "privacy.samples={noise_multiplier: 1.0}", *_UNSEEN[-2:]),
     ),
-    "sent-as-int8": ("run.transport.dtype=int8",),
+    "sent-as-int8": ("run.exchange.transport.dtype=int8",),
     "pace-buffered": (f"run.pace={{name: buffered, replies: 3, {_DRAWN}}}", "run.rounds=4"),
     "pace-async": (f"run.pace={{name: async, {_DRAWN}}}", "run.rounds=8", "run.eval_every=4"),
 }

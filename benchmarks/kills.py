@@ -83,7 +83,7 @@ def experiment(method: str, engine: str) -> dict[str, Any]:
     scenes = {"name": "scenes", "train": 48, "validation": 12, "test": 12, "size": 16}
     private = {"name": "scenes", "train": 24, "validation": 8, "test": 8, "size": 16, "seed": 1}
     common = {"training": training, "source": "scenes"}
-    run = {"rounds": ROUNDS, "threads": 1, "device": "cpu", "plots": False}
+    run = {"rounds": ROUNDS, "threads": 1, "device": "cpu", "output": {"plots": False}}
     return {
         "name": "kills",
         "data": {"sources": {"scenes": scenes, "private": private}},

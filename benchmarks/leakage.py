@@ -49,7 +49,7 @@ def federation(method: str, seed: int) -> Settings:
 
 
 def _common(sources: Settings, algorithm: Settings, clients: Settings, seed: int, **more: Any) -> Settings:
-    run = {"rounds": 3, "threads": 1, "device": "cpu", "plots": False, "seed": seed}
+    run = {"rounds": 3, "threads": 1, "device": "cpu", "output": {"plots": False}, "seed": seed}
     group = {"count": CLIENTS, **clients}
     return {"name": "leakage", "data": {"sources": sources}, "clients": {"site": group}, "algorithm": algorithm} | {
         "run": run | {"evaluate_clients": False},

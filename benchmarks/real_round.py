@@ -26,7 +26,7 @@ def one() -> None:
     """Two rounds; print CPU seconds, imports left out, and the peak of this process in bytes."""
     from polyfed import Experiment, run
 
-    settings = ["run.rounds=2", "run.eval_every=2", "run.threads=1", "run.device=cpu", "run.plots=false"]
+    settings = ["run.rounds=2", "run.eval_every=2", "run.threads=1", "run.device=cpu", "run.output.plots=false"]
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         run(Experiment.load(PRESET, settings), Path(folder) / "run", quiet=True)

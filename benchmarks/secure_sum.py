@@ -50,7 +50,7 @@ def experiment(secure: str | None, clients: int, megabytes: float, samples: int)
                 "rounds": 3,
                 "threads": 1,
                 "device": "cpu",
-                "plots": False,
+                "output": {"plots": False},
                 "evaluate_clients": 3,
                 "engine": {"name": "local", "serialize": True},
             },

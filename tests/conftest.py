@@ -132,7 +132,7 @@ def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
     content["run"]["rounds"] = 1
-    return run(Experiment.load(content), folder / "run").folder  # ``run.plots`` is false
+    return run(Experiment.load(content), folder / "run").folder  # ``run.output.plots`` is false
 
 
 @pytest.fixture

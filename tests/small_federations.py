@@ -84,7 +84,7 @@ def group(count: int, source: str, encoders: Config, training: Config, target: s
 
 
 def experiment(name: str, sources: Config, algorithm: Config, rounds: int = 2, **sections: Any) -> Config:
-    run = {"rounds": rounds, "threads": 1, "device": "cpu", "plots": False}
+    run = {"rounds": rounds, "threads": 1, "device": "cpu", "output": {"plots": False}}
     return {"name": name, "data": {"sources": sources}, **sections, "algorithm": algorithm, "run": run}
 
 

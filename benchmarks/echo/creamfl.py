@@ -47,7 +47,7 @@ class Result:
 
 def bench(programs: Programs, data: Path, engines: Sequence[str], overrides: Sequence[str]) -> None:
     """The preset, two rounds unless overridden; a line for each engine, compared with the first."""
-    given = ["run.rounds=2", "run.threads=1", "run.device=cpu", "run.plots=false", *overrides]
+    given = ["run.rounds=2", "run.threads=1", "run.device=cpu", "run.output.plots=false", *overrides]
     experiment = Experiment.load(PRESET, [f"data.dir={json.dumps(str(data))}", *given])
     source = programs.folder / "creamfl.yaml"
     source.write_text(experiment.to_yaml())

@@ -81,7 +81,7 @@ def experiment(clients: int) -> dict[str, Any]:
         "data": {"sources": {"texts": {**source, "targets": {"topic": "topic"}}}},
         "clients": {f"client-{k}": group for k in range(clients)},
         "algorithm": {"name": "echo.method.Echo"},
-        "run": {"rounds": 1, "threads": 1, "device": "cpu", "evaluate_clients": False, "plots": False},
+        "run": {"rounds": 1, "threads": 1, "device": "cpu", "evaluate_clients": False, "output": {"plots": False}},
     }
 
 

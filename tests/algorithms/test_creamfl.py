@@ -117,7 +117,7 @@ def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_p
 
 def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, tmp_path: Path) -> None:
     creamfl["clients"] = {}
-    creamfl["run"]["min_clients"] = 0
+    creamfl["run"]["exchange"] = {"min_clients": 0}
     result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
     assert result.metrics()["gallery_image"] == 12
 

@@ -44,7 +44,7 @@ def test_costs_are_the_papers(
     """Ten rounds with K = 10 at the paper's size; nobody trains."""
     config = three_kinds(name="fedafd", fusion={"broadcast_every": 10}, task=None, distiller=None)
     config["clients"]["paired"]["count"] = 1
-    config["run"]["transport"] = {"weights": dtype}
+    config["run"]["exchange"] = {"transport": {"weights": dtype}}
     session = prepared(config, tmp_path)
     server, ledger = session.server, Ledger()
     model = large()

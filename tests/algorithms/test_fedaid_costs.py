@@ -35,7 +35,7 @@ def test_narrow_transports_carry_both_schedules(tmp_path: Path) -> None:
     found = {}
     for broadcast in ("shared", "repeated"):
         config = config_of(teacher={"broadcast": broadcast})
-        config["run"] |= {"transport": {"dtype": "float16"}}
+        config["run"] |= {"exchange": {"transport": {"dtype": "float16"}}}
         session = play(prepared(config, tmp_path / broadcast), 1, 2)
         assert not events(session)
         found[broadcast] = global_model(session)

@@ -113,6 +113,6 @@ def test_a_mean_of_unit_vectors_counts_as_no_longer_than_they() -> None:
 
 def test_rounding_on_the_wire_excludes_nobody(tmp_path: Path) -> None:
     config = with_gaps("mfcpl")
-    config["run"] = config["run"] | {"rounds": 3, "transport": {"representations": "int8"}}
+    config["run"] = config["run"] | {"rounds": 3, "exchange": {"transport": {"representations": "int8"}}}
     result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not result.records.excluded()

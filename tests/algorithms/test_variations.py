@@ -18,7 +18,7 @@ from small_federations import Config, federation_for
 pytestmark = pytest.mark.slow
 
 BFLOAT16 = {"precision": "bfloat16"}
-HALF = BFLOAT16 | {"transport": {"dtype": "float16"}}
+HALF = BFLOAT16 | {"exchange": {"transport": {"dtype": "float16"}}}
 ACROSS_TYPES = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
 
 

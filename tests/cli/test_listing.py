@@ -38,7 +38,7 @@ def test_the_list_is_a_screen_of_families_and_kinds_with_what_they_need_and_cost
         ("methods", "fedavg", "local_epochs", "whole number >= 1"),
         ("partitions", "dirichlet", "alpha", "number > 0 and <= 1e+06"),
         ("settings", "run", "engine", "flower | local | ray | import path of a class"),
-        ("settings", "run", "plots", "true | false"),
+        ("settings", "run.output", "plots", "true | false"),
         ("settings", "server", "training", "section of optimizer, schedule, batch_size"),
     ],
 )
@@ -55,7 +55,7 @@ def test_every_section_of_run_is_listed() -> None:
     kinds = {f"run.{name}": field.default_factory for name, field in RunSettings.model_fields.items()}
     classes = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
     sections = {name for name, kind in classes.items() if not is_component(kind)}
-    assert {"run.limits", "run.sampling", "run.transport"} <= sections
+    assert {"run.exchange", "run.output", "run.sampling"} <= sections
     assert sections <= set(entries("settings"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from small_federations import Config
 
 import paper_studies
 from polyfed.algorithms.algorithm import Algorithm
@@ -22,6 +23,7 @@ from polyfed.optim.servers import ServerOptimizer
 from polyfed.partitions.partition import Partition
 from polyfed.runs.config_files import read_layers
 from polyfed.tasks.imputations import Imputation
+from polyfed.runs.experiment import Experiment
 
 LINE = r"was removed in 0\.4; version 0\.3 has it"
 
@@ -76,3 +78,12 @@ def test_a_study_that_had_a_name_is_a_file() -> None:
 def test_an_analysis_that_is_gone_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match=LINE):
         Analysis(analysis=name, figure="total.up")
+
+
+def test_what_moved_is_read_under_its_old_name_with_one_warning(tiny: Config, caplog: pytest.LogCaptureFixture) -> None:
+    tiny["run"] |= {"sinks": [], "output": {"plots": True}, "deadline": 5.0}
+    experiment = Experiment.load(tiny, ["run.plots=false", "run.phases.fit.min_clients=2", "run.min_clients=0"])
+    assert experiment.run.output.plots is False
+    assert experiment.run.exchange.deadline == 5
+    assert experiment.run.exchange.reply_policy("fit").min_clients == 2
+    assert caplog.messages.count("run.deadline is run.exchange.deadline now; the old name is still read") <= 1

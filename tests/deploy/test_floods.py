@@ -46,7 +46,7 @@ def peak_of_a_run(live: Live, out: Path, flood: int) -> int:
     ):
         arguments = ["run", str(live.folders.server.experiment), "--out", str(out)]
         run = subprocess.Popen(
-            [*CLI, *arguments, "--set", "run.limits.message_bytes=10000000"],
+            [*CLI, *arguments, "--set", "run.exchange.limits.message_bytes=10000000"],
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

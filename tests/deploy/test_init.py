@@ -267,7 +267,7 @@ def test_superlink_is_never_started_open(made: Folders) -> None:
 
 
 def test_a_site_config_has_the_limits_of_the_experiment() -> None:
-    experiment = Experiment.load(experiment_settings(), ["run.limits.row_norm=5"])
+    experiment = Experiment.load(experiment_settings(), ["run.exchange.limits.row_norm=5"])
     assert site_config("archive", experiment, None).limits.row_norm == 5
 
 

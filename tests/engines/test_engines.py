@@ -95,7 +95,7 @@ def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, atta
     config = topics(name="fedavg") | {"aggregation": {"robust": None if engine == "ray" else "geometric_median"}}
     config["clients"]["text"]["count"] = 5
     config["run"]["attackers"] = {"name": attack, "clients": 2}
-    assert_same_bits(config, tmp_path, [engine], transport={"dtype": "float16"})
+    assert_same_bits(config, tmp_path, [engine], exchange={"transport": {"dtype": "float16"}})
 
 
 @pytest.mark.usefixtures("where_it_runs")
@@ -106,7 +106,7 @@ def test_secure_sums_are_the_same_everywhere(tmp_path: Path, engine: str) -> Non
     """Keys and shares cross as messages of their own, and each round's secrets wait at the clients' place."""
     config = topics(name="fedavg") | {"aggregation": {"secure": "pairwise_masks"}}
     config["clients"]["text"]["count"] = 4
-    assert_same_bits(config, tmp_path, [engine], transport={"dtype": "float16"})
+    assert_same_bits(config, tmp_path, [engine], exchange={"transport": {"dtype": "float16"}})
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_every_engine_gives_the_same_bits_with_every_method(tmp_path: Path, form
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: Config, tmp_path: Path, dtype: str) -> None:
     config = tiny | {"algorithm": {"name": "creamfl", "local_epochs": 1}}
-    assert_same_bits(config, tmp_path, transport={"dtype": dtype}, precision="bfloat16", rounds=1)
+    assert_same_bits(config, tmp_path, exchange={"transport": {"dtype": dtype}}, precision="bfloat16", rounds=1)
 
 
 @pytest.mark.usefixtures("where_it_runs")
@@ -129,7 +129,7 @@ def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: Config, tm
     "engine", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "flower"))]
 )
 def test_a_clients_traceback_reaches_the_user(tiny: Config, tmp_path: Path, engine: str) -> None:
-    config = tiny | {"algorithm": {"name": "failing.Failing"}, "run": tiny["run"] | {"min_clients": 3}}
+    config = tiny | {"algorithm": {"name": "failing.Failing"}, "run": tiny["run"] | {"exchange": {"min_clients": 3}}}
     with pytest.raises(ExchangeError, match=r"2 of 3 clients .* ZeroDivisionError: division by zero"):
         finished(config, tmp_path / "run", engine=engine)
     text = (tmp_path / "run" / "tracebacks.log").read_text()
@@ -144,7 +144,7 @@ def test_a_late_client_is_dropped_and_returns(tiny: Config, tmp_path: Path) -> N
     config = tiny | {"algorithm": {"name": "failing.Sleeping", "seconds": 4.0, "round_number": 1}}
     for engine in ("local", {"name": "ray", "workers": 2}, {"name": "flower", "nodes": 3}):
         name = engine if isinstance(engine, str) else engine["name"]
-        phases = {"fit": {"deadline": 2.0}}
-        folder = finished(config, tmp_path / name, engine=engine, phases=phases, evaluate_clients=False)
+        exchange = {"phases": {"fit": {"deadline": 2.0}}}
+        folder = finished(config, tmp_path / name, engine=engine, exchange=exchange, evaluate_clients=False)
         events = [(event.round, event.participant, event.incident) for event in RunRecords.load(folder).events]
         assert events == [(1, "image", "client_excluded"), (2, "image", "client_returned")], name

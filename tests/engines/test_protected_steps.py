@@ -164,7 +164,7 @@ def diverging(client: Any, *_: Any, **__: Any) -> None:
 
 
 def growing(client: Any, *_: Any, **__: Any) -> None:
-    next(client.model.parameters()).data.fill_(1e7)  # beyond run.limits
+    next(client.model.parameters()).data.fill_(1e7)  # beyond run.exchange.limits
 
 
 @pytest.mark.parametrize("train", [raising, diverging, growing])

@@ -41,7 +41,7 @@ def test_a_client_that_raises_is_excluded_with_its_traceback(keeping: Config, tm
 def test_too_few_stop_the_run_and_a_resume_ends_in_the_same_bits(
     keeping: Config, undisturbed: dict[str, bytes], tmp_path: Path, engine: str
 ) -> None:
-    config = ready(keeping, tmp_path, engine, how="raise", phases={"fit": {"min_clients": 1.0}})
+    config = ready(keeping, tmp_path, engine, how="raise", exchange={"phases": {"fit": {"min_clients": 1.0}}})
     with pytest.raises(ExchangeError, match=r"round 2: 2 of 3 clients .*\(image: ValueError: no GPU left\)"):
         polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert results(polyfed.resume(tmp_path / "run", quiet=True).folder) == undisturbed
@@ -70,7 +70,7 @@ def test_a_client_whose_process_is_always_killed_is_excluded(keeping: Config, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", PROCESSES)
 def test_a_client_that_hangs_is_late(keeping: Config, tmp_path: Path, engine: str) -> None:
-    settings: Config = {"evaluate_clients": False, "phases": {"fit": {"deadline": 25.0}}}
+    settings: Config = {"evaluate_clients": False, "exchange": {"phases": {"fit": {"deadline": 25.0}}}}
     config = ready(keeping, tmp_path, engine, how="sleep", **settings)
     folder = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).folder
     assert events(folder)[0] == BACK[0]

@@ -259,8 +259,8 @@ def test_what_is_too_large_is_refused_on_both_sides(federation: InProcess, tmp_p
     folder = federation.run(tmp_path / "a", rounds=1, evaluate_clients=False).folder
     assert "message of 3,072 bytes, the limit is 3,000 (limits.message_bytes)" in reasons(folder)["image"]
     federation.edit("image", {"limits": {}})
-    limits = {"message_bytes": 500}
-    folder = federation.run(tmp_path / "b", rounds=1, evaluate_clients=False, limits=limits, min_clients=0).folder
+    exchange = {"limits": {"message_bytes": 500}, "min_clients": 0}
+    folder = federation.run(tmp_path / "b", rounds=1, evaluate_clients=False, exchange=exchange).folder
     assert reasons(folder)["image"] == "message of 512 bytes, the limit is 500 (limits.message_bytes)"
 
 

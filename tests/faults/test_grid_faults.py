@@ -108,8 +108,8 @@ def test_a_node_that_is_never_heard_of_is_late_and_asked_again_in_the_next_round
     federation: InProcess, tmp_path: Path
 ) -> None:
     federation.grid.rules = [Rule(is_silent, client="image", round=2, step="fit")]
-    phases = {"fit": {"deadline": 0.2}}
-    folder = federation.run(tmp_path / "run", phases=phases, evaluate_clients=False).folder
+    exchange = {"phases": {"fit": {"deadline": 0.2}}}
+    folder = federation.run(tmp_path / "run", exchange=exchange, evaluate_clients=False).folder
     assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
     assert reasons(folder) == {"image": "no answer within 0.2 s"}
 
@@ -118,7 +118,7 @@ def test_clients_that_share_a_message_have_a_deadline_each(federation: InProcess
     federation.grid.rules = [Rule(is_silent, client="paired-0", round=1, step="fit")]
     started = time.monotonic()
     with pytest.raises(ExchangeError, match=r"paired-0: no answer within 0\.5 s; paired-1: no answer within 0\.5 s"):
-        federation.run(tmp_path / "run", phases={"fit": {"deadline": 0.5, "min_clients": 3}})
+        federation.run(tmp_path / "run", exchange={"phases": {"fit": {"deadline": 0.5, "min_clients": 3}}})
     assert time.monotonic() - started > 1
 
 
@@ -135,9 +135,9 @@ def test_too_few_stop_the_run_with_the_causes_and_a_resume_ends_in_the_same_bits
     federation: InProcess, undisturbed: Undisturbed, tmp_path: Path, patience: dict[str, object], needed: int
 ) -> None:
     federation.grid.rules = [Rule(dies_after, client="paired-1", round=2, step="fit", times=3)]
-    told = rf"round 2: 1 of 3 clients .* 'fit', the quorum \(run\.min_clients\) is {needed} \(paired-0: its node or .*"
+    told = rf"round 2: 1 of 3 clients .* 'fit', the quorum .*min_clients\) is {needed} \(paired-0: its node or .*"
     with pytest.raises(ExchangeError, match=f"{told}paired-1: its node or process failed"):
-        federation.run(tmp_path / "run", **patience)
+        federation.run(tmp_path / "run", exchange=patience)
     assert results(federation.resume(tmp_path / "run").folder) == undisturbed
 
 
@@ -196,7 +196,7 @@ def _refusing(times: int) -> Fault:
 def test_a_resumed_run_goes_on_without_a_site_that_is_not_there(federation: InProcess, tmp_path: Path) -> None:
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
     with pytest.raises(ExchangeError):
-        federation.run(tmp_path / "run", min_clients=2)
+        federation.run(tmp_path / "run", exchange={"min_clients": 2})
     federation.grid.away[federation.node("image")] = MANY
     folder = federation.resume(tmp_path / "run").folder
     assert {event for event in events(folder) if event[2] == "client_excluded"} == {

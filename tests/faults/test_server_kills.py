@@ -85,7 +85,7 @@ def test_a_server_killed_in_a_clients_step_resumes_to_the_same_bits(
 
 @pytest.mark.slow
 def test_too_few_clients_end_the_program_with_code_2_and_how_to_go_on(keeping: dict[str, Any], tmp_path: Path) -> None:
-    config = ready(keeping, tmp_path, "local", how="raise", min_clients=3)
+    config = ready(keeping, tmp_path, "local", how="raise", exchange={"min_clients": 3})
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
     command = [*POLYFED, "run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
     found = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)

@@ -136,7 +136,7 @@ def test_a_second_node_for_a_name_is_refused(federation: InProcess, tmp_path: Pa
 def test_a_site_keeps_its_key_for_the_whole_run(federation: InProcess, tmp_path: Path) -> None:
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
     with pytest.raises(ExchangeError):
-        federation.run(tmp_path / "run", min_clients=2)
+        federation.run(tmp_path / "run", exchange={"min_clients": 2})
     federation.grid.nodes.pop(federation.node("image"))
     new = impostor(federation, tmp_path, admitted_as="image")
     folder = federation.resume(tmp_path / "run").folder
@@ -150,7 +150,7 @@ def test_a_site_keeps_its_key_for_the_whole_run(federation: InProcess, tmp_path:
 def test_the_operator_can_give_a_site_a_new_key_in_mid_run(federation: InProcess, tmp_path: Path) -> None:
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
     with pytest.raises(ExchangeError):
-        federation.run(tmp_path / "run", min_clients=2)
+        federation.run(tmp_path / "run", exchange={"min_clients": 2})
     node = federation.node("image")
     folder = federation.folder / "image"
     for path in (folder / "node.key", folder / "node.pub"):

@@ -21,7 +21,7 @@ def stopped(federation: InProcess, out: Path, number: int) -> None:
     """A run that stops in a round for want of clients."""
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=number, times=3)]
     with pytest.raises(ExchangeError):
-        federation.run(out, rounds=6, min_clients=3)
+        federation.run(out, rounds=6, exchange={"min_clients": 3})
     federation.restart("paired", "image")
 
 
@@ -61,7 +61,7 @@ def test_a_stale_server_harms_no_state(federation: InProcess, old: Path, tmp_pat
 
 def test_a_copy_that_is_a_round_old_is_resumed_to_the_same_bits(federation: InProcess, tmp_path: Path) -> None:
     """The sites have gone on for a round since; they kept what the copy asks for."""
-    whole = results(federation.run(tmp_path / "whole", rounds=6, min_clients=3).folder)
+    whole = results(federation.run(tmp_path / "whole", rounds=6, exchange={"min_clients": 3}).folder)
     stopped(federation, tmp_path / "run", 3)
     shutil.copytree(tmp_path / "run", tmp_path / "old")
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=4, times=3)]
@@ -90,7 +90,7 @@ def test_a_state_that_is_damaged_is_named(federation: InProcess, tmp_path: Path)
 
 
 def test_a_folder_that_was_restored_is_good_again(federation: InProcess, tmp_path: Path) -> None:
-    whole = results(federation.run(tmp_path / "whole", rounds=6, min_clients=3).folder)
+    whole = results(federation.run(tmp_path / "whole", rounds=6, exchange={"min_clients": 3}).folder)
     stopped(federation, tmp_path / "run", 3)
     place = federation.folder / "image" / "state" / RunFolder(tmp_path / "run").identity
     shutil.move(place, tmp_path / "copy")

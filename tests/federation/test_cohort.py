@@ -11,7 +11,7 @@ import torch
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy, each
-from polyfed.runs.settings import RunSettings
+from polyfed.runs.settings import ExchangeSettings
 from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
@@ -269,7 +269,7 @@ def test_too_few_answers_stop_the_round_with_the_causes() -> None:
     cohort, _ = cohort_of("ab", failing(1), reply_policy=lambda name: ReplyPolicy(min_clients=2))
     with pytest.raises(
         ExchangeError,
-        match=r"1 of 2 clients .* to 'step', the quorum \(run.min_clients\) is 2 \(a: ValueError: boom\)",
+        match=r"1 of 2 clients .* to 'step', the quorum \(run.exchange.min_clients\) is 2 \(a: ValueError: boom\)",
     ):
         list(cohort.ask(step, weights=weights()))
 
@@ -308,7 +308,7 @@ def test_the_share_is_of_those_still_in_the_round() -> None:
 
 
 def test_each_step_has_its_own_reply_policy() -> None:
-    settings = RunSettings.model_validate(
+    settings = ExchangeSettings.model_validate(
         {
             "min_clients": 0.5,
             "deadline": 60,
@@ -327,11 +327,11 @@ def test_each_step_has_its_own_reply_policy() -> None:
 
 
 def test_a_whole_number_stays_a_number_and_a_fraction_a_share() -> None:
-    assert ReplyPolicy(RunSettings.model_validate({"min_clients": 1}).min_clients).quorum(4) == 1
-    assert ReplyPolicy(RunSettings.model_validate({"min_clients": 1.0}).min_clients).quorum(4) == 4
+    assert ReplyPolicy(ExchangeSettings.model_validate({"min_clients": 1}).min_clients).quorum(4) == 1
+    assert ReplyPolicy(ExchangeSettings.model_validate({"min_clients": 1.0}).min_clients).quorum(4) == 4
 
 
 @pytest.mark.parametrize("setting", [{"min_clients": 1.5}, {"phases": {"fit": {"min_clients": 2.5}}}])
 def test_a_share_beyond_everybody_is_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="min_clients"):
-        RunSettings.model_validate(setting)
+        ExchangeSettings.model_validate(setting)

@@ -35,7 +35,7 @@ FILES = ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
 @pytest.fixture
 def experiment(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.syspath_prepend(str(DOCS / "examples"))
-    return tiny | {"algorithm": METHOD, "run": tiny["run"] | {"plots": False}}
+    return tiny | {"algorithm": METHOD, "run": tiny["run"] | {"output": {"plots": False}}}
 
 
 @pytest.fixture

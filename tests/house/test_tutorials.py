@@ -12,7 +12,7 @@ import pytest
 
 import notebooks
 
-SMALL = "--set run.plots=false --set run.threads=1"
+SMALL = "--set run.output.plots=false --set run.threads=1"
 SCENES = (
     "--set data.sources.scenes.train=90 --set data.sources.scenes.validation=12 --set data.sources.scenes.test=12 "
     "--set data.sources.pictures.train=40 --set data.sources.texts.train=40 --set public.items=24"

@@ -48,7 +48,7 @@ def test_a_run_that_a_tracker_follows_goes_its_whole_way(
     config = tiny_experiment()
     config["data"]["dir"] = str(data)
     config["data"]["sources"]["unused"] = {"name": "parquet", "path": str(data), "columns": {"text": "text"}}
-    config["run"] |= {"rounds": 60, "threads": 1, "sinks": [name], "eval_every": 20}
+    config["run"] |= {"rounds": 60, "threads": 1, "output": {"sinks": [name]}, "eval_every": 20}
     Path("x.yaml").write_text(yaml.safe_dump(config))
     begun = polyfed("run", "x.yaml", "--out", "run", wait=False)
     deadline = time.monotonic() + 200

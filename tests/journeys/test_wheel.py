@@ -148,9 +148,9 @@ def test_what_needs_an_extra_says_how_to_get_it(polyfed: Run, arguments: str, ex
     [
         ("ray", "run tiny.yaml --rounds 1 --set run.engine.name=ray"),
         ("flower", "run tiny.yaml --rounds 1 --set run.engine.name=flower"),
-        ("tensorboard", "run tiny.yaml --rounds 1 --set run.sinks=[tensorboard]"),
-        ("wandb", "run tiny.yaml --rounds 1 --set run.sinks=[wandb]"),
-        ("mlflow", "run tiny.yaml --rounds 1 --set run.sinks=[mlflow]"),
+        ("tensorboard", "run tiny.yaml --rounds 1 --set run.output.sinks=[tensorboard]"),
+        ("wandb", "run tiny.yaml --rounds 1 --set run.output.sinks=[wandb]"),
+        ("mlflow", "run tiny.yaml --rounds 1 --set run.output.sinks=[mlflow]"),
         ("privacy", f"run tiny.yaml --rounds 1 --set privacy={NOISE}"),
         ("onnx", "export runs/tiny --format onnx"),
     ],

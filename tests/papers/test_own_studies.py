@@ -58,7 +58,7 @@ def test_fewer_clients_of_other_types_leave_fedavgs_paired_model_as_it_is(tmp_pa
         for group, count in (("image", 2), ("text", 4), ("paired", 6)):
             content["clients"][group]["count"] = count
         content["run"]["sampling"] = {"kind": "stratified", "cohort": cohort}
-        content["run"] |= {"rounds": 2, "plots": False, "eval_every": 2, "evaluate_clients": False}
+        content["run"] |= {"rounds": 2, "output": {"plots": False}, "eval_every": 2, "evaluate_clients": False}
         out = tmp_path / str(sum(cohort.values()))
         found.append(
             polyfed.run(Experiment.load(content, ["algorithm={name: fedavg, local_steps: 1}"]), out, quiet=True)

@@ -116,7 +116,7 @@ def test_a_server_for_vqa_v2_runs_and_reports_soft_accuracy(folders: Path, tmp_p
     content["server"]["model"] = {"dim": 8, "encoders": encoders["paired"]}
     content["server"]["task"]["hidden"] = 8
     content["public"]["items"] = 10
-    content["run"] = {"rounds": 1, "threads": 1, "plots": False}
+    content["run"] = {"rounds": 1, "threads": 1, "output": {"plots": False}}
     content["algorithm"]["local_epochs"] = 1
     content["algorithm"]["contrast"]["batch_size"] = 5
     result = run(Experiment.parse(content), tmp_path / "run")

@@ -76,7 +76,7 @@ def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
 
 
 def test_before_is_before_any_training(tiny: Config, tmp_path: Path) -> None:
-    tiny["run"] |= {"rounds": 1, "keep_rounds": [0]}
+    tiny["run"] |= {"rounds": 1, "output": {"plots": False, "keep_rounds": [0]}}
     opened = run(Experiment.load(tiny), tmp_path / "run")
     texts = ["a red square", "a blue circle"]
     kept = opened.model_of("server", "0").encode(texts=texts)

@@ -337,6 +337,6 @@ def test_kinds_of_clients_come_from_the_configuration(tmp_path):
 def test_without_figures_the_tables_stay_and_the_page_says_so(records, page):
     plain = Page(html_report(records, figures={}))
     assert plain.of("svg") == []
-    assert "since run.plots is false" in plain.text
-    assert "since run.plots is false" not in page.text
+    assert "since run.output.plots is false" in plain.text
+    assert "since run.output.plots is false" not in page.text
     assert {"server", "partition", "clients"} <= set(plain.parts)

@@ -55,7 +55,7 @@ def test_a_value_is_shown_by_what_it_is() -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = four_modalities(name="fedavg")
-    config["run"] |= {"rounds": 1, "plots": True}
+    config["run"] |= {"rounds": 1, "output": {"plots": True}}
     config["data"]["sources"]["scenes"]["test"] = 17  # sounds are encoded in blocks of 16
     return polyfed.run(Experiment.parse(config), tmp_path_factory.mktemp("four") / "run", quiet=True)
 

@@ -131,7 +131,10 @@ def test_merging_keeps_settings_of_the_same_component_only() -> None:
         ("run.rounds.x=3", "'x' is below a value"),
         ("run.serialize=true", "run: unknown key 'serialize'"),
         ("run.engine={name: local, serialise: true}", "unknown key 'serialise'; did you mean 'serialize'"),
-        ("run.phases.fit.min_client=2", "run.phases.fit: unknown key 'min_client'; did you mean 'min_clients'"),
+        (
+            "run.exchange.phases.fit.min_client=2",
+            "run.exchange.phases.fit: unknown key 'min_client'; did you mean 'min_clients'",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, message: str) -> None:
@@ -150,12 +153,14 @@ def test_the_engine_is_chosen_by_name(tiny: Config) -> None:
 
 
 def test_phases_and_limits_survive_the_resolved_configuration(tiny: Config) -> None:
-    tiny["run"] |= {"min_clients": 0.5, "phases": {"fit": {"deadline": 60.0}}, "limits": {"row_norm": 5.0}}
+    tiny["run"] |= {
+        "exchange": {"min_clients": 0.5, "phases": {"fit": {"deadline": 60.0}}, "limits": {"row_norm": 5.0}}
+    }
     experiment = Experiment.parse(tiny)
     again = Experiment.parse(yaml.safe_load(experiment.to_yaml()))
     assert again == experiment
-    assert again.run.reply_policy("fit") == ReplyPolicy(0.5, 60.0)
-    assert again.run.limits == Limits(row_norm=5.0)
+    assert again.run.exchange.reply_policy("fit") == ReplyPolicy(0.5, 60.0)
+    assert again.run.exchange.limits == Limits(row_norm=5.0)
 
 
 def test_what_a_place_needs_is_taken_from_the_experiment(tiny: Config) -> None:

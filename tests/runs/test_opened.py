@@ -107,7 +107,7 @@ def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: 
     """Neither changes a result; and what FedAvg's clients sent in the last round averages to the global model."""
     tiny["run"] |= {"rounds": 2, "evaluate_clients": False}
     plain = polyfed.run(Experiment.load(tiny), tmp_path / "plain", quiet=True)
-    tiny["run"] |= {"keep_rounds": [0, 1], "keep_client_models": True}
+    tiny["run"] |= {"output": {"plots": False, "keep_rounds": [0, 1], "keep_client_models": True}}
     kept = polyfed.run(Experiment.load(tiny), tmp_path / "kept", quiet=True)
     for kind, weights in plain.global_weights.items():
         assert all(torch.equal(value, kept.global_weights[kind][name]) for name, value in weights.items())
@@ -116,7 +116,7 @@ def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: 
     assert any(not torch.equal(value, after[name]) for name, value in before.items())
     with pytest.raises(RunError, match=r"no model '7'; it has: .*last \(round 2\), round-0 \(round 0\), round-1"):
         kept.server_model("7")
-    with pytest.raises(RunError, match=r"no model '1'; .*run\.keep_rounds"):
+    with pytest.raises(RunError, match=r"no model '1'; .*run\.output\.keep_rounds"):
         plain.server_model("1" if plain.server_model().round != 1 else "0")
     assert [version[0] for version in kept.clients.values()] == [2, 2, 2]
     samples = {client.id: client.samples for client in kept.federation.infos}

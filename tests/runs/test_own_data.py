@@ -51,7 +51,7 @@ def federation(source: Config) -> Config:
         "server": common | {"model": both},
         "clients": {"paired": client},
         "algorithm": {"name": "creamfl", "local_epochs": 1},
-        "run": {"rounds": 1, "threads": 1, "device": "cpu", "plots": False},
+        "run": {"rounds": 1, "threads": 1, "device": "cpu", "output": {"plots": False}},
     }
 
 

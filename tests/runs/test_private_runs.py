@@ -239,7 +239,7 @@ def test_a_client_that_has_spent_its_budget_changes_nothing_and_drops_out(tmp_pa
 
 def test_the_run_goes_on_without_those_who_have_spent_theirs(tmp_path: Path) -> None:
     config = federation(budget={"epsilon": 3.0})
-    config["run"] |= {"sampling": {"cohort": 1}, "rounds": 8, "min_clients": 0}
+    config["run"] |= {"sampling": {"cohort": 1}, "rounds": 8, "exchange": {"min_clients": 0}}
     run = finished(config, tmp_path / "run")
     assert max(spent(run.folder)) == 2
     dropped = {event.participant for event in run.records.events if "has spent its privacy budget" in event.reason}

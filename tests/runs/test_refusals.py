@@ -233,8 +233,8 @@ REFUSED: list[tuple[Config, Config, str]] = [
     # the run
     (
         tiny(name="creamfl"),
-        {"run.phases": {"fti": {"deadline": 3}}},
-        r"run\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, assess_global, fit",
+        {"run.exchange": {"phases": {"fti": {"deadline": 3}}}},
+        r"run\.exchange\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, assess_global, fit",
     ),
     # counts, and names of what is there
     *(
@@ -274,16 +274,27 @@ REFUSED: list[tuple[Config, Config, str]] = [
             (_dealt("paired", "shards", total=40), r"partition 'shards': 40 shards of only 32 items"),
             # who is asked
             ({"run.sampling": {"cohort": 9}}, r"run\.sampling\.cohort is 9, but there are 3 clients"),
-            ({"run.min_clients": 4}, r"run\.min_clients is 4, but a round has 3 replies"),
-            ({"run.phases": {"fit": {"min_clients": 4}}}, r"run\.phases\.fit\.min_clients is 4"),
+            ({"run.exchange": {"min_clients": 4}}, r"run\.exchange\.min_clients is 4, but a round has 3 replies"),
+            (
+                {"run.exchange": {"phases": {"fit": {"min_clients": 4}}}},
+                r"run\.exchange\.phases\.fit\.min_clients is 4",
+            ),
             *(
                 ({"run.pace": pace, **more}, message)
                 for pace, more, message in (
-                    ({"name": "buffered", "replies": 2}, {"run.min_clients": 3}, r"is 3, but a round has 2 replies"),
-                    ("async", {"run.phases": {"fit": {"min_clients": 2}}}, r"phases\.fit\.min_clients is 2"),
+                    (
+                        {"name": "buffered", "replies": 2},
+                        {"run.exchange": {"min_clients": 3}},
+                        r"is 3, but a round has 2 replies",
+                    ),
+                    (
+                        "async",
+                        {"run.exchange": {"phases": {"fit": {"min_clients": 2}}}},
+                        r"phases\.fit\.min_clients is 2",
+                    ),
                 )
             ),
-            ({"run.keep_rounds": [1, 3]}, "keep_rounds has 3, but there are 2 rounds"),
+            ({"run.output": {"keep_rounds": [1, 3]}}, "keep_rounds has 3, but there are 2 rounds"),
             ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client 'paired-7'"),
             ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
             ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),

@@ -162,7 +162,7 @@ def test_whoever_asks_whether_a_run_is_worked_on_does_not_look_like_one_that_doe
 
 
 def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
-    config["run"] |= {"plots": True, "rounds": 1}
+    config["run"] |= {"output": {"plots": True}, "rounds": 1}
     folder = run(Experiment.parse(config), tmp_path / "a").folder
     names = {path.name for path in folder.iterdir()}
     files = ("config.yaml", "environment.json", "run.json", "partition.json", "report.md")

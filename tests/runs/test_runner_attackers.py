@@ -151,13 +151,13 @@ def test_what_a_client_did_not_join_with_is_refused_for_every_method(
 
 def test_who_was_sent_too_much_is_not_to_blame(tiny: Config, tmp_path: Path) -> None:
     session = prepared(lying(tiny, "huge", (), count=2), tmp_path)
-    limit = session.experiment.run.limits.tensor_norm
+    limit = session.experiment.run.exchange.limits.tensor_norm
     name = next(name for name in session.server.weights["image"] if name.startswith("heads") and "weight" in name)
     session.server.weights["image"][name] = torch.full_like(session.server.weights["image"][name], limit / 3)
     cohort = session.cohort(1, Ledger())
     norm = float(session.server.weights["image"][name].norm())
     site: Any = session.engine
-    site.site.limits = session.experiment.run.limits.model_copy(update={"tensor_norm": 1e12})
+    site.site.limits = session.experiment.run.exchange.limits.model_copy(update={"tensor_norm": 1e12})
     session.experiment.algorithm.round(session.server, cohort)
     assert norm > limit
     assert len(cohort.clients) == 2

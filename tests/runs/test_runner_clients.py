@@ -62,10 +62,10 @@ def test_a_step_that_failed_changed_nothing_on_its_client(misbehaved: Callable[.
 @pytest.mark.slow
 def test_a_share_of_the_cohort_can_be_the_quorum(config: Config, tmp_path: Path) -> None:
     config = failing(config, "raise")
-    config["run"] |= {"min_clients": 0.6, "rounds": 2}
+    config["run"] |= {"exchange": {"min_clients": 0.6}, "rounds": 2}
     assert polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True).records.rounds == 2
-    config["run"]["min_clients"] = 0.7
-    with pytest.raises(ExchangeError, match=r"2 of 3 clients .* the quorum \(run.min_clients\) is 3"):
+    config["run"]["exchange"] = {"min_clients": 0.7}
+    with pytest.raises(ExchangeError, match=r"2 of 3 clients .* the quorum \(run.exchange.min_clients\) is 3"):
         polyfed.run(Experiment.parse(config), tmp_path / "b", quiet=True)
 
 
@@ -98,22 +98,22 @@ def test_a_reply_that_is_refused_does_not_move_its_client(misbehaved: Callable[.
 
 def test_answers_that_come_too_late_never_happened(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
-    tiny["run"] |= {"min_clients": 0, "phases": {"fit": {"deadline": 1e-9}}}
+    tiny["run"] |= {"exchange": {"min_clients": 0, "phases": {"fit": {"deadline": 1e-9}}}}
     result = polyfed.run(Experiment.parse(tiny), tmp_path / "a", quiet=True)
     excluded = result.records.excluded()
     assert len(excluded) == 2 * 3
     assert {event.reason for event in excluded} == {"no answer within 1e-09 s"}
     assert facts(result.folder, 2)["accepted"] == {}
-    untrained = tiny | {"run": tiny["run"] | {"rounds": 1, "phases": {}}, "algorithm": "server_only"}
+    untrained = tiny | {"run": tiny["run"] | {"rounds": 1, "exchange": {}}, "algorithm": "server_only"}
     initial = polyfed.run(Experiment.parse(untrained), tmp_path / "b", quiet=True)
     for client in ("paired-0", "image"):
         assert result.metrics(client) == initial.metrics(client)
 
 
 def test_limits_of_the_run_hold_on_both_sides(config: Config, tmp_path: Path) -> None:
-    config["run"]["limits"] = {"row_norm": 0.5}  # representations have unit norm
+    config["run"]["exchange"] = {"limits": {"row_norm": 0.5}}  # representations have unit norm
     with pytest.raises(ExchangeError, match=r"representations: tensor '\w+' has norm 1, the limit is 0\.5"):
         polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
-    config["run"]["limits"] = {"row_norm": 1e9, "tensor_norm": 1e9}
+    config["run"]["exchange"] = {"limits": {"row_norm": 1e9, "tensor_norm": 1e9}}
     session = prepared(config, tmp_path / "b")
-    assert site_of(session).limits == session.experiment.run.limits
+    assert site_of(session).limits == session.experiment.run.exchange.limits

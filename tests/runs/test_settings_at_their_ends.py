@@ -62,7 +62,7 @@ def bounded(part: Any, path: Path_ = ()) -> Iterator[tuple[End, Path_]]:
 
 def config_of(method: str) -> Config:
     config = federation_for(method)
-    config["run"] |= {"rounds": 2, "plots": False, "keep_rounds": [0]}
+    config["run"] |= {"rounds": 2, "output": {"plots": False, "keep_rounds": [0]}}
     return config
 
 

@@ -142,8 +142,8 @@ def test_no_tracker_is_told_where_data_are_or_what_an_error_says(cli, tmp_path, 
     config["data"]["sources"]["asked"] = {"name": "parquet", "path": str(data), "columns": {"text": "text"}}
     config["data"] |= {"dir": str(data), "weights_dir": str(data), "cache_dir": str(data / "cache")}
     address = {"name": "mlflow", "tracking_uri": f"sqlite:///{data}/mlflow.db"}
-    config["run"] |= {"rounds": 2, "sinks": ["tensorboard", f"{__name__}.Listening"]}
-    told = Experiment.parse(config | {"run": config["run"] | {"sinks": [address]}}).model_dump(mode="json")
+    config["run"] |= {"rounds": 2, "output": {"sinks": ["tensorboard", f"{__name__}.Listening"]}}
+    told = Experiment.parse(config | {"run": config["run"] | {"output": {"sinks": [address]}}}).model_dump(mode="json")
     Listening.heard.append(repr(told_settings(told)))
     run = polyfed.run(Experiment.parse(config), tmp_path / "run")
     board = b"".join(path.read_bytes() for path in (run.folder / "tensorboard").iterdir())
@@ -166,7 +166,7 @@ def test_no_tracker_is_told_where_data_are_or_what_an_error_says(cli, tmp_path, 
 def test_a_missing_package_is_told_before_anything_is_built(tiny, begin, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("polyfed.runs.session.build_federation", None)
-    tiny["run"]["sinks"] = ["wandb"]
+    tiny["run"]["output"] = {"sinks": ["wandb"]}
     with pytest.raises(ConfigError, match="sink 'wandb' needs the package 'wandb'"):
         Experiment.load(tiny) if begin == "load" else polyfed.run(Experiment.parse(tiny), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -22,7 +22,7 @@ from polyfed.runs.starter_sizes import SplitSize
 from polyfed.tasks.scores import share_interval
 
 Cli = Callable[..., tuple[int, str, str]]
-QUICK = ("--set", "run.rounds=1", "--set", "run.plots=false", "--set", "run.threads=1")
+QUICK = ("--set", "run.rounds=1", "--set", "run.output.plots=false", "--set", "run.threads=1")
 
 
 def picture(path: Path, seed: int) -> None:

@@ -89,7 +89,7 @@ def record(experiment: Experiment, out: Path) -> tuple[Experiment, dict]:
 
 def test_validation_chooses_and_never_test(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
     made = runs(peak(2, 2))
-    chosen, facts = record(server_only("run.sinks=[tensorboard]"), tmp_path / "runs" / "twin")
+    chosen, facts = record(server_only("run.output.sinks=[tensorboard]"), tmp_path / "runs" / "twin")
     assert made.tried == [(1, 1), (2, 1), (0.5, 1), (4, 1), (2, 2), (2, 4), (4, 2), (1, 2)]
     assert chosen.server is not None and chosen.twin is not None  # noqa: PT018
     assert (chosen.server.training.optimizer.lr, chosen.algorithm.server_epochs) == (2 * RATE, 4)
@@ -98,8 +98,8 @@ def test_validation_chooses_and_never_test(runs: Callable[[Landscape], Runs], tm
     assert facts["chosen"] == {"rate": 2.0, "passes": 2.0}
     assert facts["candidates"][0] == {"rate": 1.0, "passes": 1.0, "round": 1, "validation": -2.0}
     # candidates tell no tracker of themselves, the run does
-    assert not any(candidate.run.sinks for candidate in made.experiments)
-    assert [sink.component_name() for sink in chosen.run.sinks] == ["tensorboard"]
+    assert not any(candidate.run.output.sinks for candidate in made.experiments)
+    assert [sink.component_name() for sink in chosen.run.output.sinks] == ["tensorboard"]
     assert not chosen.twin.is_to_be_tuned
 
 

@@ -67,11 +67,16 @@ def kinds_of(experiment: Experiment) -> list[str]:
 @pytest.mark.parametrize("kind", ["server-only", "pooled"])
 def test_a_server_alone_asks_nobody_and_keeps_all_else(kind: str) -> None:
     config = creamfl(task={"epochs": 2}, distiller={"epochs": 3})
-    config["run"] |= {"sampling": {"cohort": 2}, "phases": {"fit": {"deadline": 9.0}}, "engine": "ray", "eval_every": 2}
+    config["run"] |= {
+        "sampling": {"cohort": 2},
+        "exchange": {"phases": {"fit": {"deadline": 9.0}}},
+        "engine": "ray",
+        "eval_every": 2,
+    }
     own, made = Experiment.load(config), twin(config, kind)
     assert (made.clients, made.algorithm.component_name(), made.algorithm.server_epochs) == ({}, "server_only", 5)
     assert (made.server, made.data, made.run.rounds, made.run.seed) == (own.server, own.data, 2, own.run.seed)
-    assert (made.run.sampling.cohort, made.run.phases, made.run.evaluate_clients) == (None, {}, False)
+    assert (made.run.sampling.cohort, made.run.exchange.phases, made.run.evaluate_clients) == (None, {}, False)
     assert (made.run.engine.component_name(), made.run.eval_every) == ("local", 2)
     assert (made.public == own.public) == (kind == "server-only")
 
@@ -122,7 +127,7 @@ def test_a_server_alone_has_the_passes_of_the_methods_server(algorithm: Config, 
     ],
 )
 def test_clients_alone_train_as_long_as_with_the_method(config: Config, training: tuple[int, int | None]) -> None:
-    config["run"] |= {"evaluate_clients": False, "phases": {"fit": {"deadline": 9.0}}}
+    config["run"] |= {"evaluate_clients": False, "exchange": {"phases": {"fit": {"deadline": 9.0}}}}
     own, made = Experiment.read(config), twin(config, "local")
     assert (made.algorithm.component_name(), made.server) == ("local", None)
     assert (made.algorithm.local_epochs, made.algorithm.local_steps) == training
@@ -153,9 +158,13 @@ def test_twins_can_be_given_in_a_file_and_their_search_too() -> None:
 def test_without_private_data_clients_hold_their_share_of_the_public_samples(tmp_path: Path) -> None:
     config = creamfl()
     config["clients"]["paired"] |= {"partition": {"name": "quantity", "min_size": 2}, "also": "public"}
-    config["run"] |= {"sampling": {"cohort": 3}, "min_clients": 3, "phases": {"fit": {"min_clients": 4}}}
+    config["run"] |= {"sampling": {"cohort": 3}, "exchange": {"min_clients": 3, "phases": {"fit": {"min_clients": 4}}}}
     made = twin(config, "no-private")
-    assert (made.run.sampling.cohort, made.run.min_clients, made.run.phases["fit"].min_clients) == (2, 2, 2)
+    assert (made.run.sampling.cohort, made.run.exchange.min_clients, made.run.exchange.phases["fit"].min_clients) == (
+        2,
+        2,
+        2,
+    )
     assert (made.algorithm, made.server, made.public) == (lambda own: (own.algorithm, own.server, own.public))(
         Experiment.read(config)
     )
@@ -180,9 +189,9 @@ def test_without_private_data_clients_hold_their_share_of_the_public_samples(tmp
 def test_cohorts_by_group_lose_the_groups_that_are_left_out() -> None:
     config = creamfl()
     shares = {"image": 1, "text": 1, "paired": 0.5}
-    config["run"] |= {"sampling": {"kind": "stratified", "cohort": shares}, "min_clients": 0.5}
+    config["run"] |= {"sampling": {"kind": "stratified", "cohort": shares}, "exchange": {"min_clients": 0.5}}
     made = twin(config, "no-private")
-    assert (made.run.sampling.cohort, made.run.min_clients) == ({"paired": 0.5}, 0.5)
+    assert (made.run.sampling.cohort, made.run.exchange.min_clients) == ({"paired": 0.5}, 0.5)
 
 
 @pytest.mark.parametrize(

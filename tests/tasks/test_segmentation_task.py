@@ -137,7 +137,7 @@ def segmenting(**changes: Any) -> Config:
         "server": participant,
         "clients": {"image": participant | {"count": 2}},
         "algorithm": {"name": "fedavg", "local_epochs": 1},
-        "run": {"rounds": 1, "threads": 1, "plots": False},
+        "run": {"rounds": 1, "threads": 1, "output": {"plots": False}},
     } | changes
 
 

@@ -122,7 +122,9 @@ def whole(tiny: dict[str, Any], runs: dict[str, RunRecords], tmp_path: Path) -> 
 @pytest.fixture
 def short(tiny: dict[str, Any], runs: dict[str, RunRecords], tmp_path: Path) -> RunRecords:
     """With all options."""
-    return runs.setdefault("short", runs.get("short") or finished(tiny, tmp_path / "short", transport=ALL))
+    return runs.setdefault(
+        "short", runs.get("short") or finished(tiny, tmp_path / "short", exchange={"transport": ALL})
+    )
 
 
 ALL = {"dtype": "float16", "weights": "int8"}
@@ -140,7 +142,7 @@ def test_all_options_give_the_same_bits_on_every_engine(
     if engine["name"] != "local":
         pytest.importorskip("ray", reason="ray is not installed")
         pytest.importorskip("flwr", reason="flwr is not installed")
-    other = finished(tiny, tmp_path / "other", transport=ALL, engine=engine)
+    other = finished(tiny, tmp_path / "other", exchange={"transport": ALL}, engine=engine)
     assert digest(short.folder) == digest(other.folder)
     assert not short.excluded()
 

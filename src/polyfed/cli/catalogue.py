@@ -63,9 +63,11 @@ _SECTIONS = {
     "privacy.budget": ("polyfed.privacy.settings", "Budget"),
     "run": ("polyfed.runs.settings", "RunSettings"),
     "run.sampling": ("polyfed.federation.sampling", "SamplingSettings"),
-    "run.phases.STEP": ("polyfed.runs.settings", "PhaseSettings"),
-    "run.transport": ("polyfed.wire.transport", "Transport"),
-    "run.limits": ("polyfed.wire.limits", "Limits"),
+    "run.exchange": ("polyfed.runs.settings", "ExchangeSettings"),
+    "run.exchange.phases.STEP": ("polyfed.runs.settings", "PhaseSettings"),
+    "run.exchange.transport": ("polyfed.wire.transport", "Transport"),
+    "run.exchange.limits": ("polyfed.wire.limits", "Limits"),
+    "run.output": ("polyfed.runs.settings", "OutputSettings"),
     "twin": ("polyfed.runs.twins", "TwinSettings"),
 }
 _FROM_FOLDERS = ("parquet", "mimic_cxr")

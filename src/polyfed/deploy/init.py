@@ -216,7 +216,7 @@ def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteCo
             "run": {key: content["run"][key] for key in hosted},
             "algorithms": [experiment.algorithm.component_name()],
             "public_digest": digest,
-            "limits": content["run"]["limits"],
+            "limits": content["run"]["exchange"]["limits"],
             "demands": _demands(experiment),
             "roster": "roster.yaml" if uses_rosters(experiment) else None,
         },

@@ -226,7 +226,7 @@ class Cohort:
             causes = "; ".join(reasons) or ("no more were waited for" if asked else "nobody was asked")
             raise ExchangeError(
                 f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}', "
-                f"the quorum (run.min_clients) is {needed} ({causes})"
+                f"the quorum (run.exchange.min_clients) is {needed} ({causes})"
             )
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Received]:

@@ -126,7 +126,7 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
 
 
 def traffic_table(records: RunRecords) -> TextTable:
-    """Bytes that crossed, by direction, and what ``run.transport`` saved, if anything."""
+    """Bytes that crossed, by direction, and what ``run.exchange.transport`` saved, if anything."""
     # an empty ledger has no round to divide by
     rounds = max(1, len({transfer.round for transfer in records.transfers}))
     totals = {label: records.total_bytes(direction) for direction, label in BYTE_DIRECTIONS.items()}

@@ -74,13 +74,13 @@ def _followed(callbacks: Iterable[Callback], quiet: bool) -> Iterator[list[Callb
 
 
 class Reports(Callback):
-    """Writes both reports when a run is complete, and its figures unless ``run.plots`` is false."""
+    """Writes both reports when a run is complete, and its figures unless ``run.output.plots`` is false."""
 
     def handle(self, event: Event) -> None:
         """Write them."""
         if isinstance(event, RunComplete):
             records = open_run(event.folder).records
-            figures = run_figures(records) if records.section("run").get("plots", True) else {}
+            figures = run_figures(records) if records.section("run").get("output", {}).get("plots", True) else {}
             save_figures(figures, records.folder / "plots")
             write_report(records)
             write_html_report(records, figures=figures)

@@ -78,11 +78,11 @@ class Cohorts:
         make: Callable[..., Cohort] = Cohort
         if isinstance(pace := run.pace, LatePace):
             make = partial(PacedCohort, pace=pace, timeline=self.timeline, everybody=self.server.clients, seed=run.seed)
-        return self._of(number, clients, ledger, run.reply_policy, make=make)
+        return self._of(number, clients, ledger, run.exchange.reply_policy, make=make)
 
     def evaluating(self, number: int, clients: tuple[ClientInfo, ...], ledger: Ledger) -> Cohort:
         """Clients that are measured after a round; none of them must answer."""
-        policy = self.experiment.run.reply_policy
+        policy = self.experiment.run.exchange.reply_policy
         return self._of(
             number,
             clients,
@@ -125,9 +125,9 @@ class Cohorts:
             round=number,
             channel=Channel(
                 exchange if make is Cohort else self.timeline.carried(exchange),
-                run.transport,
+                run.exchange.transport,
                 ledger,
-                run.limits,
+                run.exchange.limits,
                 purpose,
             ),
             reply_policy=reply_policy,
@@ -148,8 +148,8 @@ class Cohorts:
     def _sent(self, request: Request) -> Answer:
         """The answer to a request that is not encoded yet."""
         run = self.experiment.run
-        encoded = replace(request, payload=run.transport.encode(request.payload))
-        return next(self.engine.exchange([encoded], run.reply_policy(request.step).deadline))
+        encoded = replace(request, payload=run.exchange.transport.encode(request.payload))
+        return next(self.engine.exchange([encoded], run.exchange.reply_policy(request.step).deadline))
 
     @property
     def keeps_time(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.removed import removed
+from polyfed.core.removed import removed, with_moved
 from polyfed.core.untrusted import yaml_content
 from polyfed.runs.presets import parsed, preset_bases, preset_names, preset_text
 
@@ -59,7 +59,7 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
 
 def layers_of(content: Mapping[str, Any], folder: Path, extending: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """A mapping after those of what it ``extends``: a preset, or a file by its path from ``folder``."""
-    own = {key: value for key, value in content.items() if key not in (COST, FAMILY)}  # for who chooses a preset
+    own = {key: value for key, value in with_moved(content).items() if key not in (COST, FAMILY)}
     base = own.pop("extends", None)
     if base is None:
         return [own]
@@ -86,7 +86,7 @@ def resolved_config(path: Path) -> dict[str, Any]:
     content = _parse_yaml(_read(path), str(path))
     if "extends" in content:  # of who handed the run over, it would name a file here
         raise ConfigError(f"'{path}': unknown key 'extends' of a run; take it out")
-    return content
+    return with_moved(content, is_told=False)  # the run of an older version is what it was
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from polyfed.core.effects import NoEffectError
 from polyfed.core.errors import ConfigError
 from polyfed.core.places import paths_from
+from polyfed.core.removed import moved_path
 from polyfed.core.settings import S, first_problem, innermost_problem, parse_settings
 from polyfed.core.untrusted import yaml_content
 from polyfed.runs.config_files import layers_of, merged, read_layers, start_of
@@ -41,7 +42,7 @@ class Experiment(ExperimentSettings):
         """
         experiment = cls.read(source, overrides)
         require_settings(experiment)
-        for sink in experiment.run.sinks:
+        for sink in experiment.run.output.sinks:
             sink.require()
         return experiment
 
@@ -61,7 +62,7 @@ class Experiment(ExperimentSettings):
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
         for override in overrides:
             content = _override(content, override)
-        named = [override.partition("=")[0] for override in overrides]
+        named = [moved_path(override.partition("=")[0]) for override in overrides]
         if made.get("of") and any(name.split(".")[0] == "twin" for name in named):
             raise ConfigError(f"twin: this is a twin of '{made['of']}' already; give that experiment itself")
         experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
@@ -124,6 +125,7 @@ def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     path, sign, value = text.partition("=")
     if not sign or not path:
         raise ConfigError(f"--set {text}: needs the form path.to.key=value")
+    path = moved_path(path)
     changed: dict[str, Any] = _set(content, path.split("."), _parse_value(value), path)
     return changed
 

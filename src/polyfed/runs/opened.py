@@ -210,7 +210,7 @@ class Run:
             has = f"it has: {kinds}" if saved else "it has none, as its configuration has no server model"
             raise RunError(
                 f"run '{self.folder}' has no {model}; {has}, or no round is complete yet (polyfed resume); "
-                "run.keep_rounds says which rounds' models a run keeps"
+                "run.output.keep_rounds says which rounds' models a run keeps"
             )
         return self.files.path / "models" / name
 
@@ -324,7 +324,7 @@ class Run:
 
     @property
     def has_client_models(self) -> bool:
-        return "model" in self.experiment.algorithm.keeps or self.experiment.run.keep_client_models
+        return "model" in self.experiment.algorithm.keeps or self.experiment.run.output.keep_client_models
 
     # ---- clients
 
@@ -342,8 +342,8 @@ class Run:
         if not self.has_client_models:
             raise ConfigError(
                 f"clients of '{algorithm.component_name()}' keep no model in '{self.folder}': each round they start "
-                "from weights that the server sends; give a run with run.keep_client_models, or of a method whose "
-                "clients keep one, such as creamfl, fedafd or local"
+                "from weights that the server sends; give a run with run.output.keep_client_models, or of a method "
+                "whose clients keep one, such as creamfl, fedafd or local"
             )
         if not self.experiment.clients:
             raise ConfigError(

@@ -32,10 +32,10 @@ def require_settings(experiment: ExperimentSettings) -> None:
     plan.require()
     experiment.algorithm.require(plan)
     steps = steps_of(experiment.algorithm)
-    for step in experiment.run.phases:
+    for step in experiment.run.exchange.phases:
         if step not in steps:
             method = experiment.algorithm.component_name()
-            raise ConfigError(f"run.phases.{step}: '{method}': {nearest(step, steps)}")
+            raise ConfigError(f"run.exchange.phases.{step}: '{method}': {nearest(step, steps)}")
     rounds = experiment.run.rounds
     for path, schedule in _schedules(experiment):
         if schedule.warmup > rounds:
@@ -103,9 +103,11 @@ def _require_drawn(experiment: ExperimentSettings, clients: tuple[ClientInfo, ..
     if pace.clients is not None:
         pace.clients.of(clients, run.seed)
     most = min(len(run.sampling.draw(clients, generator(0))), pace.most(clients))
-    for key, quorum in run.quorums.items():
+    for key, quorum in run.exchange.quorums.items():
         if experiment.algorithm.asks_clients and quorum > most:
-            raise ConfigError(f"run.{key} is {quorum}, but a round has {most} replies; lower it, or give a share")
+            raise ConfigError(
+                f"run.exchange.{key} is {quorum}, but a round has {most} replies; lower it, or give a share"
+            )
 
 
 def require_real_clock(pace: Pace) -> None:

@@ -165,4 +165,4 @@ def with_conspirators(engine: Engine, experiment: ExperimentSettings) -> Engine:
     agreed = {name: attack for name, attack in attacks.items() if isinstance(attack, Conspiracy)}
     if not agreed:
         return engine
-    return ColludingEngine(engine, agreed, steps_of(experiment.algorithm), run.transport, run.limits)
+    return ColludingEngine(engine, agreed, steps_of(experiment.algorithm), run.exchange.transport, run.exchange.limits)

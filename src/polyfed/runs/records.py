@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
+from polyfed.core.removed import with_moved
 from polyfed.core.untrusted import file_json, typed, yaml_content
 from polyfed.federation.timeline_events import TimelineEvent
 from polyfed.privacy.accounting import between_sets
@@ -123,7 +124,7 @@ class RunRecords:
         transfers = _typed(Transfer, _lines(folder / "ledger.jsonl", warnings), "transfer")
         times = _typed(Timing, _lines(folder / "timing.jsonl", warnings), "timing")
         paced = _typed(TimelineEvent, _lines(folder / "pace.jsonl", warnings), "event of a timeline")
-        config = _parsed(folder / "config.yaml", yaml_content)
+        config = with_moved(_parsed(folder / "config.yaml", yaml_content), is_told=False)
         privacy = _with_privacy(measurements, config)
         incidents = ((at, _incident(line)) for at, line in history + lines if "event" in line)
         events = _typed(Incident, incidents, "event")

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def begin_run(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> Run:
-    for sink in experiment.run.sinks:  # a resumed run goes on without
+    for sink in experiment.run.output.sinks:  # a resumed run goes on without
         sink.require()
     # threads are part of the configuration: a sum over a tensor has other last bits with another number of them
     with cpu_threads(experiment.run.threads), RunFolder.create(out) as folder, _logged(folder) as log:
@@ -102,7 +102,7 @@ class Session:
         cfg = self.experiment
         name = f"{cfg.name}-seed{cfg.run.seed}"
         run = SinkRun(self.folder.path, name, told_settings(cfg.model_dump(mode="json")), self.identity)
-        return Trackers(cfg.run.sinks, run)
+        return Trackers(cfg.run.output.sinks, run)
 
     @cached_property
     def events(self) -> Callbacks:
@@ -124,7 +124,7 @@ class Session:
             spec,
             self.folder.path.resolve(),
             self.federation,
-            limits=self.experiment.run.limits,
+            limits=self.experiment.run.exchange.limits,
             has_begun=self.folder.has_begun(),
             noticed=self._noticed,
         )
@@ -206,7 +206,7 @@ class Session:
         cfg, folder, server, cohorts, events = self.experiment, self.folder, self.server, self.cohorts, self.events
         evaluations = Evaluations(cfg, server, cohorts, events, save_best=lambda: self._save_server("best"))
         # clients of a deployment keep their states at their sites, where nobody here can look
-        has_states = bool(self.federation.members) and (bool(cfg.algorithm.keeps) or cfg.run.keep_client_models)
+        has_states = bool(self.federation.members) and (bool(cfg.algorithm.keeps) or cfg.run.output.keep_client_models)
         checkpoints = Checkpoints(
             folder,
             server,
@@ -221,7 +221,7 @@ class Session:
 
     def _save_last(self) -> None:
         self._save_server("last")
-        if (number := self.server.clock.round) in self.experiment.run.keep_rounds:
+        if (number := self.server.clock.round) in self.experiment.run.output.keep_rounds:
             self._save_server(f"{KEPT}{number}")
 
     def _save_server(self, which: str) -> None:

@@ -56,8 +56,57 @@ Quorum = Annotated[int | float, Field(ge=0), AfterValidator(_share)]
 class PhaseSettings(Settings):
     """Quorum and deadline of one of a method's steps; what is not given is that of the run."""
 
-    min_clients: Quorum | None = Field(default=None, description="quorum, as run.min_clients")
-    deadline: float | None = Field(default=None, gt=0, description="seconds, as run.deadline")
+    min_clients: Quorum | None = Field(default=None, description="quorum, as run.exchange.min_clients")
+    deadline: float | None = Field(default=None, gt=0, description="seconds, as run.exchange.deadline")
+
+
+class ExchangeSettings(Settings):
+    """How the server and its clients exchange messages."""
+
+    min_clients: Quorum = Field(
+        default=1,
+        description="quorum: fewer usable replies to an ask stop the run; a fraction is a share of those asked",
+    )
+    deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
+    phases: dict[str, PhaseSettings] = Field(
+        default_factory=dict, description="client step -> quorum and deadline of its own"
+    )
+    transport: Transport = Field(default_factory=Transport)
+    limits: Limits = Field(default_factory=Limits)
+
+    @property
+    def quorums(self) -> dict[str, int]:
+        """Key under ``run.exchange`` -> quorum, of those that are numbers of clients."""
+        phases = {f"phases.{step}.min_clients": phase.min_clients for step, phase in self.phases.items()}
+        quorums = {"min_clients": self.min_clients, **phases}
+        return {key: quorum for key, quorum in quorums.items() if isinstance(quorum, int)}
+
+    def reply_policy(self, step: str) -> ReplyPolicy:
+        """Quorum and deadline of a client step."""
+        own = self.phases.get(step, PhaseSettings())
+        return ReplyPolicy(
+            self.min_clients if own.min_clients is None else own.min_clients,
+            self.deadline if own.deadline is None else own.deadline,
+        )
+
+
+class OutputSettings(Settings):
+    """What a run shows, and what it keeps beside its records; none of it changes a figure."""
+
+    plots: bool = Field(default=True, description="draw figures at the end: PNG files, and in the report")
+    sinks: list[SerializeAsAny[Sink]] = Field(
+        default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
+    )
+    keep_rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(),
+        description="rounds after which the server's model is kept in the run folder, beside the last and the best; 0: "
+        "before training",
+    )
+    keep_client_models: bool = Field(
+        default=False,
+        description="keep each client's model as it leaves its last step, for analyses, also where the method's "
+        "clients start from the server's weights each round",
+    )
 
 
 class RunSettings(Settings):
@@ -70,20 +119,12 @@ class RunSettings(Settings):
         default=Sync(), description="when the server takes a step: sync, buffered, async"
     )
     engine: SerializeAsAny[EngineSettings] = Field(default_factory=InProcess, description="where client steps execute")
-    min_clients: Quorum = Field(
-        default=1,
-        description="quorum: fewer usable replies to an ask stop the run; a fraction is a share of those asked",
-    )
-    deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
-    phases: dict[str, PhaseSettings] = Field(
-        default_factory=dict, description="client step -> quorum and deadline of its own"
-    )
+    exchange: ExchangeSettings = Field(default_factory=ExchangeSettings)
     attackers: tuple[SerializeAsAny[Attack], ...] = Field(
         default=(),
         description="simulated clients that attack, for measuring what protects from them: sign_flip, scaled, noise, "
         "constant, copied, little_is_enough, label_flip, targeted_pairs; one, or a list",
     )
-    limits: Limits = Field(default_factory=Limits)
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
     evaluate_clients: bool | Annotated[int, Field(ge=1)] = Field(
         default=True,
@@ -99,22 +140,8 @@ class RunSettings(Settings):
         "configuration, since sums depend on it",
     )
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
-    transport: Transport = Field(default_factory=Transport)
-    plots: bool = Field(default=True, description="draw figures at the end: PNG files, and in the report")
-    sinks: list[SerializeAsAny[Sink]] = Field(
-        default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
-    )
-    keep_rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(),
-        description="rounds after which the server's model is kept in the run folder, beside the last and the best; 0: "
-        "before training",
-    )
-    keep_client_models: bool = Field(
-        default=False,
-        description="keep each client's model as it leaves its last step, for analyses, also where the method's "
-        "clients start from the server's weights each round",
-    )
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+    output: OutputSettings = Field(default_factory=OutputSettings)
 
     @field_validator("attackers", mode="before")
     @classmethod
@@ -123,9 +150,9 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _rounds_to_come(self) -> Self:
-        late = [number for number in self.keep_rounds if number > self.rounds]
+        late = [number for number in self.output.keep_rounds if number > self.rounds]
         if late:
-            raise ValueError(f"keep_rounds has {late[0]}, but there are {self.rounds} rounds; leave it out")
+            raise ValueError(f"output.keep_rounds has {late[0]}, but there are {self.rounds} rounds; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -135,21 +162,6 @@ class RunSettings(Settings):
                 "attackers are for simulations; a deployment's clients are not ours to corrupt: leave it out"
             )
         return self
-
-    @property
-    def quorums(self) -> dict[str, int]:
-        """Key under ``run`` -> quorum, of those that are numbers of clients."""
-        phases = {f"phases.{step}.min_clients": phase.min_clients for step, phase in self.phases.items()}
-        quorums = {"min_clients": self.min_clients, **phases}
-        return {key: quorum for key, quorum in quorums.items() if isinstance(quorum, int)}
-
-    def reply_policy(self, step: str) -> ReplyPolicy:
-        """Quorum and deadline of a client step."""
-        own = self.phases.get(step, PhaseSettings())
-        return ReplyPolicy(
-            self.min_clients if own.min_clients is None else own.min_clients,
-            self.deadline if own.deadline is None else own.deadline,
-        )
 
 
 class ExperimentSettings(Settings):
@@ -210,10 +222,10 @@ class ExperimentSettings(Settings):
             rounds=self.run.rounds,
             algorithm=self.algorithm,
             precision=self.run.precision,
-            transport=self.run.transport,
+            transport=self.run.exchange.transport,
             server_model=self.server.model if self.server and self.algorithm.shares_encoders else None,
             public_order=public_order,
-            keep_models=self.run.keep_client_models,
+            keep_models=self.run.output.keep_client_models,
             attackers=self.run.attackers,
             privacy=self.policy.privacy,
             secure=self.aggregation.secure,

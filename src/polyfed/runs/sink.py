@@ -182,8 +182,12 @@ def told_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = with_paths(content, lambda path: Path("..."))
     data = {key: value for key, value in told["data"].items() if key not in _PLACES}
     sources = {name: _without_texts(source) for name, source in data["sources"].items()}
-    sinks = [sink["name"] for sink in told["run"]["sinks"]]
-    return {**told, "data": data | {"sources": sources}, "run": told["run"] | {"sinks": sinks}}
+    sinks = [sink["name"] for sink in told["run"]["output"]["sinks"]]
+    return {
+        **told,
+        "data": data | {"sources": sources},
+        "run": told["run"] | {"output": told["run"]["output"] | {"sinks": sinks}},
+    }
 
 
 def _without_texts(source: Mapping[str, Any]) -> dict[str, Any]:

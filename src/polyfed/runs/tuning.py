@@ -115,7 +115,7 @@ class Candidates:
         place = self.folder / "candidate"
         shutil.rmtree(place, ignore_errors=True)  # one that was killed
         try:
-            records = begin_run(self.experiment(choice, sinks=[]), place).records
+            records = begin_run(self.experiment(choice, output={}), place).records
             best = records.best(SERVER, server.task.primary, "validation")
         finally:
             shutil.rmtree(place, ignore_errors=True)

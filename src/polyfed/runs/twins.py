@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # pages of finished runs do without torch
     from polyfed.algorithms.algorithm import Algorithm
 
 _TUNED = ("server-only", "pooled")
-_NOBODY_ASKED = {"evaluate_clients": False, "sampling": {}, "phases": {}, "pace": "sync", "attackers": []}
+_NOBODY_ASKED = {"evaluate_clients": False, "sampling": {}, "exchange": {}, "pace": "sync", "attackers": []}
 
 _Content = dict[str, Any]
 
@@ -130,8 +130,9 @@ def _local(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     length = {"local_epochs": epochs} if steps is None else {"local_steps": steps + others}
     method = {"name": "local", **length, "idle_rounds": algorithm.rounds_without_clients}
     run = content["run"]
-    phases = {name: phase for name, phase in run["phases"].items() if name == "fit"}
-    run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases, "attackers": []}
+    phases = {name: phase for name, phase in run["exchange"]["phases"].items() if name == "fit"}
+    exchange = {**run["exchange"], "phases": phases}
+    run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "exchange": exchange, "attackers": []}
     return {"server": None, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
 
 
@@ -197,8 +198,12 @@ def with_groups(content: Mapping[str, Any], names: Sequence[str]) -> _Content:
     cohort = run["sampling"]["cohort"]
     if isinstance(cohort, dict):
         cohort = {name: share for name, share in cohort.items() if name in clients}
-    phases = {name: {**phase, "min_clients": capped(phase["min_clients"])} for name, phase in run["phases"].items()}
+    exchange = run["exchange"]
+    phases = {
+        name: {**phase, "min_clients": capped(phase["min_clients"])} for name, phase in exchange["phases"].items()
+    }
+    exchange = {**exchange, "min_clients": capped(exchange["min_clients"]), "phases": phases}
     sampling = {**run["sampling"], "cohort": capped(cohort)}
     pace = {key: capped(value) if key in ("replies", "concurrency") else value for key, value in run["pace"].items()}
-    fitted = {"sampling": sampling, "min_clients": capped(run["min_clients"]), "phases": phases, "pace": pace}
+    fitted = {"sampling": sampling, "exchange": exchange, "pace": pace}
     return {**content, "clients": clients, "run": {**run, **fitted}}

@@ -39,7 +39,7 @@ def _layered(run_folder: Path) -> dict[str, Any]:
 
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
-    return polyfed.run(Experiment.load(content), folder).folder  # ``run.plots`` is false
+    return polyfed.run(Experiment.load(content), folder).folder  # ``run.output.plots`` is false
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ def test_bytes_and_clients_are_those_of_the_run(
     [
         ({"aggregation": {"secure": "pairwise_masks"}}, 1),
         ({"aggregation": {"robust": {"name": "median", "tolerated": 1}}}, 1),
-        ({"run": {"min_clients": 4}}, 1),
+        ({"run": {"exchange": {"min_clients": 4}}}, 1),
         ({"run": {"pace": {"name": "buffered", "replies": 3}}}, 0.5),
         ({"run": {"pace": {"name": "buffered", "replies": 3}}, "aggregation": {"secure": "pairwise_masks"}}, 0.5),
         ({"run": {"pace": "async"}}, 1 / 6),

@@ -100,7 +100,7 @@ def test_what_a_run_has_not_is_named(finished: Run, ask: Callable[[Run], object]
 
 
 def test_what_the_server_told_of_its_steps_is_a_column(tmp_path: Path) -> None:
-    changes = ["run.rounds=1", "run.plots=false", "algorithm={name: fedmd, local_epochs: 1}"]
+    changes = ["run.rounds=1", "run.output.plots=false", "algorithm={name: fedmd, local_epochs: 1}"]
     polyfed.run(Experiment.load(tiny_experiment(), changes), tmp_path / "run", quiet=True)
     run = open_run(tmp_path / "run")
     column = Metric(metric="senders.image", kind="train", round="final")

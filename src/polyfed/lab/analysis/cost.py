@@ -27,6 +27,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import Session
+from polyfed.runs.settings import OutputSettings
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 
@@ -36,7 +37,8 @@ def without_deadlines(experiment: Experiment) -> Experiment:
 
     Nor is it in a masked sum, whose bytes are those of replies in the clear.
     """
-    alone = {"engine": InProcess(), "sinks": [], "pace": Sync(), "min_clients": 1, "deadline": None, "phases": {}}
+    exchange = experiment.run.exchange.model_copy(update={"min_clients": 1, "deadline": None, "phases": {}})
+    alone = {"engine": InProcess(), "output": OutputSettings(), "pace": Sync(), "exchange": exchange}
     together = {"clip": None, "secure": None, "robust": None}
     run, aggregation = experiment.run.model_copy(update=alone), experiment.aggregation.model_copy(update=together)
     return experiment.model_copy(update={"run": run, "aggregation": aggregation})
