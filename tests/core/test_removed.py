@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from small_federations import Config
 
 import paper_studies
 from polyfed.algorithms.algorithm import Algorithm
@@ -22,8 +21,9 @@ from polyfed.models.encoder import Encoder
 from polyfed.optim.servers import ServerOptimizer
 from polyfed.partitions.partition import Partition
 from polyfed.runs.config_files import read_layers
-from polyfed.tasks.imputations import Imputation
 from polyfed.runs.experiment import Experiment
+from polyfed.tasks.imputations import Imputation
+from small_federations import Config
 
 LINE = r"was removed in 0\.4; version 0\.3 has it"
 
