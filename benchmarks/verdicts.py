@@ -20,8 +20,7 @@ import harness
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.lab.studies.claims import Claim
-from polyfed.lab.studies.judgement import Judgement, judge
+from polyfed.lab.studies.claims import Claim, Judgement, judge
 from polyfed.reporting.statistics import PairedSample
 
 LEVEL, EFFECTS = 0.05, (0.5, 1.0, 2.0, 3.0)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.files import write_atomically
-from polyfed.lab.studies.drawings import Drawing
 from polyfed.lab.studies.figures import draw_study
 from polyfed.lab.studies.results import RESULTS, STUDY, Results
+from polyfed.lab.studies.study import Drawing
 from polyfed.reporting.figures import svg_text
 from study_records import (
     StudyRecord,

@@ -15,13 +15,13 @@ from markupsafe import Markup
 
 from polyfed.core.untrusted import markdown
 from polyfed.lab.studies.cells import Cell, Places, resolve
-from polyfed.lab.studies.judgement import Judgement, Verdict
+from polyfed.lab.studies.claims import Judgement, Verdict
+from polyfed.lab.studies.figures import draw_map
 from polyfed.lab.studies.planning import StudyPlan
-from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps, draw_map
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Study
 from polyfed.lab.studies.study_files import study_content, study_files
-from polyfed.lab.studies.tables import claim_evidence, study_tables
+from polyfed.lab.studies.tables import ClaimMap, claim_evidence, claim_maps, study_tables
 from polyfed.reporting.figures import svg_text
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.tables import TextTable
@@ -130,7 +130,7 @@ class StudyRecord:
         plan = StudyPlan(self.study, Places(), Path())
         places = plan.row_points()
         cells = {Cell(row, point, resolve(self.study, row, point, plan.places)).digest for row, point in places}
-        searches = plan.tuning.most_candidates(places)
+        searches = plan.most_candidates(places)
         return f"{len(cells) * len(self.study.seeds)}" + (f" (+{searches})" if searches else "")
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyfed.data.sources.memory import register_data
     from polyfed.export.loading import load_model
     from polyfed.export.model import export_model
-    from polyfed.lab.studies.session import run_study
+    from polyfed.lab.studies.runner import run_study
     from polyfed.lab.studies.study import Study
     from polyfed.models.registered import register_module
     from polyfed.reporting.reported import resume, run
@@ -66,7 +66,7 @@ _HOMES = {
     "report": "polyfed.reporting.shown",
     "resume": "polyfed.reporting.reported",
     "run": "polyfed.reporting.reported",
-    "run_study": "polyfed.lab.studies.session",
+    "run_study": "polyfed.lab.studies.runner",
     "Study": "polyfed.lab.studies.study",
 }
 

@@ -14,7 +14,7 @@ from polyfed.core.removed import REMOVED, STUDIES, removed, removed_study
 from polyfed.core.settings import Settings
 from polyfed.data.source import Source
 from polyfed.federation.paces import Staleness
-from polyfed.lab.studies.columns.analysis import Analysis
+from polyfed.lab.studies.columns.models import Analysis
 from polyfed.lab.studies.study_files import study_content
 from polyfed.models.adapter import Adapter
 from polyfed.models.encoder import Encoder

@@ -14,7 +14,7 @@ from polyfed.lab.studies.cells import Places
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.session import run_study
+from polyfed.lab.studies.runner import run_study
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import study_tables
 from polyfed.runs.opened import open_run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paper_studies import STUDIES
-from polyfed.lab.studies.session import run_study
+from polyfed.lab.studies.runner import run_study
 from polyfed.lab.studies.study import Study
 
 PLACES = ("POLYFED_DATA", "POLYFED_WEIGHTS")

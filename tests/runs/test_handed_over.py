@@ -31,7 +31,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.lab.studies.columns.metric import Metric
+from polyfed.lab.studies.columns.metrics import Metric
 from polyfed.tasks.retrieval import PairRetrieval
 
 Path(__file__).with_name("ran").touch()

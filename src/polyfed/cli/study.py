@@ -11,7 +11,7 @@ from polyfed.cli.console import fail, interruptible
 from polyfed.cli.options import AllowCode, AsJson, DataDir, WeightsDir, command_group, names_in
 
 if TYPE_CHECKING:
-    from polyfed.lab.studies.session import StudyRun
+    from polyfed.lab.studies.runner import StudyRun
 
 STUDIES = Path("runs") / "studies"
 """Where studies lie, beside the cells that they share."""
@@ -56,7 +56,7 @@ def study_run(
     """
     from polyfed.lab.studies.cells import Places
     from polyfed.lab.studies.display import StudyDisplay
-    from polyfed.lab.studies.session import run_study
+    from polyfed.lab.studies.runner import run_study
     from polyfed.lab.studies.study import Study
     from polyfed.lab.studies.study_files import study_name
     from polyfed.reporting.terminal import Terminal
@@ -117,7 +117,7 @@ def study_report(
     """Write a study as one HTML page."""
     from polyfed.lab.studies.page import write_study_page
     from polyfed.lab.studies.results import Results
-    from polyfed.lab.studies.session import CELLS
+    from polyfed.lab.studies.runner import CELLS
 
     place = _found(folder)
     page = write_study_page(Results.load(place, allow_code), out or place / "report.html", place.parent / CELLS)
@@ -131,9 +131,9 @@ def study_export(
     allow_code: AllowCode = False,
 ) -> None:
     """Write tables and figures of a study as Markdown, CSV, PNG and SVG."""
-    from polyfed.lab.studies.export import export_study
+    from polyfed.lab.studies.page import export_study
     from polyfed.lab.studies.results import Results
-    from polyfed.lab.studies.session import CELLS
+    from polyfed.lab.studies.runner import CELLS
 
     place = _found(folder)
     for path in export_study(Results.load(place, allow_code), out or place / "export", place.parent / CELLS):

@@ -13,12 +13,9 @@ import pytest
 import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
-from polyfed.lab.studies.columns.analysis import Analysis
-from polyfed.lab.studies.columns.costs import ClientTraffic, RoundCost
-from polyfed.lab.studies.columns.holdings import Holdings
-from polyfed.lab.studies.columns.metric import Chance, Metric
-from polyfed.lab.studies.columns.time_to import TimeTo
-from polyfed.lab.studies.columns.together import Together
+from polyfed.lab.studies.columns.costs import ClientTraffic, Holdings, RoundCost
+from polyfed.lab.studies.columns.metrics import Chance, Metric, TimeTo, Together
+from polyfed.lab.studies.columns.models import Analysis
 from polyfed.runs.events import Measured
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run

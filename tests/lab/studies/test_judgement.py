@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from polyfed.lab.studies.claims import Claim
-from polyfed.lab.studies.judgement import Judgement, judge
+from polyfed.lab.studies.claims import Claim, Judgement, judge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import claims_tables

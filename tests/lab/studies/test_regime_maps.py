@@ -11,10 +11,9 @@ import pytest
 from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.figures import draw_study
 from polyfed.lab.studies.page import write_study_page
-from polyfed.lab.studies.regime_maps import ClaimMap, claim_maps
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.tables import study_tables
+from polyfed.lab.studies.tables import ClaimMap, claim_maps, study_tables
 
 Load = Callable[..., Study]
 AXES = {

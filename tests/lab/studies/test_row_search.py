@@ -91,7 +91,7 @@ def test_where_no_candidate_has_a_figure_the_row_fails(loaded: Load, tmp_path: P
 def test_a_candidate_that_failed_ranks_last(loaded: Load, tmp_path: Path) -> None:
     plan = tuned(loaded, tmp_path)
     assert answered(plan, "a", tmp_path, 3.0) == ["rate x 2", "rate x 0.5"]
-    plan.tuning.failed.add(plan.search("a", ())[1].digest)
+    plan.failed.add(plan.search("a", ())[1].digest)
     assert answered(plan, "a", tmp_path) == ["rate x 2", "rate x 0.5"]
     complete(plan.search("a", ())[2], tmp_path, {plan.study.tuning.column.digest: 4.0})  # type: ignore[union-attr]
     assert plan.search("a", ())[-1].purpose == "rate x 0.25"
@@ -118,7 +118,7 @@ def test_what_an_axis_sets_is_not_tuned(loaded: Load, tmp_path: Path) -> None:
     )  # type: ignore[operator]
     assert answered(plan, "a", tmp_path, 1.0) == ["server x 2", "server x 0.5"]
     with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no row .* a number at 'clients\.\*"):
-        plan.tuning.check(plan.row_points())
+        plan.check_tuning(plan.row_points())
 
 
 def test_a_row_may_name_its_kinds_and_has_those_that_it_can(loaded: Load, tmp_path: Path) -> None:
@@ -132,20 +132,20 @@ def test_a_row_may_name_its_kinds_and_has_those_that_it_can(loaded: Load, tmp_pa
         "fixed": creamfl | {"twin": "server-only", "tune": False},
     }
     plan = tuned(loaded, tmp_path, rows, tuning={"settings": RATES["settings"] | {"server": server}})  # type: ignore[operator]
-    kinds = {row: list(search.pattern.kinds) for row in rows if (search := plan.tuning.search(row, ()))}
+    kinds = {row: list(search.pattern.kinds) for row in rows if (search := plan.row_search(row, ()))}
     assert kinds == {"all": ["rate", "server"], "named": ["server"], "averages": ["rate"], "alone": ["server"]}
     for row in ("fixed", "alone"):  # by the study, or not at all
-        twin = plan.tuning.experiment(row, (), {}).twin
+        twin = plan.experiment(row, ()).twin
         assert twin is not None
         assert not twin.is_to_be_tuned
-    plan.tuning.check(plan.row_points())
+    plan.check_tuning(plan.row_points())
 
 
 def test_rows_of_one_run_share_a_search(loaded: Load, tmp_path: Path) -> None:
     rows = {"one": {}, "same": {"set": {"description": "x"}}, "other": {"set": {"run.rounds": 2}}}
     plan = tuned(loaded, tmp_path, rows)
     assert plan.search("one", ())[0].digest == plan.search("same", ())[0].digest != plan.search("other", ())[0].digest
-    assert plan.tuning.most_candidates(plan.row_points()) == 2 * 4
+    assert plan.most_candidates(plan.row_points()) == 2 * 4
 
 
 @pytest.mark.parametrize("path", ["clients.*.training.optimiser.lr", "algorithm.name", "server.training.optimizer.lr"])
@@ -153,4 +153,4 @@ def test_a_setting_that_no_row_has_is_refused(loaded: Load, tmp_path: Path, path
     settings = {"rate": {"paths": ["clients.*.training.optimizer.lr", path]}}
     plan = tuned(loaded, tmp_path, tuning={"settings": settings})
     with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no row that is tuned has a number at '"):
-        plan.tuning.check(plan.row_points())
+        plan.check_tuning(plan.row_points())

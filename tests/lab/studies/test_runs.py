@@ -21,7 +21,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.lab.studies.cells import Places
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.session import StudyRun, run_study
+from polyfed.lab.studies.runner import StudyRun, run_study
 from polyfed.lab.studies.study import Study
 from polyfed.runs.opened import open_run
 

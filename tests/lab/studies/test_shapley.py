@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.shapley import shapley_values
+from polyfed.lab.studies.results import Results, shapley_values
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import study_tables
 

@@ -8,11 +8,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyfed.lab.studies.columns.metric import Metric
-from polyfed.lab.studies.drawings import AnyDrawing, Drawing, RegimeMap
-from polyfed.lab.studies.regime_maps import ClaimMap, draw_map
+from polyfed.lab.studies.columns.metrics import Metric
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import Point, Study
+from polyfed.lab.studies.study import AnyDrawing, Drawing, Point, RegimeMap, Study
+from polyfed.lab.studies.tables import SIGNS, ClaimMap
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled, whole_rounds
 from polyfed.runs.records import SERVER, RunRecords
@@ -153,3 +152,35 @@ def _draw_band(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, co
 
 def _whiskers(spreads: Sequence[Spread]) -> list[float]:
     return [0.0 if math.isnan(spread.std) else spread.std for spread in spreads]
+
+
+@styled
+def draw_map(claims: ClaimMap) -> Figure:
+    """Colours by how far the claim is exceeded, with the mean differences."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    drawing = claims.drawing
+    across, down = claims.labels(drawing.x), claims.labels(drawing.y)
+    width = max(4.0, max(1.1, 0.09 * max(map(len, across))) * len(across) + 1.6)
+    figure, (axes,) = figure_grid(1, 1, width=width, height=0.62 * len(down) + 1.3, title=drawing.map)
+    known = [[claims.cell(x, y) for x in across] for y in down]
+    excess = [[math.nan if cell is None else cell.excess.mean for cell in row] for row in known]
+    means = (abs(cell.excess.mean) for cell in claims.cells.values())
+    strongest = max((mean for mean in means if math.isfinite(mean)), default=0.0) or 1.0  # where colours end
+    # from against the claim over white to for it; mixed with white, as figures stand on it
+    against, towards = (tuple((part + 1) / 2 for part in to_rgb(colour)) for colour in (COLOURS[1], COLOURS[0]))
+    colours = LinearSegmentedColormap.from_list("claim", [against, (1.0, 1.0, 1.0), towards])
+    axes.imshow(excess, cmap=colours, vmin=-strongest, vmax=strongest, aspect="auto")
+    axes.grid(visible=False)
+    for place, row in enumerate(known):
+        for at, cell in enumerate(row):
+            weight = "normal" if cell is None or cell.mark == "open" else "bold"
+            axes.text(at, place, "-" if cell is None else cell.text, ha="center", va="center", fontweight=weight)
+    axes.set_xticks(range(len(across)), across)
+    axes.set_yticks(range(len(down)), down)
+    axes.set(xlabel=drawing.x, ylabel=drawing.y or "")
+    meaning = (
+        f"blue, {SIGNS['held']}: for the claim; orange, {SIGNS['contradicted']}: against it; {SIGNS['open']}: open"
+    )
+    figure.supxlabel(meaning, fontsize=8, color=GREY)
+    return figure

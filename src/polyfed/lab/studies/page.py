@@ -1,4 +1,4 @@
-"""A study as one HTML page, which loads nothing and may be mailed."""
+"""A study for elsewhere: one HTML page, which loads nothing and may be mailed, and Markdown, CSV, PNG and SVG."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import yaml
 from markupsafe import Markup
 
 from polyfed.core.files import write_atomically
-from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
 from polyfed.lab.studies.figures import draw_study, drawings_of
-from polyfed.lab.studies.regime_maps import ClaimMap
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.tables import study_tables
-from polyfed.reporting.figures import svg_text
+from polyfed.lab.studies.study import AnyDrawing, RegimeMap
+from polyfed.lab.studies.tables import ClaimMap, study_tables
+from polyfed.reporting.figures import png_bytes, svg_text
 from polyfed.reporting.page import rendered_page
 
 
@@ -47,3 +46,39 @@ def write_study_page(results: Results, out: Path, store: Path) -> Path:
 
 def _caption(results: Results, drawing: AnyDrawing) -> str:
     return ClaimMap(results, drawing).sentence if isinstance(drawing, RegimeMap) else ""
+
+
+def markdown_text(results: Results) -> str:
+    return "\n".join(table.markdown() for table in study_tables(results))
+
+
+def figures_csv(results: Results) -> str:
+    """A line for each row, point, column and seed."""
+    import pandas as pd
+
+    axes = list(results.study.axes)
+    lines = [
+        {"row": row, **dict(zip(axes, point, strict=True)), "column": column, "seed": seed, "value": value}
+        for (row, point, column), by_seed in results.values.items()
+        for seed, value in sorted(by_seed.items())
+    ]
+    return pd.DataFrame(lines, columns=["row", *axes, "column", "seed", "value"]).to_csv(index=False)
+
+
+def export_study(results: Results, out: Path, store: Path) -> list[Path]:
+    """Write tables and figures; returns the files.
+
+    Args:
+        results: of the study.
+        out: folder.
+        store: folder of the cells.
+    """
+    files = {"tables.md": markdown_text(results).encode(), "figures.csv": figures_csv(results).encode()}
+    for number, drawing in enumerate(drawings_of(results.study), 1):
+        figure = draw_study(results, drawing, store)
+        files[f"figure-{number}.png"] = png_bytes(figure)
+        files[f"figure-{number}.svg"] = svg_text(figure, results.study.title).encode()
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomically(out / name, content)
+    return [out / name for name in files]

@@ -1,23 +1,170 @@
-"""Study files: which runs make a table or a figure, what is measured of them, and what they are to prove."""
+"""Study files: which runs make a table or a figure, how rows are tuned, what is measured and what is to be proved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import reduce
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, SerializeAsAny, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    JsonValue,
+    PositiveFloat,
+    SerializeAsAny,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import ALL, Claim, Claims, Operand
 from polyfed.lab.studies.column import ColumnSettings, named_column
-from polyfed.lab.studies.drawings import AnyDrawing, RegimeMap
+from polyfed.lab.studies.columns.metrics import Metric
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
-from polyfed.lab.studies.tuning import Tuning
+from polyfed.runs.records import SERVER
+from polyfed.runs.tunable import Ladders
 from polyfed.runs.twins import TwinSettings
+
+
+class TunedKind(Settings):
+    """Settings that are multiplied together."""
+
+    paths: list[str] = Field(
+        min_length=1, description="where the settings are, in those rows that have them; * stands for every name"
+    )
+    factors: list[PositiveFloat] = Field(
+        default_factory=list,
+        description="ascending factors of what a row has, 1 among them; empty: doubling and halving, without an end",
+    )
+
+    @model_validator(mode="after")
+    def _is_ladder(self) -> Self:
+        if self.factors and (self.factors != sorted(set(self.factors)) or 1 not in self.factors):
+            raise ValueError(f"factors: {self.factors} must ascend and have a 1, what a row has")
+        return self
+
+
+class Tuning(Settings):
+    """A pattern search, the same for every row, on validation data and on seeds of its own.
+
+    From what a row has, kind by kind, the best candidate is compared with its neighbours, and the search goes on from a
+    better one, until all neighbours of the best are tried or the candidates are spent. Candidates are whole runs, of as
+    many rounds as the table's.
+    """
+
+    candidates: int = Field(default=9, ge=1, description="how many a row has at most")
+    settings: dict[str, TunedKind] = Field(min_length=1, description="kind -> where its settings are")
+    column: SerializeAsAny[ColumnSettings] = Field(description="what is compared; of validation data")
+    seeds: list[int] = Field(default=[100], min_length=1, description="of candidates, whose mean is compared")
+    at: Literal["row", "point"] = Field(
+        default="row", description="row: once, at its first point, for all its points; point: at each"
+    )
+    set: dict[str, JsonValue] = Field(default_factory=dict, description="overrides of candidates alone")
+
+    @field_validator("column", mode="before")
+    @classmethod
+    def _column(cls, value: Any) -> Any:
+        return named_column(value)
+
+    @model_validator(mode="after")
+    def _fair(self) -> Self:
+        if getattr(self.column, "kind", "validation") != "validation":
+            raise ValueError("column: kind is test, but a choice is made on validation data")
+        if "run.rounds" in self.set or "run" in self.set:
+            raise ValueError("set: run.rounds: candidates have the rounds of the table; take it out")
+        return self
+
+    @property
+    def in_words(self) -> str:
+        """What is tuned, and how much: ``clients' rate, server's rate, 9 candidates``."""
+        return f"{', '.join(self.settings)}, {self.candidates} candidates"
+
+    @property
+    def ladders(self) -> Ladders:
+        return {name: (kind.paths, kind.factors) for name, kind in self.settings.items()}
+
+
+def is_set_by(overrides: Mapping[str, JsonValue], path: str) -> bool:
+    """Whether overrides set what is at a path."""
+    return any(fnmatchcase(path, given) for given in _leaves(overrides))
+
+
+def _leaves(section: Mapping[str, JsonValue], above: str = "") -> list[str]:
+    leaves = []
+    for key, value in section.items():
+        leaves += _leaves(value, f"{above}{key}.") if isinstance(value, Mapping) else [f"{above}{key}"]
+    return leaves
+
+
+Columns = Mapping[str, ColumnSettings]
+
+
+class Drawing(Settings):
+    """A figure: a column over an axis, over rounds (of the server), over another column, or as bars by row."""
+
+    column: str
+    over: str = Field(
+        default="rows",
+        description="an axis, another column, round (the curve of a metric of the server), or rows (bars)",
+    )
+    minus: bool = Field(
+        default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"
+    )
+
+    def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
+        """Raise ValueError if a study has not what it shows; the message begins with ``where``."""
+        require_known(f"{where}.column", [self.column], columns)
+        is_of_server = isinstance(column := columns[self.column], Metric) and column.of == SERVER
+        others = [] if self.minus else [*(["round"] if is_of_server else []), *columns]
+        require_known(f"{where}.over", [self.over], ["rows", *axes, *others])
+
+
+class RegimeMap(Settings):
+    """A figure: where over the axes of a study a claim holds, where the opposite does, and where it is open."""
+
+    map: str = Field(description="a claim without a point")
+    x: str = Field(description="the axis of the columns")
+    y: str | None = Field(default=None, description="the axis of the rows; null: there is one row")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.claim.labels != {""}:
+            raise ValueError(f"map: '{self.map}' names a point; a map shows a claim at all points, so leave it out")
+        if self.claim.is_of_spreads:
+            raise ValueError(f"map: '{self.map}' compares spreads; a map shows means")
+        if self.x == self.y:
+            raise ValueError(f"y: '{self.y}' is x already; give another axis, or null")
+        return self
+
+    @property
+    def claim(self) -> Claim:
+        return Claim.parse(self.map)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return (self.x,) if self.y is None else (self.x, self.y)
+
+    def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
+        """As of ``Drawing``; the study looks at the claim."""
+        require_known(where, self.axes, axes)
+        if left := {*axes} - {*self.axes}:
+            raise ValueError(f"{where}: a map shows all axes of a study, which are two at most; name '{min(left)}'")
+
+
+def _kind(value: Any) -> str:
+    return "map" if "map" in (value if isinstance(value, Mapping) else type(value).model_fields) else "column"
+
+
+AnyDrawing = Annotated[
+    Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")],
+    Discriminator(_kind),
+]
+
 
 Overrides = dict[str, JsonValue]
 """Dotted path of a setting -> value, as ``polyfed run --set`` takes them."""

@@ -1,20 +1,21 @@
-"""A study's tables: figures with their spread, paired differences, claims, and what is missing."""
+"""A study's tables: figures with their spread, paired differences, claims, what was tuned, and what is missing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
+from typing import Literal
 
-from polyfed.lab.studies.claims import Claim
-from polyfed.lab.studies.judgement import Judgement
-from polyfed.lab.studies.regime_maps import claim_maps
+from polyfed.lab.studies.claims import Claim, Judgement
 from polyfed.lab.studies.results import Results, SeedFigures
-from polyfed.lab.studies.study import Point, Study, point_label
-from polyfed.lab.studies.tuning_table import tuning_table
+from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
+from polyfed.reporting.statistics import CONFIDENCE, FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
 from polyfed.reporting.tables import TextTable, format_number
+from polyfed.runs.pattern_search import choice_label
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right; of standard deviations: left over right. -: of costs that no seed changes."
@@ -231,3 +232,140 @@ def causes_table(results: Results) -> TextTable:
     body = [[label, cause] for label, cause in results.causes.items()]
     notes = ("A cell that failed is tried again; a column that cannot be had, when its cell's folder is deleted.",)
     return TextTable("Without a figure", ("", "why"), body, notes)
+
+
+def tuning_table(results: Results) -> TextTable:
+    """Row by row how many candidates were tried, which was chosen, and the figures of all."""
+    study, tuning, body = results.study, results.study.tuning, []
+    by_row = {f"{row} ({point_label(at)})" if at else row: chosen for (row, at), chosen in results.chosen.items()}
+    for row, chosen in by_row.items():
+        settings = ", ".join(f"{path} {value:g}" for path, value in chosen.settings.items())
+        choice = choice_label(chosen.factors) + (f" ({settings})" if settings else "")
+        scores = "; ".join(f"{name}: {format_number(score)}" for name, score in chosen.scores.items())
+        body.append([row, str(len(chosen.scores)), choice, scores])
+    notes: list[str] = []
+    if tuning:
+        most = tuning.candidates
+        others = [f"{row} {len(chosen.scores)}" for row, chosen in by_row.items() if len(chosen.scores) != most]
+        open_ends = [row for row, chosen in by_row.items() if not chosen.is_surrounded]
+        listed = {"Neighbours of the best were left, which may be better": open_ends}
+        listed["Not tuned"] = [row for row in study.rows if study.resolved(row).tune is False]
+        for name in tuning.settings:
+            listed[f"Without {name}"] = [row for row, chosen in by_row.items() if name not in chosen.factors]
+        notes = [
+            f"Figures of validation, mean over seeds of their own ({', '.join(map(str, tuning.seeds))}).",
+            f"Candidates: {most} a row{', but ' if others else ''}{', '.join(others)}.",
+            *(f"{what}: {', '.join(rows)}." for what, rows in listed.items() if rows),
+        ]
+    return TextTable("Tuning", ("", "tried", "chosen", "candidates"), body, tuple(notes))
+
+
+# ---- where a claim holds
+
+Mark = Literal["held", "contradicted", "open"]
+
+SIGNS: Mapping[Mark, str] = {"held": "✓", "contradicted": "✗", "open": "?"}
+_MAP_NOTE = (
+    f"Left minus right, paired by seed. ✓: the {CONFIDENCE * 100:g} % interval lies on the claim's side, ✗: on the "
+    "other, ?: it reaches both, or one seed has none. Point by point, so that one of twenty would be marked where "
+    "nothing differs: no verdicts."
+)
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """A claim at one point.
+
+    Attributes:
+        sample: left minus right by seed.
+        excess: the same beyond the claim's margin, towards the claim.
+        digits: decimals shown.
+    """
+
+    sample: PairedSample
+    excess: PairedSample
+    digits: int
+
+    @property
+    def mark(self) -> Mark:
+        low, high = (self.excess.mean,) * 2 if self.excess.is_exact else self.excess.interval
+        return "held" if low > 0 else "contradicted" if high < 0 else "open"
+
+    @property
+    def text(self) -> str:
+        """``+1.3 ✓``."""
+        return f"{self.sample.mean:+.{self.digits}f} {SIGNS[self.mark]}"
+
+
+@dataclass(frozen=True)
+class ClaimMap:
+    """A claim at all points that have a figure.
+
+    Attributes:
+        results: of the study.
+        drawing: which claim over which axes.
+    """
+
+    results: Results
+    drawing: RegimeMap
+
+    @property
+    def points(self) -> list[Point]:
+        """Those that all rows have."""
+        return self.results.study.shared_points(self.drawing.claim.operands)
+
+    @cached_property
+    def cells(self) -> dict[Point, MapCell]:
+        claim = self.drawing.claim
+        digits = self.results.study.columns[claim.left[0].column].digits
+        samples = {point: self.results.sample(claim.at(point_label(point))) for point in self.points}
+        return {
+            point: MapCell(sample, excess, digits)
+            for point, sample in samples.items()
+            if isinstance(sample, PairedSample) and isinstance(excess := claim.towards(sample), PairedSample)
+        }
+
+    def labels(self, axis: str | None) -> list[str]:
+        return [""] if axis is None else list(self.results.study.axes[axis].overrides)
+
+    def cell(self, x: str, y: str) -> MapCell | None:
+        at = {self.drawing.x: x, self.drawing.y: y}
+        return self.cells.get(tuple(at[axis] for axis in self.results.study.axes))
+
+    @property
+    def sentence(self) -> str:
+        """``CLAIM: held at 2 of 9 points (...), contradicted at 1 (...), open at 5; 1 not run.``"""
+        total, parts = len(self.points), list[str]()
+        for mark in SIGNS:
+            points = [point for point, cell in self.cells.items() if cell.mark == mark]
+            if points:
+                where = "" if mark == "open" else f" ({'; '.join(self._named(points))})"
+                parts.append(f"{mark} at {len(points)}{'' if parts else f' of {total} points'}{where}")
+        if total > len(self.cells):
+            parts.append(f"not run at {total - len(self.cells)}{'' if parts else f' of {total} points'}")
+        return f"{self.drawing.map}: {', '.join(parts)}."
+
+    def _named(self, points: Sequence[Point]) -> Iterator[str]:
+        """``local epochs 5: public pairs 250, 1000``: points that differ in x alone stand together."""
+        axes = list(self.results.study.axes)
+        by_rest: dict[str, list[str]] = {}
+        for point in points:
+            at = dict(zip(axes, point, strict=True))
+            own = at.pop(self.drawing.x)
+            by_rest.setdefault(", ".join(f"{name} {label}" for name, label in at.items()), []).append(own)
+        for where, labels in by_rest.items():
+            yield f"{where}: " * bool(where) + f"{self.drawing.x} {', '.join(labels)}"
+
+    @property
+    def table(self) -> TextTable:
+        """Rows are y, columns are x."""
+        drawing = self.drawing
+        corner = drawing.x if drawing.y is None else f"{drawing.y} / {drawing.x}"
+        across = self.labels(drawing.x)
+        body = [[y, *(cell.text if (cell := self.cell(x, y)) else "-" for x in across)] for y in self.labels(drawing.y)]
+        return TextTable(f"Where it holds: {drawing.map}", (corner, *across), body, (self.sentence, _MAP_NOTE))
+
+
+def claim_maps(results: Results) -> list[ClaimMap]:
+    """Those that a study asks for."""
+    return [ClaimMap(results, drawing) for drawing in results.study.figures if isinstance(drawing, RegimeMap)]

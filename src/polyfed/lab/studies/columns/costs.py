@@ -1,24 +1,35 @@
-"""What a run takes: bytes, operations, memory and wall time; such columns are shown and not judged."""
+"""What a run takes (bytes, operations, memory, wall time) and what clients hold; shown, and not judged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.tables import MIB
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.records import SERVER, Transfer
+from polyfed.runs.records import SERVER, PartitionEntry, Transfer
 
-_Direction = Literal["up", "down", "both"]
 _BESIDE = ("evaluate:", "setup:")  # steps outside the method's rounds, as the ledger names them
 _UNITS = {"flops": 1e6, "memory": 1e9}
+
+
+Direction = Literal["up", "down", "both"]
+
+
+def _of_method(run: Run) -> list[Transfer]:
+    """What the method moved: without evaluation of the clients and preparation."""
+    return [one for one in run.records.transfers if not one.step.startswith(_BESIDE)]
+
+
+def _bytes(moved: Sequence[Transfer], direction: Direction) -> int:
+    return sum(one.bytes for one in moved if direction in (one.direction, "both"))
 
 
 class TrafficColumn(ColumnSettings):
@@ -27,14 +38,14 @@ class TrafficColumn(ColumnSettings):
     short_name: ClassVar[str] = "traffic"
     is_outcome: ClassVar[bool] = False
 
-    direction: _Direction = "both"
+    direction: Direction = "both"
     per: Literal["run", "round"] = "run"
     lower: bool = True
 
     def measure(self, run: Run) -> float:
-        moved = _moved(run)
-        total = sum(_bytes(moved, way) for way in _ways(self.direction))
-        return total / MIB / (max(1, len({one.round for one in moved})) if self.per == "round" else 1)
+        moved = _of_method(run)
+        rounds = max(1, len({one.round for one in moved})) if self.per == "round" else 1
+        return _bytes(moved, self.direction) / MIB / rounds
 
 
 class ClientTraffic(ColumnSettings):
@@ -44,7 +55,7 @@ class ClientTraffic(ColumnSettings):
     is_outcome: ClassVar[bool] = False
 
     groups: list[str] = Field(min_length=1, description="groups, one client of each")
-    direction: _Direction = "both"
+    direction: Direction = "both"
     lower: bool = True
 
     def require(self, experiment: Experiment) -> None:
@@ -52,29 +63,11 @@ class ClientTraffic(ColumnSettings):
             raise ConfigError(f"groups: no group '{unknown[0]}'; {nearest(unknown[0], experiment.clients)}")
 
     def measure(self, run: Run) -> float:
-        groups, moved = run.records.groups, _moved(run)
-        return sum(self._of([one for one in moved if one.client in groups[group]]) for group in self.groups) / MIB
-
-    def _of(self, moved: Sequence[Transfer]) -> float:
-        return sum(_bytes(moved, way) for way in _ways(self.direction)) / max(1, _turns(moved))
-
-
-def _moved(run: Run) -> list[Transfer]:
-    """What the method moved: without evaluation of the clients and preparation."""
-    return [one for one in run.records.transfers if not one.step.startswith(_BESIDE)]
-
-
-def _bytes(moved: Sequence[Transfer], way: str) -> int:
-    return sum(one.bytes for one in moved if one.direction == way)
-
-
-def _turns(moved: Sequence[Transfer]) -> int:
-    """Rounds in which clients took part, added up over clients."""
-    return len({(one.client, one.round) for one in moved})
-
-
-def _ways(direction: _Direction) -> tuple[str, ...]:
-    return ("down", "up") if direction == "both" else (direction,)
+        total, of_method = 0.0, _of_method(run)
+        for group in self.groups:
+            moved = [one for one in of_method if one.client in run.records.groups[group]]
+            total += _bytes(moved, self.direction) / max(1, len({(one.client, one.round) for one in moved}))
+        return total / MIB
 
 
 class RoundCost(ColumnSettings):
@@ -122,3 +115,56 @@ class Seconds(ColumnSettings):
     def measure(self, run: Run) -> float:
         seconds = run.records.seconds.values()
         return median(seconds) if self.per == "round" else sum(seconds)
+
+
+class Holdings(ColumnSettings):
+    """Items that a client holds, or the most or fewest that one of a group does; of a class or value, or all."""
+
+    short_name: ClassVar[str] = "holdings"
+    is_outcome: ClassVar[bool] = False
+
+    of: str = Field(description="a client, or a group of clients")
+    over: Literal["largest", "smallest"] = Field(default="largest", description="which client of a group")
+    label: str | None = Field(default=None, description="items of this class alone, by the name that the partition has")
+    column: str | None = Field(default=None, description="items with 'value' in this column of the partition alone")
+    value: str | None = Field(default=None, description="of 'column'")
+    share: bool = Field(default=False, description="percent of the client's items, in place of their number")
+    digits: int = Field(default=0, ge=0, le=9)
+
+    @model_validator(mode="after")
+    def _one_part(self) -> Self:
+        if (self.column is None) != (self.value is None):
+            raise ValueError("column and value: give both, or neither")
+        if self.label is not None and self.column is not None:
+            raise ValueError("label and column: give one of them")
+        return self
+
+    def measure(self, run: Run) -> float:
+        holdings = run.records.holdings
+        matching = [holding for client, holding in holdings.items() if self.of in (client, holding.group)]
+        if not matching:
+            valid = dict.fromkeys([*(holding.group for holding in holdings.values()), *holdings])
+            raise ConfigError(f"of: no client or group '{self.of}'; {nearest(self.of, valid)}")
+        if self.label is not None:
+            # a class that nobody has, and that no combination of the partition's columns is
+            known = {name for holding in holdings.values() for name in holding.labels or ()}
+            columns = next(iter(holdings.values())).columns
+            if known and self.label not in known and not {*self.label.split("+")} <= {*columns}:
+                raise ConfigError(f"label: no client holds '{self.label}'; {nearest(self.label, known)}")
+        counts = [self._count(holding) for holding in matching]
+        return float(max(counts) if self.over == "largest" else min(counts))
+
+    def _count(self, holding: PartitionEntry) -> float:
+        """A class or value that the client does not hold is not among its counts."""
+        if self.column is not None:
+            if self.column not in holding.columns:
+                valid = nearest(self.column, holding.columns)
+                raise ConfigError(f"column: the partition has no '{self.column}'; {valid}")
+            count = holding.columns[self.column].get(str(self.value), 0)
+        elif self.label is None:
+            count = holding.items
+        elif holding.labels is None:
+            raise ConfigError(f"label: the items of '{holding.source}' have no classes; leave it out")
+        else:
+            count = holding.labels.get(self.label, 0)
+        return 100 * count / max(1, holding.items) if self.share else float(count)

@@ -1,15 +1,17 @@
-"""A metric of the server or of clients."""
+"""Metrics of a run: of the server, of clients, of both together, and when one was reached."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from statistics import fmean
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.federation.paces import Sync
 from polyfed.federation.settings import ServerSettings
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.reporting.client_spread import ClientSpread, selected_round
@@ -17,7 +19,7 @@ from polyfed.reporting.recalls import chance_of
 from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
-from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.records import PACE, SERVER, RunRecords
 from polyfed.tasks.task import Task
 
 CLIENTS = "clients"
@@ -29,6 +31,8 @@ PRIMARY = "primary"
 
 class Metric(ColumnSettings):
     """A metric of the server, or its mean, worst value or spread over clients, each after its last evaluation."""
+
+    short_name: ClassVar[str] = "metric"
 
     metric: str = Field(description="its name, such as r1_sum or accuracy; of clients also primary, that of their task")
     of: str = Field(default=SERVER, description="server, a group of clients, or clients for all of them")
@@ -87,7 +91,12 @@ class Metric(ColumnSettings):
             return self._of_server(records)
         if self.of != CLIENTS and self.of not in records.groups:
             raise ConfigError(f"of: no group '{self.of}' in run '{run.name}'; {nearest(self.of, records.groups)}")
-        names = self._names(run)
+        groups = records.groups if self.of == CLIENTS else {self.of: records.groups[self.of]}
+        names = {  # client -> the metric that is its own
+            client: run.experiment.clients[group].task.primary if self.metric == PRIMARY else self.metric
+            for group, own in groups.items()
+            for client in own
+        }
         members = [client for client in records.clients if client in names]
         values = {client: self._figure(records.last(client, self.kind), names[client]) for client in members}
         if not (finite := finite_values(values)):
@@ -96,14 +105,6 @@ class Metric(ColumnSettings):
 
     def _figure(self, metrics: Mapping[str, float], name: str) -> float:
         return metrics.get(name, math.nan)
-
-    def _names(self, run: Run) -> dict[str, str]:
-        """Client -> the metric that is its own."""
-        groups = run.records.groups if self.of == CLIENTS else {self.of: run.records.groups[self.of]}
-        return {client: self._name_in(run, group) for group, own in groups.items() for client in own}
-
-    def _name_in(self, run: Run, group: str) -> str:
-        return run.experiment.clients[group].task.primary if self.metric == PRIMARY else self.metric
 
     def _of_server(self, records: RunRecords) -> float:
         series = records.series(SERVER, self.metric, self.kind)
@@ -131,3 +132,69 @@ class Chance(Metric):
 
     def _of_server(self, records: RunRecords) -> float:
         return chance_of(self.metric, records.last(SERVER, self.kind))
+
+
+class Together(ColumnSettings):
+    """The mean of a percentage of each kind of participant that a run has, as a choice on all of them compares it.
+
+    With ``kind: validation`` the server's is of its validation samples. Clients have one split that they are judged on,
+    which then must not be ``test``: ``tuning.set`` gives candidates another (``clients.*.test_split: validation``).
+    """
+
+    short_name: ClassVar[str] = "together"
+
+    metrics: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
+        min_length=1, description="server or client group -> names of its metrics, whose mean is its percentage"
+    )
+    kind: Literal["test", "validation"] = "test"
+
+    def require(self, experiment: Experiment) -> None:
+        if not self._parts(experiment):
+            raise ConfigError(f"metrics: the run has none of {', '.join(self.metrics)}")
+        for parts in self._parts(experiment):
+            for part in parts:
+                part.require(experiment)
+        for name in self.metrics if self.kind == "validation" else ():
+            if name in experiment.clients and experiment.clients[name].test_split == "test":
+                raise ConfigError(
+                    f"kind: is validation, but clients.{name}.test_split is test; set another where this is compared"
+                )
+
+    def measure(self, run: Run) -> float:
+        return fmean(fmean(part.measure(run) for part in parts) for parts in self._parts(run.experiment))
+
+    def _parts(self, experiment: Experiment) -> list[list[Metric]]:
+        """Metrics of each participant that the run has."""
+        present = {*experiment.clients, *([SERVER] if experiment.server else [])}
+        return [[self._part(of, name) for name in names] for of, names in self.metrics.items() if of in present]
+
+    def _part(self, of: str, name: str) -> Metric:
+        if of != SERVER:
+            return Metric(metric=name, of=of)
+        return Metric(metric=name, kind=self.kind, round="best" if self.kind == "validation" else "selected")
+
+
+class TimeTo(ColumnSettings):
+    """Virtual seconds until a metric of the server was first as high as ``target``; none where it never was."""
+
+    short_name: ClassVar[str] = "time_to"
+
+    metric: str = Field(description="its name, such as r1_sum")
+    target: float = Field(description="what it is to reach")
+    kind: Literal["test", "validation"] = "test"
+    lower: bool = True
+
+    def require(self, experiment: Experiment) -> None:
+        if isinstance(experiment.run.pace, Sync) and experiment.run.pace.clients is None:
+            raise ConfigError("run.pace.clients is null, so that the run has no virtual time; set it to drawn")
+
+    def measure(self, run: Run) -> float:
+        records = run.records
+        values = records.series(SERVER, self.metric, self.kind)
+        seconds = {0: 0.0} | records.series(SERVER, "virtual_seconds", PACE)
+        if not values:
+            names = records.metric_names(SERVER, self.kind)
+            raise ConfigError(
+                f"metric: no '{self.metric}' of the server in '{run.name}'; {nearest(self.metric, names)}"
+            )
+        return next((seconds[number] for number, value in values.items() if value >= self.target), math.nan)
