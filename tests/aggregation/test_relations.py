@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.ensemble import Ensembled, Rows
 from polyfed.aggregation.relations import relational_losses, relations
-from polyfed.losses.relational import relational_kl
+from polyfed.losses.distillation import relational_kl
 
 N, WIDTH = 9, 5
 INDEX = torch.tensor([7, 0, 4, 2])

@@ -17,7 +17,7 @@ from polyfed.aggregation.weighting import Evidence
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedcola import FedCola
-from polyfed.losses.relational import relational_kl
+from polyfed.losses.distillation import relational_kl
 from polyfed.runs.experiment import Experiment
 from sessions import prepared, woken
 from small_federations import ADAPTED, METHODS, NAMED, Config, federation_for, four_modalities

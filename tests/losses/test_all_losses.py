@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.losses.adversarial import minimax, non_saturating, separation
-from polyfed.losses.byol import byol
 from polyfed.losses.classification import (
     class_separation,
     margin_cross_entropy,
@@ -17,10 +16,10 @@ from polyfed.losses.classification import (
 )
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 from polyfed.losses.distillation import DISTILLATIONS, score_kl, similarity_kl, squared_distance
-from polyfed.losses.gloria import local_contrast
 from polyfed.losses.info_nce import info_nce
-from polyfed.losses.mgca import prototype_alignment, sinkhorn, token_alignment
+from polyfed.losses.local_alignment import local_contrast, prototype_alignment, sinkhorn, token_alignment
 from polyfed.losses.segmentation import focal_dice
+from polyfed.losses.self_supervised import byol
 from polyfed.losses.soft_contrastive import soft_contrastive
 
 

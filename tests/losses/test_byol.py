@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.losses.byol import Predictor, TargetNetwork, byol, symmetric_byol
+from polyfed.losses.self_supervised import Predictor, TargetNetwork, byol, symmetric_byol
 
 
 def by_loops(predictions, targets):

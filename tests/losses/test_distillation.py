@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.losses.distillation import DISTILLATIONS, Distillation, row_kl, score_kl, similarity_kl, squared_distance
-from polyfed.losses.relational import relational_kl
+from polyfed.losses.distillation import (
+    DISTILLATIONS,
+    Distillation,
+    relational_kl,
+    row_kl,
+    score_kl,
+    similarity_kl,
+    squared_distance,
+)
 
 
 def by_loops(name, student, target, rows):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from naive import dot, softmax
-from polyfed.losses.gloria import local_contrast, word_region_scores
+from polyfed.losses.local_alignment import local_contrast, word_region_scores
 
 SETTINGS = {"attention_scale": 3.0, "word_scale": 2.0}
 

@@ -7,7 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from naive import dot, softmax, unit_vector
-from polyfed.losses.mgca import prototype_alignment, sinkhorn, token_alignment, token_weights, uniform_weights
+from polyfed.losses.local_alignment import (
+    prototype_alignment,
+    sinkhorn,
+    token_alignment,
+    token_weights,
+    uniform_weights,
+)
 
 
 def tokens_by_loops(tokens, others, weights, mask, other_mask, tau):

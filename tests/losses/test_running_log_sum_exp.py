@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyfed.losses.running_log_sum_exp import (
+from polyfed.losses.log_sum_exp import (
     BoundedLogSumExp,
     RunningEntropy,
     RunningLogSumExp,

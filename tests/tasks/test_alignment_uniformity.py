@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from by_hand import play
 from fixed_features import frozen_bag, linear, projection
 from polyfed.core.errors import ConfigError
-from polyfed.losses.uniformity import alignment, uniformity
+from polyfed.losses.self_supervised import alignment, uniformity
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.alignment_uniformity import AlignmentUniformity
 from sessions import metrics, prepared, woken

@@ -16,9 +16,14 @@ from polyfed import Experiment, run
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.losses.gloria import local_contrast
 from polyfed.losses.info_nce import info_nce
-from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
+from polyfed.losses.local_alignment import (
+    local_contrast,
+    prototype_alignment,
+    token_alignment,
+    token_weights,
+    uniform_weights,
+)
 from polyfed.models.aligner import Detail
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.gloria import GLoRIA

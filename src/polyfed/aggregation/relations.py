@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.ensemble import Ensembled, Rows
-from polyfed.losses.relational import relational_kl
+from polyfed.losses.distillation import relational_kl
 
 
 class Relations(NamedTuple):

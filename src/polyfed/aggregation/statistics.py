@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.tiles import RANGE, Family, TileSize, families_of, largest_logit, working_dtype
 from polyfed.core.errors import ConfigError, PayloadError
-from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningEntropy, RunningLogSumExp
+from polyfed.losses.log_sum_exp import BoundedLogSumExp, RunningEntropy, RunningLogSumExp
 
 Statistic = Literal["positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance"]
 Statistics = dict[Statistic, Tensor]

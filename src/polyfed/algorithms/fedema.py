@@ -15,7 +15,7 @@ from polyfed.algorithms.shared.local_losses import Byol, SecondViews, random_vie
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
-from polyfed.losses.byol import Predictor
+from polyfed.losses.self_supervised import Predictor
 from polyfed.models.model import Embedder, Model
 
 

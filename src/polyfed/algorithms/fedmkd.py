@@ -35,8 +35,8 @@ from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.settings import TrainingSettings
-from polyfed.losses.byol import Predictor
 from polyfed.losses.contrast import queue_contrast
+from polyfed.losses.self_supervised import Predictor
 from polyfed.models.model import CachedModel
 from polyfed.wire.schema import Declared
 

@@ -26,10 +26,14 @@ class Discriminator(nn.Module):
 
     Args:
         dim: width d of the representations.
-        hidden: widths of the hidden layers (FedAFD, supplement A.2.1).
-        slope: of the leaky ReLUs below zero.
+        hidden: widths of the hidden layers (FedAFD, supplement A.2.1); wider ones tell apart more.
+        slope: of the leaky ReLUs below zero; 0 makes them plain, 1 linear.
         double_sigmoid: give probabilities, as FedAFD's released code does, although its loss takes logits. Read as
             logits they confine the loss of a real sample to (0.313, 0.693), of a fake one to (0.693, 1.313).
+
+    >>> discriminator = Discriminator(dim=4)
+    >>> discriminator(torch.zeros(3, 4)).shape
+    torch.Size([3])
     """
 
     def __init__(
@@ -61,6 +65,10 @@ def discriminator_loss(
 
     Raises:
         ValueError: there is no real or no fake representation.
+
+    >>> identity = nn.Flatten(0)  # representations of width 1, which are their own logits
+    >>> round(float(discriminator_loss(identity, real=torch.full((2, 1), 3.0), fake=torch.full((2, 1), -3.0))), 3)
+    0.097
     """
     # two passes: in one batch a discriminator with batch norms would see both kinds mixed
     return separation(discriminator(real.detach()), discriminator(fake.detach()))
@@ -82,13 +90,22 @@ def encoder_loss(
 
     Raises:
         ValueError: there is no fake representation, or no real one for ``minimax``.
+
+    >>> identity, real = nn.Flatten(0), torch.full((2, 1), 3.0)
+    >>> fakes = torch.full((2, 1), -3.0), torch.full((2, 1), 3.0)
+    >>> [round(float(encoder_loss(identity, real, fake, "non_saturating")), 3) for fake in fakes]
+    [3.049, 0.049]
     """
     return ENCODER_FORMS[form](frozen_output(discriminator, real.detach()), frozen_output(discriminator, fake))
 
 
 @in_full_precision
 def separation(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Float[Tensor, ""]:
-    """Binary cross-entropy of the logits with label 1 for real and 0 for fake ones, each averaged, then added."""
+    """Binary cross-entropy of the logits with label 1 for real and 0 for fake ones, each averaged, then added.
+
+    >>> round(float(separation(torch.tensor([0.0]), torch.tensor([0.0]))), 3)
+    1.386
+    """
     # softplus, as the logarithm of a sigmoid underflows
     return F.softplus(-_some(real, "real")).mean() + F.softplus(_some(fake, "fake")).mean()
 
@@ -98,6 +115,9 @@ def minimax(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Float[Tenso
     """E[log D(real)] + E[log(1 - D(fake))] (FedAFD, L_in and L_cr): the negative of ``separation``.
 
     To an encoder the first term is a constant. Where the discriminator is sure of a fake, the gradient vanishes.
+
+    >>> round(float(minimax(torch.tensor([0.0]), torch.tensor([0.0]))), 3)
+    -1.386
     """
     return -separation(real, fake)
 
@@ -107,6 +127,9 @@ def non_saturating(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Floa
     """-E[log D(fake)] (Goodfellow et al., NeurIPS 2014), as FedAFD's released code; blind to the real logits.
 
     Its gradient is largest where the discriminator is sure of a fake.
+
+    >>> round(float(non_saturating(torch.tensor([0.0]), torch.tensor([-5.0]))), 3)
+    5.007
     """
     return F.softplus(-_some(fake, "fake")).mean()
 
@@ -122,6 +145,11 @@ def frozen_output(module: nn.Module, x: Tensor) -> Tensor:
 
     ``requires_grad`` is never touched, so that nothing has to be put back after an error, and autocast keeps no
     copy of a weight that a later, unfrozen call would take.
+
+    >>> layer, x = nn.Linear(2, 1), torch.ones(1, 2, requires_grad=True)
+    >>> frozen_output(layer, x).sum().backward()
+    >>> layer.weight.grad is None, x.grad is None
+    (True, False)
     """
     # of parameters alone: buffers are the module's own, and a batch norm's would move
     constants = {name: value.detach() for name, value in module.named_parameters()}
@@ -129,7 +157,7 @@ def frozen_output(module: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def _some(logits: Tensor, kind: str) -> Tensor:
+def _some(logits: Tensor, side: str) -> Tensor:
     if logits.numel() == 0:
-        raise ValueError(f"adversarial loss without {kind} representations; both kinds need at least one")
+        raise ValueError(f"adversarial loss without {side} representations; both sides need at least one")
     return logits

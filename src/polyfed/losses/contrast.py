@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.losses.log_partition import log_partition
+from polyfed.losses.log_sum_exp import log_partition
 from polyfed.losses.precision import in_full_precision
 
 
@@ -34,13 +34,17 @@ def inter_modal(
         anchors: global representations of the whole public set in the other modality, those that several samples have
             but once if ``counts`` say so; constants.
         positive: index among them of each row of ``u``.
-        tau: temperature (the paper has none, the released code 0.5).
+        tau: temperature; a higher one softens the contrast (the paper has none, the released code 0.5).
         items: id of the item behind each anchor; siblings (other captions of the same image) are then
             left out of the denominator.
         include_self: whether the positive is part of the denominator, as in Eq. 1 and the released code.
             Without it a row that has no negative left counts as 0.
         counts: how many samples have each anchor; None: one.
-        chunk: anchors at a time.
+        chunk: anchors at a time; more need more memory and less time.
+
+    >>> anchors = torch.eye(3)
+    >>> [round(float(inter_modal(anchors, anchors, torch.arange(3), tau)), 3) for tau in (0.5, 1.0)]
+    [0.24, 0.551]
     """
     anchors = anchors.detach()
     partition = log_partition(u, anchors, positive, tau, items, include_self, chunk, counts)
@@ -61,7 +65,11 @@ def intra_modal(
         u: the client's representations of public samples.
         consensus: g, the global representations of the same samples and modality.
         previous: p, what the client's own model gave for them at the end of its last participation.
-        tau: temperature (the paper has none, the released code 0.5).
+        tau: temperature; a higher one softens the contrast (the paper has none, the released code 0.5).
+
+    >>> u, previous = torch.eye(2), -torch.eye(2)
+    >>> round(float(intra_modal(u, consensus=u, previous=previous)), 3), round(float(intra_modal(u, previous, u)), 3)
+    (0.127, 2.127)
     """
     return F.softplus((u * (previous - consensus).detach()).sum(1) / tau).mean()
 
@@ -79,7 +87,11 @@ def model_contrast(
         z: of the model in training.
         received: z_glob, of the model that the server sent.
         previous: z_prev, of the client's model at the end of its previous participation.
-        tau: temperature.
+        tau: temperature; a higher one softens the contrast.
+
+    >>> z = torch.eye(2)
+    >>> round(float(model_contrast(z, received=5 * z, previous=-z)), 3)
+    0.018
     """
     unit, towards, away = (F.normalize(values, dim=1) for values in (z, received, previous))
     return intra_modal(unit, towards, away, tau)
@@ -105,7 +117,12 @@ def queue_contrast(
         queue: earlier targets, unit L2 norm; constants.
         items: number of the item behind each sample of the batch.
         queued: the same of the queue.
-        tau: temperature.
+        tau: temperature; a higher one softens the contrast.
+
+    >>> x, queue = torch.eye(3)[:2], torch.eye(3)[2:]
+    >>> items, queued = torch.arange(2), torch.tensor([2])
+    >>> [round(float(queue_contrast(x, x, queue, items, queued, tau)), 3) for tau in (0.1, 1.0)]
+    [0.0, 0.551]
     """
     siblings = items[:, None] == torch.cat([items, queued])
     # a sample is its own positive, not its sibling

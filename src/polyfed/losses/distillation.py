@@ -1,4 +1,4 @@
-"""Distances by which a student learns representations or class scores, and divergences between their softmaxes."""
+"""Distances by which a student learns representations or class scores, and divergences between softmaxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.losses.log_partition import log_partition
+from polyfed.losses.log_sum_exp import log_partition
 from polyfed.losses.precision import in_full_precision
 
 Distillation = Literal["l2", "mse", "l1", "cosine", "kl"]
@@ -28,6 +28,9 @@ def l2(
         student: outputs that learn.
         target: constants.
         valid: samples that have a target; the mean is over these, and 0 if there are none.
+
+    >>> float(l2(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)))
+    5.0
     """
     return _mean(torch.linalg.vector_norm(student - _constant(target, student, valid), dim=1), valid)
 
@@ -36,7 +39,11 @@ def l2(
 def mse(
     student: Float[Tensor, "b d"], target: Float[Tensor, "b d"], valid: Bool[Tensor, " b"] | None = None
 ) -> Float[Tensor, ""]:
-    """Squared error, mean over samples and dimensions (CreamFL's released code); arguments as ``l2``."""
+    """Squared error, mean over samples and dimensions (CreamFL's released code); arguments as ``l2``.
+
+    >>> float(mse(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)))
+    12.5
+    """
     return _mean((student - _constant(target, student, valid)).square().mean(1), valid)
 
 
@@ -44,7 +51,11 @@ def mse(
 def l1(
     student: Float[Tensor, "b d"], target: Float[Tensor, "b d"], valid: Bool[Tensor, " b"] | None = None
 ) -> Float[Tensor, ""]:
-    """Absolute error, mean over samples and dimensions (FedMD's digest, Li and Wang 2019); arguments as ``l2``."""
+    """Absolute error, mean over samples and dimensions (FedMD's digest, Li and Wang 2019); arguments as ``l2``.
+
+    >>> float(l1(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)))
+    3.5
+    """
     return _mean((student - _constant(target, student, valid)).abs().mean(1), valid)
 
 
@@ -52,7 +63,11 @@ def l1(
 def kl(
     student: Float[Tensor, "b c"], target: Float[Tensor, "b c"], valid: Bool[Tensor, " b"] | None = None
 ) -> Float[Tensor, ""]:
-    """Mean over samples of KL(softmax(target) || softmax(student)), of class scores; arguments as ``l2``."""
+    """Mean over samples of KL(softmax(target) || softmax(student)), of class scores; arguments as ``l2``.
+
+    >>> round(float(kl(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]]))), 3)
+    1.523
+    """
     return _mean(score_kl(student, _constant(target, student, valid)), valid)
 
 
@@ -60,7 +75,11 @@ def kl(
 def cosine(
     student: Float[Tensor, "b d"], target: Float[Tensor, "b d"], valid: Bool[Tensor, " b"] | None = None
 ) -> Float[Tensor, ""]:
-    """Mean over samples of 1 - cos(student, target), blind to the norms; arguments as ``l2``."""
+    """Mean over samples of 1 - cos(student, target), blind to the norms; arguments as ``l2``.
+
+    >>> float(cosine(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])))
+    1.0
+    """
     return _mean(1 - F.cosine_similarity(student, _constant(target, student, valid), dim=1), valid)
 
 
@@ -80,6 +99,9 @@ def squared_distance(
         z: representations.
         anchors: z*, in the same order.
         reduction: ``sum`` over samples, their ``mean``, or the mean over all b x d elements (FedDRA's released code).
+
+    >>> [float(squared_distance(torch.ones(2, 4), torch.zeros(2, 4), how)) for how in ("sum", "mean", "element")]
+    [8.0, 4.0, 1.0]
     """
     squares = (z - anchors).square()
     if reduction == "element":
@@ -93,7 +115,11 @@ def squared_distance(
 def score_kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"], tau: float = 1.0) -> Float[Tensor, " b"]:
     """KL(softmax(teacher / tau) || softmax(student / tau)) of each row of class scores; gradient to ``student`` only.
 
-    It is not multiplied by tau squared.
+    A higher temperature ``tau`` softens both. It is not multiplied by tau squared.
+
+    >>> student, teacher = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]])
+    >>> [round(float(score_kl(student, teacher, tau)), 3) for tau in (1.0, 4.0)]
+    [1.523, 0.122]
     """
     teacher = F.log_softmax(teacher.detach() / tau, dim=1)
     return F.kl_div(F.log_softmax(student / tau, dim=1), teacher, reduction="none", log_target=True).sum(1)
@@ -117,8 +143,12 @@ def similarity_kl(
         student: representations that learn.
         teacher: constants.
         anchors: what both are compared with; constants.
-        tau: temperature.
-        chunk: anchors at a time.
+        tau: temperature; a higher one softens both sides.
+        chunk: anchors at a time; more need more memory and less time.
+
+    >>> student, teacher, anchors = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), 2 * torch.eye(2)
+    >>> round(float(similarity_kl(student, teacher, anchors)), 3)
+    1.523
     """
     anchors, own = anchors.detach(), torch.zeros(len(student), dtype=torch.int64, device=student.device)
     with torch.enable_grad():  # A'(teacher) comes from autograd, even where the caller evaluates without gradients
@@ -131,7 +161,12 @@ def similarity_kl(
 
 
 def row_kl(student: Tensor, teacher: Tensor, anchors: Tensor | None, tau: float) -> Float[Tensor, " b"]:
-    """``similarity_kl`` where there are anchors, else ``score_kl``."""
+    """``similarity_kl`` where there are anchors, else ``score_kl``.
+
+    >>> scores = torch.tensor([[2.0, 0.0]])
+    >>> round(float(row_kl(scores, -scores, anchors=None, tau=1.0)), 3)
+    1.523
+    """
     return score_kl(student, teacher, tau) if anchors is None else similarity_kl(student, teacher, anchors, tau)
 
 
@@ -146,3 +181,36 @@ def _mean(values: Float[Tensor, " b"], valid: Bool[Tensor, " b"] | None) -> Floa
     if valid is None:
         return values.mean()
     return values.masked_fill(~valid, 0).sum() / valid.sum().clamp_min(1)
+
+
+@in_full_precision
+def relational_kl(
+    source: Float[Tensor, "b d"],
+    target: Float[Tensor, "b d"],
+    cosines: Float[Tensor, "b b"],
+    known: Bool[Tensor, "b b"],
+    tau: float,
+) -> Float[Tensor, ""]:
+    """Mean over rows s of KL(softmax_t(C_st / tau) || softmax_t(cos(source_s, target_t) / tau)), C a teacher's.
+
+    The idea is that of similarity-preserving and relational distillation (Tung and Mori 2019; Park et al. 2019), with
+    distributions in place of matrices, as Fang et al. (SEED, 2021) have them. It is blind to rotations of the student's
+    space and of the teacher's.
+
+    Args:
+        source: the student's rows, with gradient, as ``target``.
+        target: what they are compared with; ``source`` itself within a modality.
+        cosines: C, constants; anything finite where they are not known.
+        known: pairs that take part, each softmax is over those of its row. Rows with fewer than two do not count; the
+            loss is 0 if none counts.
+        tau: temperature; a higher one looks at far samples too.
+
+    >>> x, known = torch.eye(3), torch.ones(3, 3, dtype=torch.bool)
+    >>> [round(float(relational_kl(x, x, cosines, known, tau=0.5)), 3) for cosines in (torch.eye(3), torch.ones(3, 3))]
+    [0.0, 0.474]
+    """
+    own = F.normalize(source, dim=1) @ F.normalize(target, dim=1).T
+    lowest = torch.finfo(own.dtype).min / 2  # finite: a softmax over nothing but -inf is NaN
+    student, teacher = (torch.where(known, side / tau, lowest) for side in (own, cosines.to(own)))
+    counts = known.sum(1) > 1  # of a single one there is no distribution to learn
+    return (score_kl(student, teacher) * counts).sum() / counts.sum().clamp_min(1)

@@ -33,11 +33,15 @@ def info_nce(
     Args:
         u: representations of one modality, unit L2 norm.
         v: representations of the other, in the same order, unit L2 norm.
-        scale: 1 / temperature.
+        scale: 1 / temperature; a higher one sharpens the choice among the batch.
         items: id of the item behind each pair; rows of the same item (two captions of one image) are then
             left out of each other's denominators.
         weight: see ``pair_cross_entropy``.
         reduction: likewise.
+
+    >>> u = torch.eye(2)
+    >>> [round(float(info_nce(u, u, scale)), 3) for scale in (1.0, 10.0)]
+    [0.313, 0.0]
     """
     return pair_cross_entropy(scale * (u @ v.T), items, weight=weight, reduction=reduction)
 
@@ -57,6 +61,10 @@ def pair_cross_entropy(
         items: see ``info_nce``.
         weight: of the direction from rows to columns (ConVIRT: 0.75).
         reduction: of the two directions; ``sum`` is twice the ``mean``, as in FedAID's, GLoRIA's and MGCA's code.
+
+    >>> logits = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    >>> [round(float(pair_cross_entropy(logits, weight=weight)), 3) for weight in (0.5, 1.0)]
+    [0.753, 0.693]
     """
     target = torch.arange(len(logits), device=logits.device)
     if items is not None:

@@ -15,7 +15,12 @@ Returned = TypeVar("Returned")
 
 
 def in_full_precision(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Run ``function`` with autocast off and its 16-bit floating arguments raised to fp32."""
+    """Run ``function`` with autocast off and its 16-bit floating arguments raised to fp32.
+
+    >>> dtype_of = in_full_precision(lambda x: x.dtype)
+    >>> dtype_of(torch.ones(1, dtype=torch.bfloat16))
+    torch.float32
+    """
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:

@@ -20,7 +20,11 @@ def focal(logits: Float[Tensor, "b h w"], masks: Shaped[Tensor, "b h w"], gamma:
     Args:
         logits: of the foreground.
         masks: 1 in the foreground, else 0.
-        gamma: how much less pixels count that are right already; 0 gives the cross-entropy.
+        gamma: a higher one counts less what is right already; 0 gives the cross-entropy.
+
+    >>> logits, masks = torch.tensor([[[2.0, -2.0]]]), torch.tensor([[[1.0, 0.0]]])
+    >>> [round(float(focal(logits, masks, gamma)), 4) for gamma in (0.0, 2.0)]
+    [0.1269, 0.0018]
     """
     right = torch.where(masks > 0, logits, -logits)
     # in logarithms, as (1 - p)^gamma has no finite slope at p = 1 for gamma below 1
@@ -35,6 +39,10 @@ def soft_dice(logits: Float[Tensor, "b h w"], masks: Shaped[Tensor, "b h w"], sm
         logits: of the foreground, p = sigmoid(logits).
         masks: 1 in the foreground, else 0.
         smooth: s > 0, so that a batch of empty masks has a value and a slope.
+
+    >>> masks = torch.tensor([[[1.0, 0.0]]])
+    >>> [round(float(soft_dice(logit * (2 * masks - 1), masks)), 2) for logit in (9.0, 0.0, -9.0)]
+    [1.0, 0.67, 0.33]
     """
     # over the batch, not by picture: an empty mask would make a picture's share arbitrary
     return _shares(logits.sigmoid(), masks.to(logits.dtype), (0, 1, 2), smooth)
@@ -50,7 +58,12 @@ def focal_dice(
     gamma: float = 2.0,
     smooth: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """focal_weight focal - dice_weight log(soft Dice) (FedAID, appendix B.2, after MGCA, NeurIPS 2022)."""
+    """focal_weight focal - dice_weight log(soft Dice) (FedAID, appendix B.2, after MGCA, NeurIPS 2022).
+
+    >>> masks = torch.tensor([[[1.0, 0.0]]])
+    >>> [round(float(focal_dice(logit * (2 * masks - 1), masks)), 2) for logit in (9.0, 0.0, -9.0)]
+    [0.0, 2.14, 91.08]
+    """
     return focal_weight * focal(logits, masks, gamma) - dice_weight * soft_dice(logits, masks, smooth).log()
 
 
@@ -75,6 +88,11 @@ def cross_entropy_dice(
         over: what a soft Dice is over; of single pictures the loss is a mean over samples.
         background: whether the first class counts in the mean of Dice.
         smooth: s of ``soft_dice``.
+
+    >>> masks = torch.tensor([[[1, 0]]])
+    >>> logits = torch.nn.functional.one_hot(masks, 2).movedim(-1, 1).float()
+    >>> [round(float(cross_entropy_dice(scale * logits, masks)), 2) for scale in (9.0, 0.0, -9.0)]
+    [0.0, 1.03, 9.67]
     """
     # compared, not scattered: per-sample gradients are taken through this
     classes = torch.arange(logits.shape[1], device=logits.device)[:, None, None]

@@ -32,11 +32,15 @@ def soft_contrastive(
     Args:
         u: representations of one modality.
         v: representations of the other, in the same order.
-        shift: b in the papers, 15 at the start.
-        scale: a in the papers, 15 at the start.
+        shift: b in the papers, 15 at the start; a higher one lets pairs match at a greater distance.
+        scale: a in the papers, 15 at the start; a higher one makes the step between match and mismatch steeper.
         items: id of the item behind each pair; pairs of two rows of the same item (two captions of one image)
             that do not match by index are left out instead of pushed apart.
         reduction: ``sum`` as in the papers (clip the gradient: it grows with b^2), or ``mean``.
+
+    >>> z, shift, scale = torch.eye(3), torch.tensor(1.0), torch.tensor(2.0)
+    >>> [round(float(soft_contrastive(z, v, shift, scale)), 2) for v in (z, z.roll(1, 0))]
+    [1.07, 34.99]
     """
     distance = _distances(u, v)
     sign = torch.ones_like(distance).fill_diagonal_(-1)

@@ -33,6 +33,10 @@ class Attention(nn.Module):
 
     Raises:
         ValueError: ``heads`` does not divide ``width``.
+
+    >>> attention, x, mask = Attention(width=8, heads=2), torch.randn(1, 3, 8), torch.tensor([[True, True, False]])
+    >>> attention(x, mask).shape, float(attention.leading(x, mask)[0, 2])
+    (torch.Size([1, 3, 8]), 0.0)
     """
 
     role: ClassVar[str] = "attention"
@@ -86,6 +90,9 @@ class DropPath(nn.Module):
     """Stochastic depth (Huang et al., ECCV 2016): in training a sample's branch is zero with chance ``rate``.
 
     What stays is scaled by 1 / (1 - rate), which keeps the expectation.
+
+    >>> DropPath(rate=0.5).eval()(torch.ones(1, 2)).tolist()
+    [[1.0, 1.0]]
     """
 
     def __init__(self, rate: float) -> None:
@@ -102,7 +109,11 @@ class DropPath(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm transformer block (ViT): ``x + attention(norm1(x))``, then ``x + mlp(norm2(x))``."""
+    """Pre-norm transformer block (ViT): ``x + attention(norm1(x))``, then ``x + mlp(norm2(x))``.
+
+    >>> TransformerBlock(width=8, heads=2, hidden=16)(torch.randn(1, 3, 8)).shape
+    torch.Size([1, 3, 8])
+    """
 
     def __init__(self, width: int, heads: int, hidden: int, drop_path: float = 0.0, eps: float = EPS) -> None:
         super().__init__()
@@ -124,7 +135,11 @@ class TransformerBlock(nn.Module):
 
 
 class PostBlock(nn.Module):
-    """Post-norm transformer block (BERT): ``x = norm1(x + attention(x))``, then ``norm2(x + mlp(x))``."""
+    """Post-norm transformer block (BERT): ``x = norm1(x + attention(x))``, then ``norm2(x + mlp(x))``.
+
+    >>> PostBlock(width=8, heads=2, hidden=16)(torch.randn(1, 3, 8)).shape
+    torch.Size([1, 3, 8])
+    """
 
     def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-12) -> None:
         super().__init__()
@@ -147,7 +162,11 @@ class PostBlock(nn.Module):
 def stack(
     width: int, depth: int, heads: int, expansion: float = 4, drop_path: float = 0.0, eps: float = EPS
 ) -> nn.ModuleList:
-    """``depth`` blocks; stochastic depth grows linearly from 0 in the first to ``drop_path`` in the last."""
+    """``depth`` blocks; stochastic depth grows linearly from 0 in the first to ``drop_path`` in the last.
+
+    >>> [block.drop_path.rate for block in stack(width=8, depth=3, heads=2, drop_path=0.2)]
+    [0.0, 0.1, 0.2]
+    """
     # first blocks matter to all later ones, so they are dropped least
     rates = [drop_path * number / max(1, depth - 1) for number in range(depth)]
     return nn.ModuleList(TransformerBlock(width, heads, round(expansion * width), rate, eps) for rate in rates)

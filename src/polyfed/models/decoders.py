@@ -38,6 +38,10 @@ class GridDecoder(nn.Module):
         size: height and width of the masks.
         outputs: logits a pixel.
         norm: of the stages.
+
+    >>> decoder = GridDecoder(channels=6, widths=(4, 4), size=16, outputs=3)
+    >>> decoder([torch.zeros(2, 6, 3, 3)]).shape
+    torch.Size([2, 3, 16, 16])
     """
 
     def __init__(
@@ -67,6 +71,10 @@ class MaskHead(nn.Module):
         widths: channels of the stages.
         size: height and width of the masks.
         modality: whose features it reads.
+
+    >>> head = MaskHead(dim=6, classes=3, widths=(32,), size=16, modality="image")
+    >>> head(torch.zeros(2, 9, 6)).shape
+    torch.Size([2, 3, 16, 16])
     """
 
     def __init__(self, dim: int, classes: int, widths: Sequence[int], size: int, modality: str) -> None:
@@ -90,6 +98,10 @@ class UNetDecoder(nn.Module):
         channels: of each map, the coarsest first.
         widths: channels after each step; the last stands for all further ones, and what is too many is not used.
         size: height and width of the masks.
+
+    >>> decoder = UNetDecoder(channels=(8, 6, 4), widths=(4, 4), size=16)
+    >>> decoder([torch.zeros(2, 8, 2, 2), torch.zeros(2, 6, 4, 4), torch.zeros(2, 4, 8, 8)]).shape
+    torch.Size([2, 1, 16, 16])
     """
 
     def __init__(self, channels: Sequence[int], widths: Sequence[int], size: int) -> None:

@@ -44,6 +44,12 @@ class GranularityFusion(nn.Module):
         dim: width d of the features.
         squeeze: d over the width of the bottleneck.
         shared_global_branch: M' takes T1 of M, a slip of the released code, rather than one of its own.
+
+    >>> fusion = GranularityFusion(dim=8).eval()
+    >>> local, received = torch.ones(2, 8), torch.zeros(2, 8)
+    >>> fused = fusion(local, received)
+    >>> bool(((fused > 0) & (fused < 1)).all())
+    True
     """
 
     def __init__(self, dim: int, squeeze: int = 4, *, shared_global_branch: bool = False) -> None:
@@ -179,6 +185,10 @@ def match_positions(
 
     Raises:
         ValueError: ``mask`` has another length.
+
+    >>> features = torch.arange(6.0).reshape(1, 6, 1)
+    >>> match_positions(features, None, 3).flatten()
+    tensor([0.5000, 2.5000, 4.5000])
     """
     if mask is not None and mask.shape[1] != length:
         raise ValueError(f"mask of {mask.shape[1]} positions for a map of {length}; pass the mask of that map")

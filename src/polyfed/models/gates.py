@@ -21,6 +21,12 @@ class GatedWeight(nn.Module):
     Args:
         out: W_out, of the shape of W; it is copied.
         trainable: whether W_out is trained; if not, it has neither gradient nor optimiser state.
+
+    >>> gated_weight = GatedWeight(out=torch.ones(1, 2))
+    >>> gated_weight(torch.zeros(1, 2)).tolist(), gated_weight.gate.data.fill_(0.5).tolist()
+    ([[0.0, 0.0]], [0.5])
+    >>> gated_weight(torch.zeros(1, 2)).tolist()
+    [[0.5, 0.5]]
     """
 
     def __init__(self, out: Float[Tensor, "o i"], *, trainable: bool = True) -> None:
@@ -34,7 +40,12 @@ class GatedWeight(nn.Module):
 
 
 def linears(module: nn.Module, roles: frozenset[str]) -> dict[str, nn.Linear]:
-    """The linear layers, by name, within blocks' parts of the given roles (attention, mlp)."""
+    """The linear layers, by name, within blocks' parts of the given roles (attention, mlp).
+
+    >>> from polyfed.models.blocks import TransformerBlock
+    >>> list(linears(TransformerBlock(width=8, heads=2, hidden=16), frozenset(["mlp"])))
+    ['mlp.fc1', 'mlp.fc2']
+    """
     return {
         f"{name}.{inner}" if name and inner else name or inner: layer
         for name, part in module.named_modules()
@@ -57,6 +68,12 @@ def gated(module: nn.Module, outs: Mapping[str, Tensor], *, trainable: bool = Tr
 
     Yields:
         The gates by the name of their layer.
+
+    >>> layer = nn.Sequential(nn.Linear(2, 1, bias=False))
+    >>> with gated(layer, {"0": torch.ones(1, 2)}) as gates:
+    ...     _ = layer[0].parametrizations.weight.original.data.zero_(), gates["0"].gate.data.fill_(0.5)
+    >>> layer[0].weight.tolist()
+    [[0.5, 0.5]]
     """
     gates: dict[str, GatedWeight] = {}
     orders: dict[str, list[str]] = {}

@@ -20,7 +20,11 @@ Fusion = Literal["product", "concat", "both"]
 
 
 class LinearHead(nn.Linear):
-    """Logits [b, classes] from an embedding [b, d]: the plain linear classifier."""
+    """Logits [b, classes] from an embedding [b, d]: the plain linear classifier.
+
+    >>> LinearHead(dim=4, classes=3)(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
 
     def __init__(self, dim: int, classes: int, *, bias: bool = True) -> None:
         super().__init__(dim, classes, bias=bias)
@@ -32,6 +36,10 @@ class NonNegativeHead(nn.Module):
     The released code multiplies features by 128 before the classifier; the separation of classes,
     ``CE(relu(W) relu(W)^T, identity)``, is a loss on ``positive_weight``. Weights start positive (the
     absolute values of Xavier's): one that starts below zero would never receive a gradient. A bias may be negative.
+
+    >>> head = NonNegativeHead(dim=4, classes=3, scale=128.0)
+    >>> bool((head.positive_weight >= 0).all()), head(torch.zeros(2, 4)).shape
+    (True, torch.Size([2, 3]))
     """
 
     def __init__(self, dim: int, classes: int, *, scale: float = 128.0, bias: bool = False) -> None:
@@ -55,6 +63,10 @@ class SimilarityHead(nn.Module):
     Args:
         vectors: [classes, d], of unit norm.
         temperature: what cosines are divided by.
+
+    >>> vectors = torch.eye(2)
+    >>> [SimilarityHead(vectors, temperature)(torch.tensor([[3.0, 0.0]])).tolist() for temperature in (1.0, 0.5)]
+    [[[1.0, 0.0]], [[2.0, 0.0]]]
     """
 
     def __init__(self, vectors: Float[Tensor, "classes d"], temperature: float) -> None:
@@ -136,6 +148,11 @@ class FusedHead(nn.Module):
         fusion: what h is.
         hidden: width of the hidden layer (GELU).
         dropout: share dropped of h and of the hidden layer in training.
+
+    >>> head = FusedHead(dim=4, modalities=2, answers=3, fusion="both", hidden=8)
+    >>> picture, question = torch.randn(5, 4), torch.randn(5, 4)
+    >>> head.fuse([picture, question]).shape, head([picture, question]).shape
+    (torch.Size([5, 12]), torch.Size([5, 3]))
     """
 
     def __init__(

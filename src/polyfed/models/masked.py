@@ -34,12 +34,21 @@ class Masking(NamedTuple):
 
 
 def hidden_count(patches: int, ratio: float) -> int:
-    """How many patches ``ratio`` hides, rounded to the nearest; at least one is hidden and one seen."""
+    """How many patches ``ratio`` hides, rounded to the nearest; at least one is hidden and one seen.
+
+    >>> [hidden_count(patches=16, ratio=ratio) for ratio in (0.6, 0.75)]
+    [10, 12]
+    """
     return min(max(int(ratio * patches + 0.5), 1), patches - 1)
 
 
 def random_masking(batch: int, patches: int, ratio: float, generator: torch.Generator) -> Masking:
-    """Masks of ``batch`` pictures, each drawn on its own, uniformly among those that hide as many patches."""
+    """Masks of ``batch`` pictures, each drawn on its own, uniformly among those that hide as many patches.
+
+    >>> masking = random_masking(batch=2, patches=4, ratio=0.75, generator=torch.Generator().manual_seed(0))
+    >>> masking.visible.shape, masking.hidden.sum(1)
+    (torch.Size([2, 1]), tensor([3, 3]))
+    """
     # a sort of uniform numbers is a uniform permutation, row by row
     order = torch.rand(batch, patches, generator=generator).argsort(1)
     restore = order.argsort(1)
@@ -123,6 +132,9 @@ def sine_cosine(grid: tuple[int, int], width: int) -> Float[Tensor, "n w"]:
 
     Raises:
         ValueError: ``width`` is no multiple of 4.
+
+    >>> sine_cosine((2, 2), 8).shape
+    torch.Size([4, 8])
     """
     if width % 4:
         raise ValueError(f"width {width} is no multiple of 4")

@@ -43,18 +43,32 @@ class Splittable(Protocol):
 
 
 def from_map(features: Float[Tensor, "b c h w"]) -> LocalFeatures:
+    """The mean of a map and its positions, row by row.
+
+    >>> features = from_map(torch.ones(2, 6, 3, 3))
+    >>> features.pooled.shape, features.local.shape
+    (torch.Size([2, 6]), torch.Size([2, 9, 6]))
+    """
     return LocalFeatures(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
 
 
 def grid_side(positions: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None) -> int | None:
-    """Side of the square grid that positions are, with or without a summary before them; None: they are none."""
+    """Side of the square grid that positions are, with or without a summary before them; None: they are none.
+
+    >>> grid_side(torch.zeros(2, 10, 6), None), grid_side(torch.zeros(2, 7, 6), None)
+    (3, None)
+    """
     side = math.isqrt(positions.shape[1])
     is_square = side * side in (positions.shape[1], positions.shape[1] - 1)
     return side if is_square and (mask is None or bool(mask.all())) else None
 
 
 def to_map(positions: Float[Tensor, "b l c"]) -> Float[Tensor, "b c side side"]:
-    """The map that positions in a square grid are, without the summary that may come before them."""
+    """The map that positions in a square grid are, without the summary that may come before them.
+
+    >>> to_map(torch.zeros(2, 10, 6)).shape  # a summary and nine positions
+    torch.Size([2, 6, 3, 3])
+    """
     side = math.isqrt(positions.shape[1])
     # views whose batch may vary in an export
     return torch.unflatten(positions[:, -side * side :].transpose(1, 2), 2, (side, side))
@@ -70,6 +84,10 @@ class PIE(nn.Module):
         in_dim: width of the local features.
         dim: width d of the embedding.
         hidden: width of the attention; half of ``in_dim`` by default.
+
+    >>> pie = PIE(in_dim=6, dim=4)
+    >>> pie(torch.randn(2, 4), torch.randn(2, 9, 6)).shape
+    torch.Size([2, 4])
     """
 
     def __init__(self, in_dim: int, dim: int, hidden: int | None = None) -> None:

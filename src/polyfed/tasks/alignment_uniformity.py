@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.losses.uniformity import alignment, uniformity
+from polyfed.losses.self_supervised import alignment, uniformity
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks import evaluating
 from polyfed.tasks.task import Task

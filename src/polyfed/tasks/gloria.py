@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.data.samples import Batch, Samples
-from polyfed.losses.gloria import local_contrast
 from polyfed.losses.info_nce import Reduction, info_nce
+from polyfed.losses.local_alignment import local_contrast
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
 
@@ -20,7 +20,7 @@ class GLoRIA(PairTask):
     """global_weight L_global + local_weight L_local, both summed over the two directions, as in the released code.
 
     L_global is InfoNCE on the embeddings. L_local contrasts texts and pictures by how well the words of a text fit the
-    regions that they attend to (``polyfed.losses.gloria``). Regions are the positions of the first modality, words
+    regions that they attend to (``losses.local_alignment``). Regions are the positions of the first modality, words
     those of the second; a model must give both. Words here are tokens: the paper adds up the pieces of a word, which is
     left out. Metrics, which are of the embeddings alone, as ``PairTask`` says.
     """

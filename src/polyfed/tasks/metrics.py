@@ -16,13 +16,21 @@ _TOP5_CLASSES = 10  # with fewer classes, five guesses say little
 
 
 def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
-    """Rank from 0 of the true class: how many other classes score at least as high, or NaN."""
+    """Rank from 0 of the true class: how many other classes score at least as high, or NaN.
+
+    >>> label_ranks(torch.tensor([[0.1, 0.9], [0.5, 0.5]]), torch.tensor([1, 0]))  # a tie counts against the model
+    tensor([0, 1])
+    """
     true = logits.gather(1, labels[:, None])
     return logits.shape[1] - 1 - (logits < true).sum(1)
 
 
 def sole_best(logits: Float[Tensor, "n c *pixels"]) -> Int64[Tensor, " n *pixels"]:
-    """The class that scores higher than all others; -1 where another scores as high, or NaN."""
+    """The class that scores higher than all others; -1 where another scores as high, or NaN.
+
+    >>> sole_best(torch.tensor([[0.1, 0.9], [0.5, 0.5]]))
+    tensor([ 1, -1])
+    """
     best, classes = logits.max(1)
     return classes.where((logits < best[:, None]).sum(1) == logits.shape[1] - 1, -1)
 
@@ -33,23 +41,40 @@ def predictions(
     """The class with the highest score; where the true class shares it, one of the others.
 
     ``ranks`` are the ``label_ranks`` of the same logits, so that a prediction is right where the rank is 0.
+
+    >>> logits, labels = torch.tensor([[0.1, 0.9], [0.5, 0.5]]), torch.tensor([1, 0])
+    >>> predictions(logits, labels, label_ranks(logits, labels))
+    tensor([1, 1])
     """
     others = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
     return torch.where(ranks == 0, labels, others)
 
 
 def top(ranks: Int64[Tensor, " n"], k: int) -> Float[Tensor, ""]:
-    """Percent of samples whose true class is among the ``k`` highest."""
+    """Percent of samples whose true class is among the ``k`` highest.
+
+    >>> float(top(torch.tensor([0, 3, 7, 1]), k=2))
+    50.0
+    """
     return 100.0 * (ranks < k).double().mean()
 
 
 def balanced_accuracy(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int) -> Float[Tensor, ""]:
+    """Mean recall, in percent, over the classes that occur.
+
+    >>> float(balanced_accuracy(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]), classes=2))
+    50.0
+    """
     hits, support, _ = _counts(predicted, labels, classes)
     return 100.0 * (hits / support)[support > 0].mean()
 
 
 def macro_f1(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int) -> Float[Tensor, ""]:
-    """Mean F1 score, in percent, over the classes that occur or are predicted."""
+    """Mean F1 score, in percent, over the classes that occur or are predicted.
+
+    >>> round(float(macro_f1(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]), classes=2)), 1)
+    40.0
+    """
     hits, support, claimed = _counts(predicted, labels, classes)
     sizes = support + claimed
     return 100.0 * (2 * hits / sizes)[sizes > 0].mean()
@@ -101,6 +126,10 @@ def ranks(
 
     Raises:
         DataError: a query has no positive in the gallery.
+
+    >>> queries = gallery = torch.eye(3)
+    >>> ranks(queries, gallery, torch.tensor([0, 1, 2]), torch.tensor([0, 2, 1]))
+    tensor([0, 2, 2])
     """
     # entries of an item stand together, so that a query's positives are a run of columns
     order = gallery_items.argsort(stable=True)
@@ -129,14 +158,22 @@ def ranks(
 
 
 def recall_at(ranks: Int64[Tensor, " n"], cutoffs: Sequence[int]) -> dict[int, float]:
-    """Recall at each cutoff: percent of queries whose rank (from 0) is below it; NaN without queries."""
+    """Recall at each cutoff: percent of queries whose rank (from 0) is below it; NaN without queries.
+
+    >>> recall_at(torch.tensor([0, 3, 7, 1]), cutoffs=(1, 5))
+    {1: 25.0, 5: 75.0}
+    """
     below = torch.tensor(cutoffs, dtype=torch.int64, device=ranks.device)[:, None] > ranks
     hits = below.sum(1).tolist()
     return {cutoff: 100.0 * hit / len(ranks) if len(ranks) else nan for cutoff, hit in zip(cutoffs, hits, strict=True)}
 
 
 def positives_per_query(query_items: Int64[Tensor, " n"], gallery_items: Int64[Tensor, " m"]) -> float:
-    """Mean over the queries of the number of gallery entries with the query's item; NaN without queries."""
+    """Mean over the queries of the number of gallery entries with the query's item; NaN without queries.
+
+    >>> positives_per_query(torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]))
+    2.0
+    """
     _, positives = _runs(query_items, gallery_items.sort().values)
     return int(positives.sum()) / len(positives) if len(positives) else nan
 
@@ -178,6 +215,10 @@ def overlaps(predicted: Int[Tensor, "n h w"], masks: Int[Tensor, "n h w"], class
     """``Counts`` of each picture.
 
     A pixel whose true value is no class is left out; one whose predicted value is none is right nowhere.
+
+    >>> overlaps(torch.tensor([[[1, 1, 0]]]), torch.tensor([[[1, 0, 0]]]), classes=2)
+    tensor([[[1, 1, 2],
+             [1, 2, 1]]])
     """
     predicted = predicted.where((masks >= 0) & (masks < classes), -1)
     # class by class: what is held does not grow with their number
@@ -186,13 +227,21 @@ def overlaps(predicted: Int[Tensor, "n h w"], masks: Int[Tensor, "n h w"], class
 
 
 def dice(counts: Counts) -> Float[Tensor, "*n classes"]:
-    """2 |A and B| / (|A| + |B|) in float64; NaN where a class is neither predicted nor true."""
+    """2 |A and B| / (|A| + |B|) in float64; NaN where a class is neither predicted nor true.
+
+    >>> dice(torch.tensor([[1, 2, 1]])).item()  # one pixel is both, two are predicted, one is true
+    0.6666666666666666
+    """
     both, predicted, true = counts.double().unbind(-1)
     return 2 * both / (predicted + true)
 
 
 def iou(counts: Counts) -> Float[Tensor, "*n classes"]:
-    """|A and B| / |A or B| in float64; NaN likewise."""
+    """|A and B| / |A or B| in float64; NaN likewise.
+
+    >>> iou(torch.tensor([[1, 2, 1]])).item()
+    0.5
+    """
     both, predicted, true = counts.double().unbind(-1)
     return both / (predicted + true - both)
 
@@ -214,6 +263,10 @@ def mean_dice(predicted: Bool[Tensor, "n h w"], masks: Bool[Tensor, "n h w"]) ->
     """Dice of each picture, then the mean, in percent; NaN without pictures.
 
     A picture whose mask is empty scores 1 if nothing is predicted in it, else 0 (FedAID, appendix B.2).
+
+    >>> masks = torch.tensor([[[True, False]], [[False, False]]])
+    >>> float(mean_dice(masks, masks)), float(mean_dice(~masks, masks))
+    (100.0, 0.0)
     """
     by_picture = dice(overlaps(predicted.int(), masks.int(), 2))[:, 1]
     return 100.0 * by_picture.nan_to_num(1.0).mean()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.info_nce import Reduction, info_nce
-from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
+from polyfed.losses.local_alignment import prototype_alignment, token_alignment, token_weights, uniform_weights
 from polyfed.models.aligner import Aligned, Detail
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
@@ -24,8 +24,8 @@ class MGCA(PairTask):
     """Weighted sum of three alignments; metrics, which are of the embeddings alone, as ``PairTask`` says.
 
     Instances: InfoNCE on the embeddings, summed over the two directions. Tokens: each token against the others of its
-    sample by what it attends to in the other modality, for both modalities (``polyfed.losses.mgca``). Prototypes: each
-    side of a sample predicts to which prototypes the other belongs.
+    sample by what it attends to in the other modality, for both (``losses.local_alignment``). Prototypes: each side of
+    a sample predicts to which prototypes the other belongs.
 
     Written after the paper and its released code, of which the default is kept: tokens attend without weights of their
     own (the option of learnt attention layers is left out). Padding never counts as a negative, pieces of a word are

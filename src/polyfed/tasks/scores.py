@@ -73,7 +73,11 @@ def drawn_means(means: Float[Tensor, "m 2 items"], draws: int) -> Float[Tensor, 
 
 
 def mean_by_item(values: Tensor, items: Int64[Tensor, " n"]) -> Float[Tensor, "2 items"]:
-    """Sums and counts of the values [n] of each item's samples."""
+    """Sums and counts of the values [n] of each item's samples.
+
+    >>> mean_by_item(torch.tensor([100.0, 0.0, 100.0]), torch.tensor([0, 0, 1])).tolist()  # sums, counts
+    [[100.0, 100.0], [2.0, 1.0]]
+    """
     items = items.cpu()
     return torch.stack([torch.bincount(items, values.double().cpu()), torch.bincount(items).double()])
 
@@ -85,7 +89,11 @@ def items_beside(samples: Samples) -> dict[str, float]:
 
 
 def share_interval(value: float, trials: float) -> tuple[float, float]:
-    """95 % interval of a share of independent trials, both in percent (Clopper and Pearson 1934)."""
+    """95 % interval of a share of independent trials, both in percent (Clopper and Pearson 1934).
+
+    >>> [tuple(round(end, 1) for end in share_interval(80.0, trials)) for trials in (10, 1000)]
+    [(44.4, 97.5), (77.4, 82.4)]
+    """
     from scipy.special import betaincinv
 
     hits = value / 100 * trials

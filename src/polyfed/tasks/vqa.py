@@ -218,6 +218,10 @@ def vote_scores(
         predicted: class of each answer; a negative one scores 0.
         votes: class that each annotator gave; negative where a question has fewer annotators.
         which: ``all`` of them, or the mean over all sets that leave one of them out.
+
+    >>> votes = torch.tensor([[4, 4, 7, 7, 7, 7, 7, 7, 7, 7]])
+    >>> [vote_scores(torch.tensor([4]), votes, which).round(decimals=3).item() for which in ("all", "leave_one_out")]
+    [0.667, 0.6]
     """
     agreeing = ((votes == predicted[:, None]) & (predicted >= 0)[:, None]).sum(1).double()
     if which == "all":
@@ -229,7 +233,12 @@ def vote_scores(
 
 @in_full_precision
 def answer_loss(logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"]) -> Float[Tensor, ""]:
-    """Cross-entropy, mean over the samples whose class the logits have; 0 (with gradient 0) if there are none."""
+    """Cross-entropy, mean over the samples whose class the logits have; 0 (with gradient 0) if there are none.
+
+    >>> logits, rare = torch.zeros(2, 4), -1
+    >>> round(float(answer_loss(logits, torch.tensor([2, rare]))), 3)
+    1.386
+    """
     answerable = (labels >= 0) & (labels < logits.shape[1])
     total = F.cross_entropy(logits, labels.where(answerable, -100), ignore_index=-100, reduction="sum")
     return total / answerable.sum().clamp(min=1)

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from polyfed.algorithms.algorithm import Client
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
-from polyfed.losses.byol import TargetNetwork, symmetric_byol
 from polyfed.losses.info_nce import info_nce
+from polyfed.losses.self_supervised import TargetNetwork, symmetric_byol
 from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.imputations import Embeddings, embeddings_of, of_both

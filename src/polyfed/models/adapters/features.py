@@ -16,6 +16,10 @@ class Bottleneck(FeatureAdapter):
     """CLIP-Adapter (Gao et al., IJCV 2024, Equations 5 to 7): ratio * A(v) + (1 - ratio) * v on pooled features v.
 
     A(v) = relu(relu(v W1) W2) with ``reduction`` times fewer features inside.
+
+    >>> adapter = Bottleneck(reduction=4, ratio=0.2).behind(width=8)
+    >>> adapter.down.out_features, adapter(torch.zeros(2, 8)).shape
+    (2, torch.Size([2, 8]))
     """
 
     short_name: ClassVar[str] = "bottleneck"
@@ -42,6 +46,9 @@ class FeatureAttention(FeatureAdapter):
     """FedCLIP's adapter (Lu et al., IEEE Data Engineering Bulletin 2023, section 3): softmax(W2 tanh(W1 v)) * v.
 
     A weight for each feature, both layers of as many features as v; biases are learnt too.
+
+    >>> FeatureAttention().behind(width=8)(torch.ones(2, 8)).sum(1).round(decimals=3).tolist()
+    [1.0, 1.0]
     """
 
     short_name: ClassVar[str] = "attention"

@@ -1,13 +1,15 @@
-"""The one running log-sum-exp: of rows whose logits come tile by tile, and never stand in memory together."""
+"""Log-sum-exp of logits that come tile by tile and never stand in memory together."""
 
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, Literal, Self
+import math
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _VANISHING_BITS = -4096.0  # its power of two is 0 in any type, and its product with that 0 is a number
 
@@ -24,6 +26,13 @@ class RunningLogSumExp:
     Attributes:
         peak: largest logit of each row so far.
         total: sum of the powers of the logits minus the peak.
+
+    >>> logits = torch.tensor([[0.0, 1000.0, 1000.0]])
+    >>> running = RunningLogSumExp(logits[:, 0], "e")
+    >>> for tile in logits.split(2, dim=1):
+    ...     _ = running.add(tile.clone())
+    >>> round(float(running.result()) - 1000, 3)
+    0.693
     """
 
     _sums: ClassVar[tuple[str, ...]] = ("total", "peak")
@@ -77,7 +86,13 @@ class RunningLogSumExp:
 
 
 class BoundedLogSumExp(RunningLogSumExp):
-    """The same for logits that are known to need no shift: two passes over a tile instead of four."""
+    """The same for logits that are known to need no shift: two passes over a tile instead of four.
+
+    >>> running = BoundedLogSumExp(torch.zeros(1), 2)
+    >>> _ = running.add(torch.zeros(1, 4))
+    >>> float(running.result())
+    2.0
+    """
 
     def add(
         self,
@@ -95,7 +110,14 @@ class BoundedLogSumExp(RunningLogSumExp):
 
 
 class RunningSoftmaxMean(RunningLogSumExp):
-    """Sums beside the powers the vectors that they weigh: sum_j b^(x_j) v_j, the numerator of a softmax's mean."""
+    """Sums beside the powers the vectors that they weigh: sum_j b^(x_j) v_j, the numerator of a softmax's mean.
+
+    >>> vectors = torch.eye(2)
+    >>> running = RunningSoftmaxMean(torch.zeros(1, 2), "e")
+    >>> running.add_weighted(torch.zeros(1, 2), vectors)
+    >>> running.mean(scale=1.0)
+    tensor([[0.5000, 0.5000]])
+    """
 
     _sums = ("total", "peak", "_weighted")
 
@@ -131,6 +153,11 @@ class RunningEntropy(RunningLogSumExp):
     """Sums beside the powers logit x power, both relative to the peak: exact where the entropy is small.
 
     The powers, which must not replace the logits, are written into ``scratch`` where it is large enough.
+
+    >>> running = RunningEntropy(torch.zeros(1), scratch=torch.empty(4))
+    >>> _ = running.add(torch.zeros(1, 4))  # four logits alike: two bits
+    >>> float(running.entropy())
+    2.0
     """
 
     _sums = ("total", "peak", "_moment")
@@ -162,3 +189,99 @@ def _summed(
     if counts is None:
         return values.sum(1)
     return values @ counts if counts.ndim == 1 else (values * counts).sum(1)
+
+
+def log_partition(
+    u: Float[Tensor, "b d"],
+    anchors: Float[Tensor, "P d"],
+    positive: Int[Tensor, " b"],
+    tau: float,
+    items: Int[Tensor, " P"] | None,
+    include_self: bool,
+    chunk: int,
+    counts: Float[Tensor, " P"] | None = None,
+) -> Float[Tensor, " b"]:
+    """log sum_j exp(u . anchor_j / tau) over the samples whose anchor the row may see; -inf if there are none.
+
+    Differentiable once, in ``u`` alone. The gradient is the softmax-weighted mean anchor / tau; the forward
+    pass folds it beside the sum, so it costs one matrix product more and no b x P matrix is ever held.
+
+    Args:
+        u: rows.
+        anchors: constants.
+        positive: each row's own anchor.
+        tau: temperature; a higher one flattens the softmax.
+        items: id of the item behind each anchor; samples that share it with the row's own are not seen.
+        include_self: whether the row's own sample is seen.
+        chunk: anchors at a time.
+        counts: how many samples have each anchor; None: one.
+
+    >>> u, anchors = torch.zeros(1, 2), torch.eye(2)
+    >>> out = log_partition(u, anchors, torch.tensor([0]), tau=1.0, items=None, include_self=True, chunk=1)
+    >>> round(float(out.exp()), 3)
+    2.0
+    """
+    value = _LogPartition.apply(  # type: ignore[no-untyped-call]
+        u, anchors, positive, tau, items, include_self, chunk, counts
+    )
+    return cast("Tensor", value)
+
+
+class _LogPartition(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        u: Tensor,
+        anchors: Tensor,
+        positive: Tensor,
+        tau: float,
+        items: Tensor | None,
+        include_self: bool,
+        chunk: int,
+        counts: Tensor | None,
+    ) -> Tensor:
+        running = RunningSoftmaxMean(u, "e") if ctx.needs_input_grad[0] else RunningLogSumExp(u.new_empty(len(u)), "e")
+        families = torch.arange(len(anchors), device=u.device) if items is None else items
+        # a row's family is left out as a whole, and what it sees of its own anchor added
+        seen = _own_copies(positive, items, include_self, counts)
+        for here in (slice(start, start + chunk) for start in range(0, len(anchors), chunk)):
+            part, times = anchors[here], None if counts is None else counts[here]
+            # divided after the product, as in the formula: scaled rows would round differently
+            logits = (u @ part.T).div_(tau)
+            if seen is not None:  # in place: the tile is not needed again
+                logits.masked_fill_(families[positive][:, None] == families[here], -math.inf)
+            if isinstance(running, RunningSoftmaxMean):
+                running.add_weighted(logits, part, times)
+            else:
+                running.add(logits, counts=times)
+        if seen is not None:
+            _add_own(running, u, anchors[positive], tau, seen)
+        if isinstance(running, RunningSoftmaxMean):
+            # [b, d], all that the backward pass needs: it runs over no anchor again
+            ctx.save_for_backward(running.mean(tau))
+        return running.result()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (mean,) = ctx.saved_tensors
+        return gradient[:, None] * mean, None, None, None, None, None, None, None
+
+
+def _own_copies(
+    positive: Tensor, items: Tensor | None, include_self: bool, counts: Tensor | None
+) -> Float[Tensor, " b"] | None:
+    """How many samples with its own anchor each row sees; None: all."""
+    if items is not None:
+        return torch.full_like(positive, float(include_self), dtype=torch.float32)
+    if include_self:
+        return None
+    return torch.zeros_like(positive, dtype=torch.float32) if counts is None else counts[positive] - 1
+
+
+def _add_own(running: RunningLogSumExp, u: Tensor, own: Tensor, tau: float, seen: Tensor) -> None:
+    logit = (u * own).sum(1).div_(tau).masked_fill_(seen == 0, -math.inf)
+    if isinstance(running, RunningSoftmaxMean):
+        running.add_vectors(logit, own, seen)
+    else:
+        running.add(logit[:, None], counts=seen[:, None])

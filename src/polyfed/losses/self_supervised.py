@@ -1,12 +1,13 @@
-"""Bootstrap your own latent: agreement of two views without negatives (Grill et al., NeurIPS 2020)."""
+"""Losses of two views of a batch, without labels: BYOL, and alignment and uniformity."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +21,10 @@ def byol(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d"]) -> Floa
     Args:
         prediction: of the predictor, from the online network's projection of one view.
         target: the target network's projection of another view of the same samples.
+
+    >>> x = torch.eye(2)
+    >>> float(byol(x, 3 * x)), float(byol(x, -x))
+    (0.0, 4.0)
     """
     return (2 - 2 * F.cosine_similarity(prediction, target.detach(), dim=1)).mean()
 
@@ -28,7 +33,12 @@ def symmetric_byol(
     predictions: tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]],
     targets: tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]],
 ) -> Float[Tensor, ""]:
-    """``byol`` of each view's prediction with the other view's target, added; both arguments by view."""
+    """``byol`` of each view's prediction with the other view's target, added; both arguments by view.
+
+    >>> x = torch.eye(2)
+    >>> float(symmetric_byol((x, x), (x, -x)))
+    4.0
+    """
     return byol(predictions[0], targets[1]) + byol(predictions[1], targets[0])
 
 
@@ -37,6 +47,9 @@ class Predictor(nn.Sequential):
 
     The norm, which guards against collapse, has the batch's statistics at any time: predictors only ever train, and
     nothing but parameters is to be exchanged.
+
+    >>> Predictor(dim=4, width=8)(torch.randn(3, 4)).shape
+    torch.Size([3, 4])
     """
 
     def __init__(self, dim: int, width: int) -> None:
@@ -47,7 +60,14 @@ class Predictor(nn.Sequential):
 class TargetNetwork(nn.ModuleDict):
     """The target network: a copy of online networks, by name, that learns nothing and follows them slowly.
 
-    At each step it keeps the share ``momentum`` of itself.
+    At each step it keeps the share ``momentum`` of itself: a higher one follows more slowly.
+
+    >>> online = {"image": nn.Linear(1, 1, bias=False)}
+    >>> target = TargetNetwork(online, momentum=0.9)
+    >>> before, _ = float(target["image"].weight), online["image"].weight.data.add_(1.0)
+    >>> target.follow()
+    >>> round(float(target["image"].weight) - before, 3)
+    0.1
     """
 
     def __init__(self, online: Mapping[str, nn.Module], momentum: float) -> None:
@@ -63,3 +83,36 @@ class TargetNetwork(nn.ModuleDict):
         # in the order of both, which a deep copy keeps
         for slow, fast in zip(self.parameters(), self._leaders, strict=True):
             slow.lerp_(fast, self._pace)
+
+
+@in_full_precision
+def alignment(u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], groups: Int64[Tensor, " b"]) -> Float[Tensor, ""]:
+    """Mean of ||u_i - v_j||^2 over all i, j of one group, i = j among them; from 0 to 4.
+
+    Args:
+        u: first views, unit L2 norm.
+        v: second views of the same samples, likewise.
+        groups: samples with equal numbers are views of the same thing, as captions of one picture are.
+
+    >>> x, captions_of_one_picture = torch.eye(2), torch.tensor([0, 0])
+    >>> float(alignment(x, x, torch.arange(2))), float(alignment(x, x, captions_of_one_picture))
+    (0.0, 1.0)
+    """
+    return (2 - 2 * u @ v.T)[groups[:, None] == groups].mean()
+
+
+@in_full_precision
+def uniformity(
+    u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], groups: Int64[Tensor, " b"], t: float = 2.0
+) -> Float[Tensor, ""]:
+    """log mean of exp(-t ||u_i - v_j||^2) over all i, j of different groups; the lower, the more evenly they spread.
+
+    0 if all samples are of one group. A higher ``t`` looks at near pairs more. Arguments as ``alignment``.
+
+    >>> near, far = torch.tensor([[1.0, 0.0], [0.8, 0.6]]), torch.eye(2)
+    >>> [round(float(uniformity(x, x, torch.arange(2))), 2) for x in (near, far)]
+    [-0.8, -4.0]
+    """
+    squares = (2 - 2 * u @ v.T)[groups[:, None] != groups]
+    # of no squares the logarithm is -inf; their sum is 0 and still has a gradient
+    return torch.logsumexp(-t * squares, 0) - math.log(len(squares)) if len(squares) else squares.sum()
