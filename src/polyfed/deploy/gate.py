@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
+from importlib import resources
 from pathlib import Path
+from string import Template
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -50,112 +52,6 @@ _SMALL_LIMIT = 2**20  # largest request of any other kind, bytes
 _ACTIVATION = "/v1/fleet/activate-node"
 _IDLE = 300.0  # seconds that the gate may leave a connection unused
 
-_CADDYFILE = """\
-# Written once by polyfed; edit it freely and check with: caddy validate --config Caddyfile --adapter caddyfile
-# Paths are relative to this folder, which must be the working directory.
-{{
-	admin off
-	persist_config off
-	auto_https off
-	skip_install_trust
-	storage file_system gate
-	default_sni {host}
-	fallback_sni {host}
-	grace_period 5s
-	log {{
-		level WARN
-		# headers hold signatures
-		format filter {{
-			wrap json
-			fields {{
-				request>headers delete
-			}}
-		}}
-	}}
-	servers {{
-		protocols h1 h2
-		max_header_size 16KB
-		timeouts {{
-			read_header 10s
-			read_body 10m
-			idle 5m
-		}}
-	}}
-}}
-
-https://:{port} {{
-	bind {bind}
-	tls server.crt server.key {{
-		protocols tls1.3
-	}}
-	log {{
-		output file logs/access.log {{
-			mode 0600
-			roll_size 20MiB
-			roll_keep 10
-		}}
-		format filter {{
-			wrap json
-			fields {{
-				request>headers delete
-			}}
-		}}
-	}}
-
-	# the whole, normalised path must match: no part of it, no other case, nothing encoded
-	@fleet {{
-		method POST
-		path_regexp fleet ^/v1/fleet/[a-z-]+$
-		not path /v1/fleet/register-node /v1/fleet/unregister-node
-	}}
-	@bulky path /v1/fleet/push-object /v1/fleet/push-messages
-	@small not path /v1/fleet/push-object /v1/fleet/push-messages
-	@unsigned not {{
-		header Flwr-Public-Key *
-		header Flwr-Timestamp *
-		header Flwr-Signature *
-	}}
-	handle @fleet {{
-		route {{
-			# first of all, and before anything of the body is read: did an admitted key sign this?
-			respond @unsigned "{refusal}" 401
-			forward_auth {{${variable}}} {{
-				uri /
-				header_up -Expect
-				# what was checked is what SuperLink sees
-				copy_headers Flwr-Public-Key Flwr-Timestamp Flwr-Signature
-				transport http {{
-					dial_timeout 5s
-					max_conns_per_host 64
-				}}
-			}}
-			request_body @bulky {{
-				max_size {limit}
-			}}
-			request_body @small {{
-				max_size {small_limit}
-			}}
-			# what was matched is what SuperLink sees
-			rewrite * {{re.fleet.0}}?
-			reverse_proxy https://127.0.0.1:{superlink_port} {{
-				header_up Host localhost:{superlink_port}
-				transport http {{
-					tls_trust_pool file ca.crt
-					tls_server_name localhost
-					dial_timeout 10s
-				}}
-			}}
-		}}
-	}}
-	handle {{
-		respond {closed} 404
-	}}
-	handle_errors {{
-		respond "{{err.status_code}}" {{err.status_code}}
-	}}
-}}
-"""
-
 
 def caddyfile(host: str, port: int, superlink_port: int) -> str:
     """The gate's configuration.
@@ -169,7 +65,8 @@ def caddyfile(host: str, port: int, superlink_port: int) -> str:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_loopback = False
-    return _CADDYFILE.format(
+    template = resources.files("polyfed.deploy").joinpath("Caddyfile.template").read_text(encoding="utf-8")
+    return Template(template).substitute(
         host=host,
         port=port,
         bind="127.0.0.1" if is_loopback else "0.0.0.0 [::]",
