@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyfed.federation.public_outputs import PublicOutputs
+from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights
 from sessions import crossing, of_samples, prepared, request, site_of

@@ -10,11 +10,11 @@ import pytest
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.shared.distiller import Distiller
+from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener
-from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session

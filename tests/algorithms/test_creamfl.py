@@ -13,9 +13,9 @@ from torch.nn import functional as F
 import polyfed
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
-from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -127,7 +127,7 @@ def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, 
 
 def contrasts(method: CreamFL, client: Client, batch: Batch, known: PublicOutputs) -> torch.Tensor:
     assert method.contrast is not None
-    goals = method.contrast.goals(client, method.public, known)
+    goals = method.contrast.targets(client, method.public, known)
     return method.contrast.loss(client, batch, goals, method.reference(client))
 
 

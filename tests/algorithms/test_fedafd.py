@@ -16,10 +16,10 @@ from by_hand import as_left, play
 from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
+from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
-from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.models.fused import FusionGuidance
 from polyfed.models.model import Model
 from polyfed.runs.session import Session

@@ -15,8 +15,8 @@ from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import ClientOutput, ConsensusTarget, FedET, answers, limited
 from polyfed.algorithms.shared.distiller import Distiller
+from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.core.randomness import generator
-from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
@@ -103,7 +103,7 @@ def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: st
 
 def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.public.kind.bundle({"label": torch.zeros(3, 4)}, "x")
+    known = method.public.bundle({"label": torch.zeros(3, 4)}, "x")
     said = [ClientOutput(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
     (first, second) = (method.aims(session.server, known, {"label": order})["label"] for order in (said, said[::-1]))
     assert torch.allclose(first.consensus.values, second.consensus.values)
@@ -115,7 +115,7 @@ def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tin
 
 def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.public.kind.bundle({"label": torch.zeros(3, 4)}, "x")
+    known = method.public.bundle({"label": torch.zeros(3, 4)}, "x")
     silent = ClientOutput("a", torch.zeros(3, 4), torch.zeros(3).log())
     aim = method.aims(session.server, known, {"label": [silent]})["label"]
     assert not aim.consensus.valid.any()
@@ -152,7 +152,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
         aims[name] = ConsensusTarget(goal, others, method.public.anchors(known, name))
     loss = method.aim_loss(server, batch, aims, distiller_of(method))
     total = 0.0
-    for name, own in method.public.kind.outputs(server, server.model, batch, list(known)).items():
+    for name, own in method.public.batch_outputs(server, server.model, batch, list(known)).items():
         own, (goal, others, anchors) = own.detach().double(), aims[name]
         for row, k in ((0, 4), (2, 33)):
             target = goal.values[k].double()

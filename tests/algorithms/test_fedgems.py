@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import DistillationTarget, FedGEMS
-from polyfed.federation.public_outputs import PublicOutputs
+from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
@@ -71,7 +71,7 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
     method.round(server, first_cohort(session))
     channel = "label" if form == "scores" else "image"
     said = [asked(other, info.id, known)[channel].double() for info in other.server.clients]
-    labels = method.public.kind.labels(server, server.public_set)
+    labels = method.public.labels(server, server.public_set)
     counted = 0
     for k in range(len(said[0])):
         truth = k if labels is None else int(labels[k])
@@ -94,7 +94,7 @@ def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: 
     session, method = session_of(tiny, tmp_path, "representations")
     server = session.server
     pictures = unit(80, 8, seed=1)[server.public_set.distinct("image")[1]]
-    known = method.public.kind.bundle({"image": pictures, "text": unit(80, 8, seed=2)}, "x")
+    known = method.public.bundle({"image": pictures, "text": unit(80, 8, seed=2)}, "x")
     known["text"][:20] = pictures[:20]  # the server knows these
     found, items = method.right(server, known), server.public_set.items.tolist()
     for name, other in (("image", "text"), ("text", "image")):
@@ -123,7 +123,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores", public={"samples": 4})
     server = session.server
     place = server.exchanged_index(4)
-    first = method.public.kind.bundle({"label": torch.arange(8.0).view(4, 2)}, "x")
+    first = method.public.bundle({"label": torch.arange(8.0).view(4, 2)}, "x")
     ensemble = Ensembled(-torch.ones(4, 2), torch.tensor([True, True, True, False]))
     Fixed(method, [True, False, True, False])
     lesson = method.lessons(server, first, {"label": ensemble})["label"]
@@ -136,7 +136,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     assert store["values.label"][place[2]].tolist() == [4, 5]
 
     Fixed(method, [False, False, True, False])
-    second = method.public.kind.bundle({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
+    second = method.public.bundle({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
     lesson = method.lessons(server, second, {"label": ensemble})["label"]
     assert lesson.taught.tolist() == [True, True, False, False]  # stored, ensemble, right, alone
     assert lesson.teacher[:2].tolist() == [[0, 1], [-1, -1]]  # of round 1, although an ensemble is there
@@ -169,7 +169,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
     loss = method.lesson_loss(server, batch, lessons, place, 0.5)
     eps, factors = 0.6, torch.tensor([1.0, 0.6, 1.0, 0.6], dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
-    said = method.public.kind.outputs(server, server.model, batch, list(known))
+    said = method.public.batch_outputs(server, server.model, batch, list(known))
     for name, lesson in lessons.items():
         own, teacher = said[name].double(), lesson.teacher[place.clamp_min(0)].double()
         if form == "scores":
@@ -193,7 +193,7 @@ def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool)
     batch, items = client.public.batch(torch.tensor([3, 40, 7])), client.public.items
     loss = method.study_loss(client, batch, known, items if masked else None)
     expected = 0.0
-    for name, own in method.public.kind.outputs(client, client.model, batch, list(known)).items():
+    for name, own in method.public.batch_outputs(client, client.model, batch, list(known)).items():
         for row, k in enumerate(batch.index.tolist()):
             mine, theirs = own[row].detach().double(), known[name][k].double()
             seen, truth = mine, int(batch.targets["label"][row])

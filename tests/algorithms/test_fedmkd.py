@@ -121,7 +121,7 @@ def test_the_contrast_and_its_queue(tiny: Config, tmp_path: Path, form: str) -> 
     seen: dict[str, list[int]] = {name: [] for name in teachers}
     for index in (torch.tensor([0, 1, 40, 77]), torch.tensor([3, 20, 41, 60])):  # captions 0, 1 and 3 of one picture
         batch = server.public_set.batch(index)
-        for name, own in method.public.kind.outputs(server, server.model, batch, list(teachers)).items():
+        for name, own in method.public.batch_outputs(server, server.model, batch, list(teachers)).items():
             said, items = teachers[name].values[:, index], batch.items.tolist()
             expected = contrast_by_hand(student, name, own, said, items, 0.2)
             assert float(student.contrast(name, own, said, batch, settings).detach()) == pytest.approx(
@@ -164,7 +164,7 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
     stream = server.generator("second-views")
     again = server.public_set.batch(batch.index, stream, ["image"])
     torch.manual_seed(3)  # of the dropout
-    said = method.public.kind.outputs(server, server.model, batch, list(teachers))
+    said = method.public.batch_outputs(server, server.model, batch, list(teachers))
     contrast = sum(
         contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
         for name, own in said.items()

@@ -78,7 +78,7 @@ def test_a_client_of_one_modality_is_contrasted_with_all_others(tmp_path: Path) 
     previous = F.normalize(torch.randn(4, 64), dim=1)
     client.model.eval()
     with torch.no_grad():
-        goals = method.contrast.goals(client, method.public, server)
+        goals = method.contrast.targets(client, method.public, server)
         found = method.contrast.loss(client, batch, goals, lambda *_: previous)
         own = client.model.represent("audio", batch.inputs["audio"])
     expected = F.softplus((own * (previous - server["audio"][:4])).sum(1)).mean()

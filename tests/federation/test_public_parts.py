@@ -19,13 +19,12 @@ from polyfed.aggregation.distinct import packed, unpacked
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.distiller import Distiller
-from polyfed.algorithms.shared.public_exchange import PublicExchange, row_shares
+from polyfed.algorithms.shared.public_exchange import PublicExchange, modality_of, row_shares
 from polyfed.algorithms.shared.teacher import Ensembles
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.data import PublicSet
 from polyfed.federation.population import Population
-from polyfed.federation.public_outputs import modality_of
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run

@@ -34,10 +34,16 @@ from polyfed.algorithms.shared.distiller import (
     require_server,
     train_task,
 )
-from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.public_exchange import (
+    GALLERY,
+    PublicExchange,
+    PublicOutputs,
+    modality_of,
+    of_part,
+    part_of,
+)
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
-from polyfed.federation.public_outputs import GALLERY, PublicOutputs, modality_of, of_part, part_of
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Model
 
@@ -59,17 +65,17 @@ class TowerDigest(Digest):
     epochs: int = Field(default=3, ge=1, description="by gradient: passes over the exchanged samples")
     loss: Distillation = Field(default="cosine", description="by gradient: distance to what is digested")
 
-    def fit(self, client: Client, public: PublicExchange, goals: Mapping[str, Tensor]) -> None:
-        """Fit the client's encoders to the goals, output -> [n, d]."""
+    def fit(self, client: Client, public: PublicExchange, targets: Mapping[str, Tensor]) -> None:
+        """Fit the client's encoders to the targets, output -> [n, d]."""
         by_gradient = []
-        for modality in of_part(goals):
+        for modality in of_part(targets):
             layer = None if self.by == "gradient" else only_layer(client.model, modality)
             if layer is not None:
                 client.model.eval()
-                fit_in_closed_form(public, client, modality, layer, goals, self.penalty)
+                fit_in_closed_form(public, client, modality, layer, targets, self.penalty)
             else:
                 by_gradient.append(modality)
-        super().fit(client, public, {name: rows for name, rows in goals.items() if modality_of(name) in by_gradient})
+        super().fit(client, public, {name: rows for name, rows in targets.items() if modality_of(name) in by_gradient})
 
 
 class ChangeDistillation(Algorithm):
@@ -204,14 +210,14 @@ class ChangeDistillation(Algorithm):
     def fit(self, client: Client, representations: Representations) -> Reply:
         """Digest, represent, train, represent: replies with the change, or with the representations after."""
         received = self.public.from_wire(client, representations)
-        goals = {name: received[name] for name in self.public.kind.channels(client.info, list(received))}
+        targets = {name: received[name] for name in self.public.names_for(client.info, received)}
         if self.digest is not None:
-            self.digest.fit(client, self.public, goals)
+            self.digest.fit(client, self.public, targets)
         before = self.public.outputs(client) if self.targets == "change" else {}
         client.fit(client.train, epochs=self.local_epochs)
         outputs = self.public.outputs(client)
         if before:
             outputs = {name: values - before[name] for name, values in outputs.items()}
-        known = {name: rows for name, rows in outputs.items() if modality_of(name) in goals}
+        known = {name: rows for name, rows in outputs.items() if modality_of(name) in targets}
         own = self.public.to_wire(client, known, representations.order)
         return Reply(representations=own, num_examples=client.num_examples)

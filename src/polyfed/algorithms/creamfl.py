@@ -33,20 +33,12 @@ from polyfed.algorithms.shared.distiller import (
     require_server,
     train_task,
 )
-from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.public_exchange import PublicExchange, PublicOutputs, of_part
+from polyfed.algorithms.shared.public_training import FrozenCopy, Pair, Reference, Remembered, Stored
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import (
-    FrozenCopy,
-    Pair,
-    PublicOutputs,
-    Reference,
-    Remembered,
-    Stored,
-    of_part,
-)
 from polyfed.losses.contrast import inter_modal, intra_modal
 
 
@@ -56,10 +48,10 @@ class InterModal(Settings):
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 1; released code 0.5")
     mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 1's sum")
 
-    def loss(self, local: Tensor, goal: Distinct, batch: Batch) -> Tensor:
+    def loss(self, local: Tensor, target: Distinct, batch: Batch) -> Tensor:
         """Eq. 1 of representations [b, d] of a public batch against another modality's, mean over b."""
-        own = goal.places[batch.index]
-        return inter_modal(local, goal.rows, own, tau=self.tau, items=goal.items, counts=goal.counts)
+        own = target.places[batch.index]
+        return inter_modal(local, target.rows, own, tau=self.tau, items=target.items, counts=target.counts)
 
 
 class IntraModal(Settings):
@@ -104,30 +96,30 @@ class Contrast(Settings):
             raise ValueError("inter and intra are both null; set contrast itself to null")
         return self
 
-    def goals(
+    def targets(
         self, client: Client, public: PublicExchange, server_outputs: Mapping[str, Tensor]
     ) -> dict[str, Distinct]:
         """Modality -> the server's representations of the exchanged samples, as ``loss`` takes them."""
-        places, samples = public.places(client), public.drawn(client)
-        items = samples.items if self.inter is not None and self.inter.mask_siblings else None
-        return {name: Distinct.of(rows, places.get(name), items) for name, rows in server_outputs.items()}
+        inverse = public.inverse_index(client)
+        items = public.drawn(client).items if self.inter is not None and self.inter.mask_siblings else None
+        return {name: Distinct.of(rows, inverse.get(name), items) for name, rows in server_outputs.items()}
 
-    def loss(self, client: Client, batch: Batch, goals: Mapping[str, Distinct], reference: Reference) -> Tensor:
+    def loss(self, client: Client, batch: Batch, targets: Mapping[str, Distinct], reference: Reference) -> Tensor:
         """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
 
-        ``batch`` is one of the exchanged samples, ``goals`` are the server's representations of these. The intra-modal
-        contrasts are summed or averaged, as ``reduction`` says; the inter-modal ones always are summed.
+        ``batch`` is one of the exchanged samples, ``targets`` are the server's representations of these. Intra-modal
+        contrasts are summed or averaged, as ``reduction`` says; inter-modal ones are always summed.
         """
         total = torch.zeros((), device=client.device)
-        shared = [name for name in batch.inputs if name in goals]  # those that the server encodes
+        shared = [name for name in batch.inputs if name in targets]  # those that the server encodes
         for modality in shared:
             with client.autocast():
                 local = client.model.represent(modality, batch.inputs[modality])
             if self.inter is not None:
-                for goal in [goals[other] for other in goals if other != modality]:
-                    total = total + self.inter.loss(local, goal, batch)
+                for target in [targets[other] for other in targets if other != modality]:
+                    total = total + self.inter.loss(local, target, batch)
             if self.intra is not None:
-                consensus, previous = goals[modality].of_samples(batch.index), reference(modality, batch)
+                consensus, previous = targets[modality].of_samples(batch.index), reference(modality, batch)
                 total = total + self.intra.loss(local, consensus, previous, len(shared))
         return total
 
@@ -218,7 +210,7 @@ class CreamFL(Algorithm):
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
         received = self.public.from_wire(client, representations)
-        goals = self.contrast.goals(client, self.public, received) if self.contrast is not None else {}
+        targets = self.contrast.targets(client, self.public, received) if self.contrast is not None else {}
         # before the first step: what Eq. 2 calls previous must not move with the model
         reference = self.reference(client)
         trainer = client.trainer()
@@ -230,7 +222,7 @@ class CreamFL(Algorithm):
                 if private is not None:
                     loss = loss + client.task_loss(private)
                 if public is not None and self.contrast is not None:
-                    loss = loss + self.contrast.weight * self.contrast.loss(client, public, goals, reference)
+                    loss = loss + self.contrast.weight * self.contrast.loss(client, public, targets, reference)
                 trainer.step(loss)
         # with the trained model, Eq. 4 weighs what the client has become
         own = self.public.client_outputs(client, representations.order, representations)
@@ -254,7 +246,7 @@ class CreamFL(Algorithm):
             samples = self.public.drawn(client)
             if not self.public.augment:
                 # all of P would be more than its batches need
-                return Remembered(client.model, self.public.kind.places(samples))
+                return Remembered(client.model, {name: samples.distinct(name)[1] for name in samples.modalities})
             kept = client.represent(samples)
         return Stored({name: value.to(client.device) for name, value in kept.items()})
 

@@ -31,12 +31,12 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
-from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.public_exchange import PublicExchange, PublicOutputs, of_part
+from polyfed.algorithms.shared.public_training import Stored
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import PublicOutputs, Stored, of_part
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Regulariser
 from polyfed.models.model import Embedder
@@ -169,13 +169,13 @@ class CreamFLAveraged(Algorithm):
     def contrasting(self, client: Client, server_outputs: Mapping[str, Tensor], settings: StepContrast) -> Regulariser:
         """gamma (l_inter + l_intra) of a public batch, the next at every step (CreamFL, Eq. 1-3)."""
         contrast, previous = settings.of_creamfl, Stored(client.represent(client.public_set, list(server_outputs)))
-        goals = contrast.goals(client, _PUBLIC, server_outputs)
+        targets = contrast.targets(client, _PUBLIC, server_outputs)
         # passes without end, as private steps may outnumber public batches; each pass draws anew
         passes = (client.public_batches(f"contrast-{number}", settings.batch_size) for number in count())
         batches = chain.from_iterable(passes)
 
         def regularise(model: Embedder, batch: Batch) -> Tensor:
-            return settings.weight * contrast.loss(client, next(batches), goals, previous)
+            return settings.weight * contrast.loss(client, next(batches), targets, previous)
 
         return regularise
 

@@ -37,11 +37,11 @@ from polyfed.algorithms.shared.distiller import (
     train_task,
 )
 from polyfed.algorithms.shared.guided_fusion import GuidedFusion
-from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.public_exchange import PublicExchange, PublicOutputs, of_part
+from polyfed.algorithms.shared.public_training import Pair
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import Pair, PublicOutputs, of_part
 from polyfed.federation.trainer import step_together
 from polyfed.models.fused import FusionGuidance
 from polyfed.models.model import Model

@@ -44,11 +44,10 @@ from polyfed.algorithms.shared.distiller import (
     require_server,
     train_task,
 )
-from polyfed.algorithms.shared.public_exchange import EitherExchange
+from polyfed.algorithms.shared.public_exchange import EitherExchange, PublicOutputs
 from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.losses.distillation import row_kl
 from polyfed.wire.schema import Declared
 
@@ -229,7 +228,7 @@ class FedET(Algorithm):
         for output, ballot in votes.items():
             for vote in ballot:
                 ensembles.add_weighed(output, *vote)
-        aims, repeated = {}, self.public.places(server)
+        aims, repeated = {}, self.public.inverse_index(server)
         for output, consensus in ensembles.targets().items():
             anchors, places = self.public.anchors(server_outputs, output), repeated.get(output)
             among = None if anchors is None else packed(anchors, places)
@@ -246,26 +245,26 @@ class FedET(Algorithm):
 
     def distil(self, server: Server, aims: Mapping[str, ConsensusTarget], distiller: Distiller) -> None:
         """Passes over the exchanged samples towards the aims."""
-        goals, count = {name: aim.consensus for name, aim in aims.items()}, self.teacher.diagnostic_samples
-        server.record(**distiller.distances(server, self.public, goals, count, "before"))
+        targets, count = {name: aim.consensus for name, aim in aims.items()}, self.teacher.diagnostic_samples
+        server.record(**distiller.distances(server, self.public, targets, count, "before"))
         (trainer, size), samples = distiller.trainer(server), self.public.drawn(server)
         for batch in self.public.passes(server, "distil", distiller.epochs if aims else 0, size, samples):
             trainer.step(distiller.weight * self.aim_loss(server, batch, aims, distiller))
-        server.record(**distiller.distances(server, self.public, goals, count, "after"))
+        server.record(**distiller.distances(server, self.public, targets, count, "after"))
 
     def aim_loss(
         self, server: Server, batch: Batch, aims: Mapping[str, ConsensusTarget], distiller: Distiller
     ) -> Tensor:
         """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
         consensus, added over outputs."""
-        outputs, losses = self.public.kind.outputs(server, server.model, batch, list(aims)), []
-        goals = {name: aim.consensus for name, aim in aims.items()}
-        distances = {} if self.public.exchanges_scores else distiller.distillation_losses(outputs, batch, goals)
+        outputs, losses = self.public.batch_outputs(server, server.model, batch, list(aims)), []
+        targets = {name: aim.consensus for name, aim in aims.items()}
+        distances = {} if self.public.exchanges_scores else distiller.distillation_losses(outputs, batch, targets)
         for name, (consensus, others, anchors) in aims.items():
-            own, goal, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
+            own, target, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:
                 # the answer of the consensus alone, whose scores mix those of many scales
-                wrong = F.cross_entropy(own, goal.argmax(1), reduction="none")
+                wrong = F.cross_entropy(own, target.argmax(1), reduction="none")
                 losses.append((wrong * valid).sum() / valid.sum().clamp_min(1))
             else:
                 losses.append(distances[name])

@@ -29,12 +29,11 @@ from polyfed.algorithms.algorithm import (
     each,
 )
 from polyfed.algorithms.shared.distiller import target_distances
-from polyfed.algorithms.shared.public_exchange import EitherExchange
+from polyfed.algorithms.shared.public_exchange import EitherExchange, PublicOutputs
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.losses.contrast import inter_modal
 from polyfed.losses.distillation import row_kl
 from polyfed.models.model import CachedModel
@@ -195,10 +194,10 @@ class FedGEMS(Algorithm):
     def right(self, server: Server, server_outputs: PublicOutputs) -> dict[str, Bool[Tensor, " n"]]:
         """Of which exchanged samples the server is right, by output."""
         samples = self.public.drawn(server)
-        labels = self.public.kind.labels(server, samples)
+        labels = self.public.labels(server, samples)
         if labels is not None:
             return {name: values.argmax(1) == labels.to(values.device) for name, values in server_outputs.items()}
-        places = self.public.places(server)
+        places = self.public.inverse_index(server)
         known = {name: Distinct.of(rows, places.get(name), samples.items) for name, rows in server_outputs.items()}
 
         def finds(own: Distinct, partner: Distinct) -> Tensor:
@@ -214,9 +213,9 @@ class FedGEMS(Algorithm):
 
     def learn(self, server: Server, lessons: Mapping[str, DistillationTarget], passes: ServerPasses) -> None:
         """Passes over the public set with the task and the lessons."""
-        goals = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in lessons.items()}
+        targets = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in lessons.items()}
         count = self.teacher.diagnostic_samples
-        server.record(**target_distances(server, self.public, goals, count, "before"))
+        server.record(**target_distances(server, self.public, targets, count, "before"))
         # the task's own optimiser: lessons and task are one loss
         trainer, size = server.trainer(), server.training.batch_size
         place = torch.full((len(server.public_set),), -1).index_copy_(
@@ -225,7 +224,7 @@ class FedGEMS(Algorithm):
         place = place.to(server.device)  # of each public sample among the exchanged ones; -1: it is not one
         for batch in self.public.passes(server, "distil", passes.epochs, size):
             trainer.step(self.lesson_loss(server, batch, lessons, place[batch.index], passes.weight))
-        server.record(**target_distances(server, self.public, goals, count, "after"))
+        server.record(**target_distances(server, self.public, targets, count, "after"))
 
     def lesson_loss(
         self,
@@ -240,7 +239,7 @@ class FedGEMS(Algorithm):
         ``place`` is that of each sample of the batch among the exchanged ones; -1: it is not one of them.
         """
         model, row = CachedModel(server.model), place.clamp_min(0)
-        outputs = self.public.kind.outputs(server, model, batch, list(lessons))
+        outputs = self.public.batch_outputs(server, model, batch, list(lessons))
         factors, parts = [], []
         for name, (teacher, taught, anchors) in lessons.items():
             # a sample that was not exchanged this round has no teacher, whatever row 0 says
@@ -280,9 +279,9 @@ class FedGEMS(Algorithm):
 
         With ``items``, those of the exchanged samples, siblings are no rivals in the task of representations.
         """
-        anchors, losses = self.public.kind.anchors(server_outputs), []
-        for name, own in self.public.kind.outputs(client, client.model, batch, list(server_outputs)).items():
-            among = anchors.get(name)
+        losses = []
+        for name, own in self.public.batch_outputs(client, client.model, batch, list(server_outputs)).items():
+            among = None if self.public.exchanges_scores else server_outputs[name]
             if among is None:
                 task = F.cross_entropy(own, batch.targets[name].long())
             else:  # the contrast that CreamFL has between modalities, here within one

@@ -35,14 +35,13 @@ from polyfed.algorithms.shared.distiller import (
     require_server,
     train_task,
 )
-from polyfed.algorithms.shared.public_exchange import EitherExchange
+from polyfed.algorithms.shared.public_exchange import EitherExchange, PublicOutputs, of_part
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
 from polyfed.federation.participant import never
-from polyfed.federation.public_outputs import PublicOutputs, of_part
 from polyfed.wire.schema import Declared
 
 
@@ -164,7 +163,7 @@ class FedMD(Algorithm):
         consensus = self.consensus(server, cohort, own)
         # where everybody's weight is 0 a row is 0: clients take that for no consensus on the sample
         agreed = {name: target.values for name, target in of_part(consensus).items() if bool(target.valid.any())}
-        shared = self.public.outputs_for(self.public.kind.bundle(agreed, own.order))
+        shared = self.public.outputs_for(self.public.bundle(agreed, own.order))
         for _ in cohort.ask(self.learn, consensus=each(shared)):
             pass
         train_task(self.task, "last", server)

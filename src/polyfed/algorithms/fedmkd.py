@@ -27,13 +27,12 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.shared.distiller import ServerTask, train_task
 from polyfed.algorithms.shared.local_losses import Byol, SecondViews, random_views
-from polyfed.algorithms.shared.public_exchange import EitherExchange, fixed_sample
+from polyfed.algorithms.shared.public_exchange import EitherExchange, PublicOutputs, clip_row_norms, fixed_sample
 from polyfed.algorithms.shared.teacher import HEAT_MAP_SAMPLES
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import Settings
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.contrast import queue_contrast
 from polyfed.losses.self_supervised import Predictor
@@ -154,7 +153,7 @@ class FedMKD(Algorithm):
         )
         for reply in replies:
             for name, values in self.public.from_wire(server, reply.knowledge).items():
-                clipped = clip_row_norms(values, self.public.kind.largest).float()
+                clipped = clip_row_norms(values, self.public.largest_norm).float()
                 # unit norm also where logits cross: no teacher counts by its scale
                 rows[name].append(F.normalize(clipped, dim=1))
                 senders[name].append(reply.sender.id)
@@ -176,7 +175,7 @@ class FedMKD(Algorithm):
         student.keep()
         server.record(**student.means())
         index = fixed_sample(server, len(samples), min(HEAT_MAP_SAMPLES, len(samples)))
-        own = self.public.kind.of(server, samples.subset(index))
+        own = self.public.outputs_of(server, samples.subset(index))
         for name, (values, senders) in present.items():
             with torch.no_grad():
                 rows = F.normalize(own[name], dim=1)
@@ -228,7 +227,7 @@ class Student:
         model, method, losses = CachedModel(self._server.model), self._method, dict[str, Tensor]()
         weighted = []
         # outputs first: BYOL takes the same embeddings of the first view
-        outputs = method.public.kind.outputs(self._server, model, batch, list(teachers))
+        outputs = method.public.batch_outputs(self._server, model, batch, list(teachers))
         if method.contrast is not None:
             contrasts = [
                 self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch, method.contrast)

@@ -255,9 +255,14 @@ class Samples:
             yield self.batch(index, generator)
 
     def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
-        """The distinct rows of a modality, ascending, and the place of each sample's among them."""
-        rows, places = torch.unique(self.rows[modality], return_inverse=True)
-        return rows, places
+        """The distinct rows of a modality, ascending, and the inverse index: which of them each sample has."""
+        if modality not in self._distinct:
+            self._distinct[modality] = torch.unique(self.rows[modality], return_inverse=True)
+        return self._distinct[modality]
+
+    @cached_property
+    def _distinct(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {}
 
     def subset(self, index: Int64[Tensor, " m"]) -> Samples:
         """The samples at ``index``, in that order; item numbers keep their meaning."""

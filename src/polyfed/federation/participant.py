@@ -68,6 +68,7 @@ class Participant:
     _epochs: Epochs = field(default_factory=Epochs)
     _model: Model | None = None
     _ready_in: int = -1
+    _exchanged: tuple[tuple[int, int], Samples | None] = ((0, 0), None)
 
     @property
     def model(self) -> Model:
@@ -191,7 +192,10 @@ class Participant:
         """The public samples that participants exchange in this round, in public order."""
         if count is None or count >= len(self.public_set):
             return self.public_set
-        return self.public_set.subset(self.exchanged_index(count))
+        if self._exchanged[0] != (self.clock.round, count):  # once a round, not for every reply
+            self._exchanged = (self.clock.round, count), self.public_set.subset(self.exchanged_index(count))
+        assert self._exchanged[1] is not None
+        return self._exchanged[1]
 
     def public_batches(
         self,

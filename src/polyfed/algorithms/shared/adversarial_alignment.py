@@ -11,9 +11,9 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.algorithms.shared.public_training import Pair
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import Pair
 from polyfed.federation.settings import TrainingSettings, require_no_batch_size
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.adversarial import Discriminator, EncoderForm, discriminator_loss, encoder_loss

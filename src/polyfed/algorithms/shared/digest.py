@@ -10,11 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.algorithms.algorithm import Client
-from polyfed.algorithms.shared.public_exchange import PublicExchange, row_shares
+from polyfed.algorithms.shared.public_exchange import PublicExchange, modality_of, row_shares
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Samples
-from polyfed.federation.public_outputs import modality_of
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.models.model import Model
 
@@ -37,21 +36,21 @@ class Digest(Settings):
                 "algorithm.digest.loss is kl, which compares class scores, not representations; choose l1 or cosine"
             )
 
-    def fit(self, client: Client, public: PublicExchange, goals: Mapping[str, Tensor]) -> None:
-        """Passes over the exchanged samples, each step on the sum over modalities of the mean distance to the goals.
+    def fit(self, client: Client, public: PublicExchange, targets: Mapping[str, Tensor]) -> None:
+        """Passes over the exchanged samples, each step on the sum over modalities of the mean distance to the targets.
 
-        Goals are output -> [n, w]; rows of zeros are no goal, nor are outputs that the client has not.
+        Targets are output -> [n, w]; rows of zeros are no target, nor are outputs that the client has not.
         """
-        goals = {name: goals[name] for name in public.kind.channels(client.info, list(goals))}
-        if not goals:
+        targets = {name: targets[name] for name in public.names_for(client.info, targets)}
+        if not targets:
             return
         samples, trainer, distance = public.drawn(client), client.trainer(), DISTILLATIONS[self.loss]
-        valid = {name: values.any(1) for name, values in goals.items()}
+        valid = {name: values.any(1) for name, values in targets.items()}
         shares = row_shares(valid)
-        for batches in public.part_passes(client, "digest", self.epochs, self.batch_size, samples, goals):
-            own = public.part_outputs(client, client.model, batches, goals)
+        for batches in public.part_passes(client, "digest", self.epochs, self.batch_size, samples, targets):
+            own = public.part_outputs(client, client.model, batches, targets)
             parts = [
-                shares[name] * distance(rows, goals[name][index], valid[name][index])
+                shares[name] * distance(rows, targets[name][index], valid[name][index])
                 for name, (rows, index) in own.items()
             ]
             trainer.step(torch.stack(parts).sum())
@@ -67,47 +66,50 @@ def only_layer(model: Model, modality: str) -> nn.Linear | None:
 
 @torch.no_grad()
 def fit_in_closed_form(
-    public: PublicExchange, client: Client, modality: str, layer: nn.Linear, goals: Mapping[str, Tensor], penalty: float
+    public: PublicExchange,
+    client: Client,
+    modality: str,
+    layer: nn.Linear,
+    targets: Mapping[str, Tensor],
+    penalty: float,
 ) -> None:
-    """Set the layer that ends a tower to the ridge regression from its inputs to the goals of its modality.
+    """Set the layer that ends a tower to the ridge regression from its inputs to the targets of its modality.
 
-    In evaluation mode. Goals are output -> [n, d]; rows of zeros are no goal.
+    In evaluation mode. Targets are output -> [n, d]; rows of zeros are no target.
     """
-    inputs = list[Tensor]()
-    targets = [values for name, values in goals.items() if modality_of(name) == modality]
-    for name in goals:
-        if modality_of(name) == modality:
-            samples = client.parts[name] if name in client.parts else public.drawn(client)
-            inputs.append(_inputs_of(client, layer, samples, modality))
-    features, goal = torch.cat(inputs), torch.cat(targets)
-    wanted = goal.any(1)
-    if not bool(wanted.any()):
-        return
-    weight, intercept = ridge_regression(features[wanted], goal[wanted], penalty)
-    layer.weight.copy_(weight.T)
-    layer.bias.copy_(intercept)
+    own = {name: rows for name, rows in targets.items() if modality_of(name) == modality}
+    inputs = [
+        layer_inputs(client, layer, client.parts[name] if name in client.parts else public.drawn(client), modality)
+        for name in own
+    ]
+    features, target = torch.cat(inputs), torch.cat(list(own.values()))
+    valid = target.any(1)
+    if bool(valid.any()):
+        weight, intercept = ridge_regression(features[valid], target[valid], penalty)
+        layer.weight.copy_(weight.T)
+        layer.bias.copy_(intercept)
 
 
-def _inputs_of(client: Client, layer: nn.Linear, samples: Samples, modality: str) -> Float[Tensor, "n f"]:
-    """What the layer gets for each sample."""
-    seen = list[Tensor]()
-    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].float()))
+def layer_inputs(client: Client, layer: nn.Linear, samples: Samples, modality: str) -> Float[Tensor, "n f"]:
+    """What a layer of the client's model gets for each sample."""
+    batches = list[Tensor]()
+    handle = layer.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0].float()))
     try:
         # each distinct row is encoded once, but counts as often as it stands among the samples
-        _, places = client.represent_distinct(samples, modality)
+        _, inverse_index = client.represent_distinct(samples, modality)
     finally:
         handle.remove()
-    return torch.cat(seen)[places]
+    return torch.cat(batches)[inverse_index]
 
 
 def ridge_regression(
-    inputs: Float[Tensor, "n f"], goal: Float[Tensor, "n d"], penalty: float
+    inputs: Float[Tensor, "n f"], target: Float[Tensor, "n d"], penalty: float
 ) -> tuple[Float[Tensor, "f d"], Float[Tensor, " d"]]:
     """W and b that minimise ||X W + b - Z||^2 + penalty n v ||W||^2, v being the mean variance of the inputs.
 
     The intercept is free. As the penalty is relative to the inputs' own scale, one value suits all backbones.
     """
-    x, z = inputs.double(), goal.double()
+    x, z = inputs.double(), target.double()
     x_mean, z_mean = x.mean(0), z.mean(0)
     x = x - x_mean
     gram = x.T @ x
@@ -115,4 +117,4 @@ def ridge_regression(
     scale = (gram.trace() / len(gram)).clamp_min(torch.finfo(torch.float32).tiny)
     gram.diagonal().add_(penalty * scale)
     weight = torch.linalg.solve(gram, x.T @ (z - z_mean))
-    return weight.to(goal.dtype), (z_mean - x_mean @ weight).to(goal.dtype)
+    return weight.to(target.dtype), (z_mean - x_mean @ weight).to(target.dtype)

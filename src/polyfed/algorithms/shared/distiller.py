@@ -13,12 +13,18 @@ from torch import Tensor
 from polyfed.aggregation.ensemble import Ensembled, Rows
 from polyfed.aggregation.relations import relational_losses
 from polyfed.algorithms.algorithm import FederationPlan, Server
-from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample, row_shares
+from polyfed.algorithms.shared.public_exchange import (
+    GALLERY,
+    PublicExchange,
+    fixed_sample,
+    of_part,
+    part_of,
+    row_shares,
+)
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import GALLERY, of_part, part_of
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -116,19 +122,21 @@ class Distiller(Settings):
         """
         joint = is_joint(task)
         targets = {name: target for name, target in targets.items() if part_of(name) != GALLERY}
-        server.record(**self.distances(server, public, of_part(targets), diagnostic_samples, "before"))
+        exchanged = of_part(targets)
+        server.record(**self.distances(server, public, exchanged, diagnostic_samples, "before"))
         trainer, size = (server.trainer(), server.training.batch_size) if joint else self.trainer(server)
-        samples, goals = (
-            (server.public_set, _on_all(server, public, targets)) if joint else (public.drawn(server), targets)
-        )
+        # the task is trained on all of P
+        samples = server.public_set if joint else public.drawn(server)
+        if joint:
+            targets = on_all_samples(server, public, targets)
         # without a target there is still the task to train, if it has no passes of its own
         epochs = self.epochs if targets or joint else 0
-        for batches in public.part_passes(server, "distil", epochs, size, samples, goals):
+        for batches in public.part_passes(server, "distil", epochs, size, samples, targets):
             model = CachedModel(server.model)  # one encoding, and one draw of its dropout, for both losses
             losses = [server.task_loss(batches[""], model)] if joint else []
-            losses.append(self.weight * self.distillation_loss(server, public, model, batches, goals))
+            losses.append(self.weight * self.distillation_loss(server, public, model, batches, targets))
             trainer.step(torch.stack(losses).sum())
-        server.record(**self.distances(server, public, of_part(targets), diagnostic_samples, "after"))
+        server.record(**self.distances(server, public, exchanged, diagnostic_samples, "after"))
 
     def trainer(self, server: Server) -> tuple[Trainer, int]:
         """The optimiser of the distillation and its batch size."""
@@ -181,7 +189,7 @@ class Distiller(Settings):
             chosen_ones = fixed_sample(server, len(samples), min(count, len(samples)))
             for index in torch.split(chosen_ones, self.trainer(server)[1]):
                 chosen, batch = samples.subset(index), samples.batch(index, modalities=()).to(server.device)
-                outputs = public.kind.of(server, chosen)
+                outputs = public.outputs_of(server, chosen)
                 for name, loss in self.distillation_losses(outputs, batch, targets).items():
                     losses[name].append(loss)
             measured |= {f"kd_similarity_{when}.{name}": float(torch.stack(x).mean()) for name, x in losses.items()}
@@ -197,7 +205,7 @@ def target_distances(
     if not count or not targets:
         return {}
     index = fixed_sample(server, len(samples), count)  # the same every round, or rounds could not be compared
-    outputs, rows = public.kind.of(server, samples.subset(index)), index.to(server.device)
+    outputs, rows = public.outputs_of(server, samples.subset(index)), index.to(server.device)
     return {
         f"kd_distance_{when}.{name}": float(DISTILLATIONS["l2"](outputs[name], target.values[rows], target.valid[rows]))
         for name, target in targets.items()
@@ -287,20 +295,18 @@ def require_server(server: Server, public: PublicExchange, teacher: Teacher, tas
     teacher.require_labels(server, public)
 
 
-def _on_all(server: Server, public: PublicExchange, targets: Mapping[str, Ensembled]) -> dict[str, Ensembled]:
-    """Targets on the exchanged samples as targets on all of P, on which the task is trained; others have none."""
-    if len(public.drawn(server)) == len(server.public_set):
-        return dict(targets)
-    index, total = server.exchanged_index(public.samples), len(server.public_set)
-    return {**targets, **{name: _scattered(target, index, total) for name, target in of_part(targets).items()}}
+def on_all_samples(server: Server, public: PublicExchange, targets: Mapping[str, Ensembled]) -> Mapping[str, Ensembled]:
+    """Targets on the exchanged samples as targets on all of P; the other samples have none."""
+    total = len(server.public_set)
+    if len(public.drawn(server)) == total:
+        return targets
+    index = server.exchanged_index(public.samples)
 
+    def spread(rows: Tensor, fill: float = 0) -> Tensor:
+        return rows.new_full((total, *rows.shape[1:]), fill).index_copy_(0, index.to(rows.device), rows)
 
-def _scattered(target: Ensembled, index: Tensor, total: int) -> Ensembled:
-    """Targets of the samples at ``index`` as targets of the whole public set; the others have none."""
-    places = index.to(target.values.device)
-
-    def spread(part: Tensor, fill: float = 0) -> Tensor:
-        return part.new_full((total, *part.shape[1:]), fill).index_copy_(0, places, part)
-
-    rows = {name: Rows(spread(own), spread(logs, -math.inf)) for name, (own, logs) in target.rows.items()}
-    return Ensembled(spread(target.values), spread(target.valid), rows)
+    everywhere = dict(targets)
+    for name, target in of_part(targets).items():
+        own = {sender: Rows(spread(rows), spread(logs, -math.inf)) for sender, (rows, logs) in target.rows.items()}
+        everywhere[name] = Ensembled(spread(target.values), spread(target.valid), own)
+    return everywhere

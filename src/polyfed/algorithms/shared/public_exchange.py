@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -14,29 +14,47 @@ from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
 from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Logits, Reply, Representations, Server
+from polyfed.algorithms.shared.public_training import Pair, interleave
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
+from polyfed.federation.client import SERVER
 from polyfed.federation.participant import Participant
-from polyfed.federation.public_outputs import (
-    LogitKind,
-    OutputKind,
-    Pair,
-    PublicOutputs,
-    RepresentationKind,
-    interleave,
-    modality_of,
-)
 from polyfed.models.model import Embedder
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.task import Task
 from polyfed.wire.schema import Declared
+
+T = TypeVar("T")
+PublicOutputs = Representations | Logits
+
+GALLERY, UNPAIRED = "gallery", "unpaired"
+"""Parts of the public set beside its pairs; outputs on these are called after their modality, on others
+``<part>/<modality>``."""
+
+
+def modality_of(output: str) -> str:
+    return output.rpartition("/")[2]
+
+
+def part_of(output: str) -> str:
+    """The part of the public set that an output belongs to; empty for the pairs."""
+    return output.rpartition("/")[0]
+
+
+def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
+    """Modality (or target) -> the outputs of one part of the public set; of its pairs without a name."""
+    return {modality_of(name): value for name, value in outputs.items() if part_of(name) == part}
 
 
 class PublicExchange(Settings):
     """Outputs on the public set, of participants of any architecture.
 
-    An *output* is a modality (participants exchange representations [n, d]) or a target (they exchange logits [n, C]).
-    Outputs of parts of the public set beside its pairs are called ``<part>/<modality>``.
+    An *output* is a modality (participants exchange representations [n, d] of unit norm) or a target (they exchange
+    logits [n, C] of one classification). Down: ``server_outputs``, ``to_wire``, and ``from_wire`` at the client. Up:
+    ``client_outputs``, ``check``, and ``from_wire`` at the server. Each distinct input crosses once: samples that are
+    captions of one picture share its representation.
     """
 
     samples: int | None = Field(
@@ -48,13 +66,14 @@ class PublicExchange(Settings):
     augment: bool = Field(default=False, description="training view of the public samples that participants train on")
 
     @property
-    def kind(self) -> OutputKind:
-        """What crosses."""
-        return RepresentationKind()
+    def exchanges_scores(self) -> bool:
+        """Whether logits cross, not representations."""
+        return False
 
     @property
-    def exchanges_scores(self) -> bool:
-        return isinstance(self.kind, LogitKind)
+    def largest_norm(self) -> float:
+        """L2 norm that a row may have in an average; longer ones are scaled down to it."""
+        return 1.0
 
     def require(self, plan: FederationPlan, *, learns_parts: bool = False) -> None:
         """Check that all participants have what crosses.
@@ -66,7 +85,8 @@ class PublicExchange(Settings):
         Raises:
             ConfigError: somebody has not, or some of what is public has no effect.
         """
-        self.kind.require(plan)
+        if self.exchanges_scores:
+            _require_classifications(plan)
         if plan.public is not None and plan.public.further and (self.exchanges_scores or not learns_parts):
             what = "exchanges scores" if self.exchanges_scores else "learns from pairs alone"
             raise ConfigError(
@@ -94,52 +114,81 @@ class PublicExchange(Settings):
         """Whether the public set has the classes of the server's task: as settings say, or, of a server, as it is."""
         if isinstance(federation, FederationPlan):
             return federation.public_has_classes
-        return self.kind.labels(federation, federation.public_set) is not None
+        return self.labels(federation, federation.public_set) is not None
 
-    # ---- outputs of a participant, and how they cross
+    def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
+        """True classes of public samples, where logits cross and the samples have them."""
+        classes = samples.targets.get(_classification(participant).target) if self.exchanges_scores else None
+        return None if classes is None else classes.long()
+
+    def names_for(self, client: ClientInfo, names: Collection[str]) -> tuple[str, ...]:
+        """Which of these outputs a client has: those of its modalities, and all logits."""
+        return tuple(name for name in names if self.exchanges_scores or modality_of(name) in client.modalities)
+
+    def bundle(self, outputs: Mapping[str, Tensor], order: str) -> PublicOutputs:
+        return (Logits if self.exchanges_scores else Representations)(dict(outputs), order=order)
+
+    # ---- outputs of a participant
 
     def drawn(self, participant: Participant) -> Samples:
         """The public samples that are exchanged in this round, in public order."""
         return participant.exchanged(self.samples)
 
-    def server_outputs(self, server: Server) -> PublicOutputs:
-        """The server's own outputs on the samples that are exchanged in this round, output -> [n, w]."""
-        # once a round: clients are compared with what the server was at its start, whatever it learns meanwhile
-        return self.kind.bundle(self.outputs(server), server.order(self.samples))
-
     def outputs(self, participant: Participant) -> dict[str, Tensor]:
         """A participant's outputs on the exchanged samples, output -> [n, w], without gradient."""
         training = self.extraction == "train"
-        outputs = self.kind.of(participant, self.drawn(participant), training=training)
+        outputs = self.outputs_of(participant, self.drawn(participant), training=training)
         for name, samples in participant.parts.items():
             outputs[name] = participant.represent(samples, training=training)[modality_of(name)]
         return outputs
 
-    def to_wire(self, participant: Participant, outputs: Mapping[str, Tensor], order: str) -> PublicOutputs:
-        """The payload of outputs that depend on the input alone: each distinct input crosses once."""
-        places = self.places(participant)
-        return self.kind.bundle({name: packed(values, places.get(name)) for name, values in outputs.items()}, order)
+    def outputs_of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
+        """Outputs on any public samples, without gradient: in evaluation mode and view, or in those of training."""
+        if not self.exchanges_scores:
+            return participant.represent(samples, training=training)
+        task, was_training, scores = _classification(participant), participant.model.training, []
+        stream = participant.generator("scores") if training else None
+        participant.model.train(training)
+        try:
+            with torch.no_grad():
+                for index in torch.split(torch.arange(len(samples)), participant.evaluation_batch):
+                    batch = samples.batch(index, stream).to(participant.device)
+                    scores.append(_scores(participant, task, participant.model, batch))
+        finally:
+            participant.model.train(was_training)
+        return {task.target: torch.cat(scores)}
 
-    def from_wire(self, participant: Participant, payload: PublicOutputs) -> dict[str, Tensor]:
-        """The outputs [n, w] of a payload on all exchanged samples, on the participant's device.
+    def batch_outputs(
+        self, participant: Participant, model: Embedder, batch: Batch, names: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Outputs of a public batch by the participant's ``model``, output -> [b, w], with gradient."""
+        if not self.exchanges_scores:
+            with participant.autocast():
+                return {name: model.represent(name, batch.inputs[name]) for name in names}
+        task = _classification(participant)
+        for name in names:
+            if name != task.target:
+                raise ConfigError(
+                    f"scores of '{name}' are exchanged, but '{participant.name}' classifies '{task.target}'; "
+                    "give all participants one target"
+                )
+        return {name: _scores(participant, task, model, batch) for name in names}
 
-        Raises:
-            PayloadError: it has not a row for each distinct input.
-        """
-        places = self.places(participant)
-        for name, rows in payload.items():
-            count = distinct_count(places[name]) if name in places else len(rows)
-            if len(rows) != count:
-                raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
-        return {name: unpacked(rows.to(participant.device), places.get(name)) for name, rows in payload.items()}
+    # ---- how they cross
 
-    def places(self, participant: Participant) -> dict[str, Int64[Tensor, " n"]]:
+    def inverse_index(self, participant: Participant) -> dict[str, Int64[Tensor, " n"]]:
         """Output -> which of its distinct rows each sample has; nothing for outputs without repeated rows."""
         if self.extraction == "train":  # each sample is augmented in its own way
             return {}
-        places = self.kind.places(self.drawn(participant))
-        further = participant.parts.items()
-        return places | {name: samples.distinct(modality_of(name))[1] for name, samples in further}
+        # of all modalities of the public set: a client may get those that it has not
+        samples = self.drawn(participant)
+        pairs = {} if self.exchanges_scores else {name: samples.distinct(name)[1] for name in samples.rows}
+        return pairs | {name: part.distinct(modality_of(name))[1] for name, part in participant.parts.items()}
+
+    def server_outputs(self, server: Server) -> PublicOutputs:
+        """The server's own outputs on the samples that are exchanged in this round, output -> [n, w]."""
+        # once a round: clients are compared with what the server was at its start, whatever it learns meanwhile
+        return self.bundle(self.outputs(server), server.order(self.samples))
 
     def client_outputs(self, client: Client, order: str, names: Collection[str]) -> PublicOutputs:
         """The payload of a client's outputs with these names, or of these modalities in all parts of the public set."""
@@ -148,14 +197,35 @@ class PublicExchange(Settings):
         outputs = {name: rows for name, rows in self.outputs(client).items() if wanted & {name, modality_of(name)}}
         return self.to_wire(client, outputs, order)
 
+    def to_wire(self, participant: Participant, outputs: Mapping[str, Tensor], order: str) -> PublicOutputs:
+        """The payload of outputs that depend on the input alone: each distinct input crosses once."""
+        inverse = self.inverse_index(participant)
+        return self.bundle({name: packed(rows, inverse.get(name)) for name, rows in outputs.items()}, order)
+
+    def from_wire(self, participant: Participant, payload: PublicOutputs) -> dict[str, Tensor]:
+        """The outputs [n, w] of a payload on all exchanged samples, on the participant's device.
+
+        Raises:
+            PayloadError: it has not a row for each distinct input.
+        """
+        inverse = self.inverse_index(participant)
+        for name, rows in payload.items():
+            count = distinct_count(inverse[name]) if name in inverse else len(rows)
+            if len(rows) != count:
+                raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
+        return {name: unpacked(rows.to(participant.device), inverse.get(name)) for name, rows in payload.items()}
+
     def check(self, server: Server, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
         """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
-        payload = self.to_wire(server, server_outputs, server_outputs.order)
-        shapes = {name: tuple(rows.shape) for name, rows in payload.items()}
+        inverse = self.inverse_index(server)
+        shapes = {
+            name: (distinct_count(inverse[name]) if name in inverse else len(rows), *rows.shape[1:])
+            for name, rows in server_outputs.items()
+        }
 
         def check(reply: Reply) -> None:
-            expected = self.kind.channels(reply.sender, list(shapes))
-            getattr(reply, field).require(server_outputs.order, {name: shapes[name] for name in expected})
+            names = self.names_for(reply.sender, shapes)
+            getattr(reply, field).require(server_outputs.order, {name: shapes[name] for name in names})
 
         return check
 
@@ -194,7 +264,7 @@ class PublicExchange(Settings):
         rows: dict[str, tuple[Tensor, Tensor]] = {}
         for part, batch in batches.items():
             known = {modality_of(name): name for name in names if (name == part if part else "/" not in name)}
-            outputs = self.kind.outputs(participant, model, batch, list(known))
+            outputs = self.batch_outputs(participant, model, batch, list(known))
             rows |= {known[name]: (values, batch.index) for name, values in outputs.items()}
         return rows
 
@@ -249,8 +319,12 @@ class EitherExchange(PublicExchange):
         return self
 
     @property
-    def kind(self) -> OutputKind:
-        return LogitKind(self.largest_score or LogitKind.largest) if self.form == "scores" else RepresentationKind()
+    def exchanges_scores(self) -> bool:
+        return self.form == "scores"
+
+    @property
+    def largest_norm(self) -> float:
+        return (self.largest_score or 100.0) if self.exchanges_scores else 1.0
 
     def sends(self, declared: Declared) -> Declared:
         """Scores or representations, where either is declared; see ``Algorithm.sends``."""
@@ -261,26 +335,22 @@ class EitherExchange(PublicExchange):
         """A softmax's temperature; None: 1 for scores, 0.1 for similarities."""
         return temperature or (1.0 if self.exchanges_scores else 0.1)
 
-    def labels(self, server: Server) -> Int64[Tensor, " n"] | None:
-        """True classes of the public set, where scores cross and it has them."""
-        return self.kind.labels(server, server.public_set)
-
     def anchors(self, server_outputs: PublicOutputs, output: str) -> Tensor | None:
         """What rows [., d] of an output are compared with, [n, d]; None: they are logits."""
-        return self.kind.anchors(server_outputs).get(output)
+        return None if self.exchanges_scores else server_outputs[output]
 
     def outputs_for(self, public_outputs: PublicOutputs) -> Callable[[ClientInfo], PublicOutputs]:
         """Client -> those of the public outputs that it has itself."""
 
         def of(client: ClientInfo) -> PublicOutputs:
-            names = self.kind.channels(client, list(public_outputs))
-            return self.kind.bundle({name: public_outputs[name] for name in names}, public_outputs.order)
+            names = self.names_for(client, public_outputs)
+            return self.bundle({name: public_outputs[name] for name in names}, public_outputs.order)
 
         return of
 
     def asked(self, server_outputs: PublicOutputs) -> Callable[[ClientInfo], str]:
         """Client -> the outputs that it is asked for, as JSON."""
-        return lambda client: json.dumps(self.kind.channels(client, list(server_outputs)))
+        return lambda client: json.dumps(self.names_for(client, server_outputs))
 
 
 def row_shares(valid: Mapping[str, Bool[Tensor, " n"]]) -> dict[str, Float[Tensor, ""]]:
@@ -297,3 +367,44 @@ def fixed_sample(server: Server, total: int, count: int) -> Tensor:
     # without the round: figures of two rounds are to be comparable
     order = torch.randperm(total, generator=generator(server.clock.seed, "diagnostic"))
     return order[:count].sort().values
+
+
+def clip_row_norms(values: Tensor, largest: float) -> Tensor:
+    """Rows [n, w] whose norm is at most ``largest``: longer ones are scaled down, so that no sender outweighs others.
+
+    A hundredth more is let pass, as honest rows of unit norm are that much longer after rounding on the wire.
+    """
+    norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    return torch.where(norms > 1.01 * largest, values * (largest / norms), values)
+
+
+def _scores(participant: Participant, task: Classification, model: Embedder, batch: Batch) -> Float[Tensor, "b w"]:
+    with participant.autocast():
+        scores = task.scores(model, participant.head, batch)
+    scores = scores.float()
+    # no softmax feels a constant in a row, but norms and averages do
+    return scores - scores.mean(1, keepdim=True)
+
+
+def _classification(participant: Participant) -> Classification:
+    return _require_classification(participant.task, participant.name)
+
+
+def _require_classification(task: Task, participant: str) -> Classification:
+    if not isinstance(task, Classification):
+        raise ConfigError(
+            f"algorithm.public.form is scores, but the task of '{participant}' is '{task.component_name()}'; give it a "
+            "classification, or set algorithm.public.form=representations"
+        )
+    return task
+
+
+def _require_classifications(plan: FederationPlan) -> None:
+    if plan.server is not None:
+        _require_classification(plan.server.task, SERVER)
+    for client in plan.clients:
+        if client.task != "classification":
+            raise ConfigError(
+                f"algorithm.public.form is scores, but client '{client.id}' has the task '{client.task}'; give all "
+                "clients and the server one classification, or set algorithm.public.form=representations"
+            )

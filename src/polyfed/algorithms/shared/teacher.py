@@ -16,19 +16,20 @@ from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import Evidence, Weighting
 from polyfed.aggregation.weightings.by_client import Count, Mean
 from polyfed.algorithms.algorithm import FederationPlan, Reply, Server
-from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample
-from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.settings import Settings
-from polyfed.data.samples import Samples
-from polyfed.federation.public_outputs import (
+from polyfed.algorithms.shared.public_exchange import (
     GALLERY,
     UNPAIRED,
+    PublicExchange,
     PublicOutputs,
     clip_row_norms,
+    fixed_sample,
     modality_of,
     of_part,
     part_of,
 )
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.settings import Settings
+from polyfed.data.samples import Samples
 
 HEAT_MAP_SAMPLES = 256
 """Public samples whose weights over clients are kept, for the heat map of the report."""
@@ -108,7 +109,7 @@ class Teacher(Settings):
             keep_rows: whether each client's rows are kept beside their mean.
             largest: norm of a client's row at most, longer ones are scaled down; None: that of what crosses.
         """
-        return Ensembles(self, public, server, own, keep_rows, largest or public.kind.largest)
+        return Ensembles(self, public, server, own, keep_rows, largest or public.largest_norm)
 
     def target(self, mean: Ensembled, own: Float[Tensor, "n w"]) -> Ensembled:
         """What the server is to learn of a weighted mean, beside its own outputs."""
@@ -129,9 +130,8 @@ class Ensembles:
     ) -> None:
         self._teacher, self._public, self._server, self._server_outputs = teacher, public, server, own
         self._keep_rows, self._largest = keep_rows, largest
-        self._samples = public.drawn(server)
-        self._labels = public.kind.labels(server, self._samples)
-        self._places = public.places(server)
+        self._samples, self._inverse_index = public.drawn(server), public.inverse_index(server)
+        self._labels = public.labels(server, self._samples)
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
         self._rows: dict[str, dict[str, Rows]] = {}
@@ -144,6 +144,7 @@ class Ensembles:
             self.add_weighed(output, reply.sender.id, values, weights, reply.mixing)
 
     def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
+        """A client's rows by output, as they can be compared with others'."""
         return self.clip_and_align(self._public.from_wire(self._server, payload))
 
     def clip_and_align(self, rows: Mapping[str, Float[Tensor, "n w"]]) -> dict[str, Float[Tensor, "n w"]]:
@@ -160,33 +161,27 @@ class Ensembles:
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
         """Log weight of a client on each sample, or one for all; -inf if its group does not count."""
-        teacher = self._teacher
-        if teacher.groups is not None and reply.sender.group not in teacher.groups:
+        weights, part = self._teacher.weights, part_of(output)
+        if self._teacher.groups is not None and reply.sender.group not in self._teacher.groups:
             return -math.inf
-        part = part_of(output)
         known = of_part(self._server_outputs, part)
         if part == UNPAIRED:  # pictures and captions, but not of the same items: nothing that is compared with another
             known = {modality_of(output): self._server_outputs[output]}
-        if part and len(known) < 2 and teacher.weights.needs_partner:
+        if part and len(known) < 2 and weights.needs_partner:
             return 0.0  # without a partner nobody can be told from others
-        return teacher.weights.log_weights(self._evidence(reply, output, values, known))
-
-    def _evidence(
-        self, reply: Reply, output: str, values: Float[Tensor, "n w"], known: Mapping[str, Tensor]
-    ) -> Evidence:
-        part, labels = part_of(output), self._labels
         items = self._server.parts[output].items if part else self._samples.items
-        return Evidence(
+        evidence = Evidence(
             values=values,
             output=modality_of(output),
-            server_outputs=self._public.kind.anchors(known),
+            server_outputs={} if self._public.exchanges_scores else known,
             examples=reply.num_examples,
             modalities=len(reply.sender.modalities),
-            labels=None if labels is None else labels.to(values.device),
+            labels=None if self._labels is None else self._labels.to(values.device),
             items=items.to(values.device),
             # an unpaired part has samples of its own for each modality
-            places={name: rows for name, rows in of_part(self._places, part).items() if name in known},
+            places={name: rows for name, rows in of_part(self._inverse_index, part).items() if name in known},
         )
+        return weights.log_weights(evidence)
 
     def add_weighed(
         self,
@@ -214,31 +209,28 @@ class Ensembles:
         return torch.lerp(self._server_outputs[output].to(values), values, mixing) if mixing < 1 else values
 
     def targets(self, target: Callable[[Ensembled, Tensor], Ensembled] | None = None) -> dict[str, Ensembled]:
-        """What the server is to learn, for each output that somebody sent; records who sent and with which weight.
+        """What the server is to learn, for each output that somebody sent.
 
+        Records who sent and with which weight, how far clients agree, and how well the targets do the server's task.
         ``target`` makes it of the weighted mean and the server's own outputs; None: ``Teacher.target``.
         """
-        server, senders, target = self._server, of_part(self._senders), target or self._teacher.target
+        server, own, target = self._server, self._server_outputs, target or self._teacher.target
+        senders = of_part(self._senders)
         server.arrays |= {f"weights.{name}": (self._ensembles[name].weights(), senders[name]) for name in senders}
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items()})
         means = {name: ensemble.result() for name, ensemble in self._ensembles.items()}
         server.record(**mean_norms(means))
         targets = {
-            name: target(mean, self._server_outputs[name])._replace(rows=self._rows.get(name, {}))
-            for name, mean in means.items()
+            name: target(mean, own[name])._replace(rows=self._rows.get(name, {})) for name, mean in means.items()
         }
-        server.record(**self._quality(targets))
+        count = min(self._teacher.diagnostic_samples, len(self._samples))
+        if count and not self._public.exchanges_scores:
+            index = fixed_sample(server, len(self._samples), count)
+            server.record(**teacher_quality(server, own, targets, self._samples, index))
         return targets
 
-    def _quality(self, targets: Mapping[str, Ensembled]) -> dict[str, float]:
-        """How well targets do the server's task, beside the server itself."""
-        count = min(self._teacher.diagnostic_samples, len(self._samples))
-        if not count or self._public.exchanges_scores:
-            return {}
-        return Judge(self._server, self._server_outputs, self._samples, self._shown(count)).metrics(targets)
 
-    def _shown(self, count: int) -> Tensor:
-        return fixed_sample(self._server, len(self._samples), count)
+# ---- whether an ensemble of clients is a teacher that the server can learn from
 
 
 def mean_norms(targets: Mapping[str, Ensembled]) -> dict[str, float]:
@@ -249,48 +241,45 @@ def mean_norms(targets: Mapping[str, Ensembled]) -> dict[str, float]:
     """
     return {
         f"mean_norm.{name}": float(torch.linalg.vector_norm(target.values[target.valid], dim=1).mean())
-        for name, target in targets.items()
-        if name in of_part(targets) and bool(target.valid.any())
+        for name, target in of_part(targets).items()
+        if bool(target.valid.any())
     }
 
 
-class Judge:
-    """The server's task as a judge of representations on one gallery.
+def teacher_quality(
+    server: Server, own: Mapping[str, Tensor], targets: Mapping[str, Ensembled], samples: Samples, index: Tensor
+) -> dict[str, float]:
+    """The server's task as a judge of representations: its primary metric m, of teacher and server.
 
-    The gallery is that of ``public.gallery``, from which nobody learns; without one it is ``index`` among the public
-    pairs, on which the server ranks better than on others, as it has trained on them."""
+    ``teacher.m`` of the targets; ``teacher.m.<modality>`` of those of one modality beside the server's own of the
+    others; ``student.m`` of the server's own; ``teacher.gallery``: how many samples nobody learns from, 0 if they are
+    public pairs. Nothing if the task cannot judge, or samples have no target.
 
-    def __init__(self, server: Server, own: Mapping[str, Tensor], samples: Samples, index: Tensor) -> None:
-        gallery = of_part(server.parts, GALLERY)
-        self._part, self._held_out = (GALLERY if gallery else ""), len(next(iter(gallery.values()), ()))
-        self._task, self._index = server.task, None if gallery else index.to(server.device)
-        self._samples = next(iter(gallery.values())) if gallery else samples.subset(index)
-        self._own = self._rows(own)
+    Args:
+        server: of the run.
+        own: the server's outputs.
+        targets: by output.
+        samples: those that were exchanged.
+        index: among these, where there is no ``public.gallery``, on which nobody learns: on these pairs the server
+            ranks better than on others, as it has trained on them.
+    """
+    gallery = of_part(server.parts, GALLERY)
+    judge_samples = next(iter(gallery.values())) if gallery else samples.subset(index)
+    index = index.to(server.device)
 
-    def metrics(self, targets: Mapping[str, Ensembled]) -> dict[str, float]:
-        """The primary metric m of teacher and server; nothing if the task cannot judge, or samples have no target.
+    def rows(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pairs = {} if gallery else of_part(outputs)
+        return of_part(outputs, GALLERY) | {name: values[index] for name, values in pairs.items()}
 
-        ``teacher.m`` of the targets; ``teacher.m.<modality>`` of those of one modality beside the server's own of the
-        others; ``student.m`` of the server's own; ``teacher.gallery``: how many samples nobody learns from, 0 if they
-        are public pairs.
-        """
-        values = self._rows(_covered(targets))
-        metric = self._task.primary
-        judged: dict[str, Mapping[str, Tensor]] = {
-            f"teacher.{metric}.{modality}": self._own | {modality: own} for modality, own in values.items()
-        }
-        if values.keys() == self._own.keys():
-            judged[f"teacher.{metric}"] = values
-        if values:
-            judged[f"student.{metric}"] = self._own
-        found = {name: self._task.judge(representations, self._samples) for name, representations in judged.items()}
-        known = {name: value for name, value in found.items() if value is not None}
-        return known | {"teacher.gallery": float(self._held_out)} if known else {}
-
-    def _rows(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        chosen = of_part(outputs, self._part)
-        return chosen if self._index is None else {name: rows[self._index] for name, rows in chosen.items()}
-
-
-def _covered(targets: Mapping[str, Ensembled]) -> dict[str, Tensor]:
-    return {name: target.values for name, target in targets.items() if bool(target.valid.all())}
+    student = rows(own)
+    teacher = rows({name: target.values for name, target in targets.items() if bool(target.valid.all())})
+    if not teacher:
+        return {}
+    metric = server.task.primary
+    pairings = {f"teacher.{metric}.{modality}": student | {modality: values} for modality, values in teacher.items()}
+    if teacher.keys() == student.keys():
+        pairings[f"teacher.{metric}"] = teacher
+    pairings[f"student.{metric}"] = student
+    values = {name: server.task.judge(representations, judge_samples) for name, representations in pairings.items()}
+    metrics = {name: value for name, value in values.items() if value is not None}
+    return metrics | {"teacher.gallery": float(len(judge_samples) if gallery else 0)} if metrics else {}
