@@ -15,7 +15,7 @@ from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoders.bag import Bag
+from polyfed.models.encoders.words import Bag
 from small_federations import CAPTIONS, RETRIEVAL, Config, bag, experiment, plain, resnet, scenes, training, words
 
 

@@ -15,11 +15,8 @@ import polyfed.losses
 
 LOSSES = [module.name for module in pkgutil.iter_modules(polyfed.losses.__path__, "polyfed.losses.")]
 PARTS = [
-    *(
-        f"polyfed.models.{name}"
-        for name in ("blocks", "decoders", "fusion", "gates", "heads", "masked", "pooling", "towers")
-    ),
-    *(f"polyfed.models.adapters.{name}" for name in ("features",)),
+    *(f"polyfed.models.{name}" for name in ("blocks", "decoders", "fusion", "gates", "heads", "masked", "towers")),
+    "polyfed.models.adapters.adapter",
     *(f"polyfed.tasks.{name}" for name in ("metrics", "scores", "vqa")),
     *(f"polyfed.aggregation.{name}" for name in ("ensemble", "mean", "prototypes", "robust")),
     "polyfed.optim.adamp",

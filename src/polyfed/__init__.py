@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from polyfed.export.model import export_model
     from polyfed.lab.studies.runner import run_study
     from polyfed.lab.studies.study import Study
-    from polyfed.models.registered import register_module
+    from polyfed.models.encoders.registered import register_module
     from polyfed.reporting.reported import resume, run
     from polyfed.reporting.shown import plot, report
     from polyfed.runs.evaluation import evaluate_model
@@ -62,7 +62,7 @@ _HOMES = {
     "open_run": "polyfed.runs.opened",
     "plot": "polyfed.reporting.shown",
     "register_data": "polyfed.data.sources.memory",
-    "register_module": "polyfed.models.registered",
+    "register_module": "polyfed.models.encoders.registered",
     "report": "polyfed.reporting.shown",
     "resume": "polyfed.reporting.reported",
     "run": "polyfed.reporting.reported",

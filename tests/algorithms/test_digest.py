@@ -20,9 +20,9 @@ from polyfed.federation.client import Client
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.projection import FeatureProjection
 from polyfed.models.encoders.resnet import ResNet
+from polyfed.models.encoders.words import Bag
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from sessions import prepared, woken

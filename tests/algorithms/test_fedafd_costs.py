@@ -13,7 +13,7 @@ from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.teacher import Ensembles
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.losses.adversarial import Discriminator
-from polyfed.models.encoders.bert import Bert
+from polyfed.models.encoders.from_config import Bert
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model

@@ -19,8 +19,7 @@ from polyfed.federation.cohort import each
 from polyfed.federation.types import Blueprint
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.binding import Parts
-from polyfed.models.encoders.bert import Bert
-from polyfed.models.encoders.vit import ViT
+from polyfed.models.encoders.from_config import Bert, ViT
 from polyfed.models.model import Model
 from polyfed.models.slots import places
 from polyfed.runs.session import Session

@@ -16,7 +16,7 @@ from polyfed.data.source import Source
 from polyfed.federation.paces import Staleness
 from polyfed.lab.studies.columns.models import Analysis
 from polyfed.lab.studies.study_files import study_content
-from polyfed.models.adapter import Adapter
+from polyfed.models.adapters.adapter import Adapter
 from polyfed.models.encoder import Encoder
 from polyfed.optim.servers import ServerOptimizer
 from polyfed.partitions.partition import Partition

@@ -20,8 +20,8 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.export.hugging_face import export_hugging_face, network_code
 from polyfed.export.programs import example_input, write_program
-from polyfed.models.encoders.gru import GRU
-from polyfed.models.encoders.vit import ViT
+from polyfed.models.encoders.from_config import ViT
+from polyfed.models.encoders.words import GRU
 
 TEXTS = ["a red square above a blue circle", "", "?!", "nothing of the kind"]
 ALONE = """

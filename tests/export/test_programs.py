@@ -11,13 +11,10 @@ from polyfed.core.errors import RunError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.export.programs import example_input, write_program
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.bag import Bag
-from polyfed.models.encoders.bert import Bert
-from polyfed.models.encoders.gru import GRU
-from polyfed.models.encoders.mobilenet import MobileNet
+from polyfed.models.encoders.from_config import Bert, MobileNet, ViT
 from polyfed.models.encoders.projection import FeatureProjection
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.models.encoders.vit import ViT
+from polyfed.models.encoders.words import GRU, Bag
 
 TOKENS = InputSpec((6,), tuple(f"word {number}" for number in range(30)), pad=0)
 PIXELS = InputSpec((3, 16, 16))

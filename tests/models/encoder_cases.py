@@ -10,13 +10,10 @@ from torch import Tensor
 
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.bag import Bag
-from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.blocks import Blocks
-from polyfed.models.encoders.gru import GRU
-from polyfed.models.encoders.mobilenet import MobileNet
+from polyfed.models.encoders.from_config import Bert, MobileNet, ViT
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.models.encoders.vit import ViT
+from polyfed.models.encoders.words import GRU, Bag
 
 CONTEXT = DataContext(Path("unused"))
 PICTURES = InputSpec((3, 32, 32))

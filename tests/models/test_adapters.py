@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapters import layers
-from polyfed.models.adapters.features import Bottleneck, FeatureAttention
+from polyfed.models.adapters.adapter import Bottleneck, FeatureAttention
 from polyfed.models.encoders.hf import HF
 from tiny_networks import ROOM, WIDTH, WORDS, network, save
 

@@ -16,10 +16,9 @@ from polyfed.data.view import InputSpec
 from polyfed.models.aligner import Aligner, AlignerSettings, aligned, sequence
 from polyfed.models.binding import Parts
 from polyfed.models.blocks import PostBlock, TransformerBlock
-from polyfed.models.encoders.bag import Bag
-from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.blocks import Blocks
-from polyfed.models.encoders.vit import ViT
+from polyfed.models.encoders.from_config import Bert, ViT
+from polyfed.models.encoders.words import Bag
 from polyfed.models.heads import LinearHead
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyfed.data.view import DataContext
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of, frozen_aligners, frozen_copy
-from polyfed.models.encoders.bag import Bag
+from polyfed.models.encoders.words import Bag
 from polyfed.models.heads import LinearHead
 from polyfed.models.model import Model
 from polyfed.models.slots import places

@@ -14,11 +14,10 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.view import InputSpec
 from polyfed.models.aligner import Aligned, AlignerSettings
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.gru import GRU
 from polyfed.models.encoders.projection import FeatureProjection
-from polyfed.models.fusion import GranularityFusion, positioned
-from polyfed.models.pooling import last_valid, masked_mean
-from polyfed.models.towers import EncoderTower, LocalFeatures
+from polyfed.models.encoders.words import GRU
+from polyfed.models.fusion import GranularityFusion
+from polyfed.models.towers import EncoderTower, LocalFeatures, last_valid, masked_mean, positioned
 
 every_encoder = pytest.mark.parametrize("name", ENCODERS)
 every_text_encoder = pytest.mark.parametrize("name", OF_TEXTS)

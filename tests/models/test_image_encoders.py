@@ -12,9 +12,8 @@ from transformers import ResNetConfig, ResNetModel
 from polyfed.data.backbones import SubsamplingConv
 from polyfed.data.view import InputSpec
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.mobilenet import MobileNet
+from polyfed.models.encoders.from_config import MobileNet, ViT
 from polyfed.models.encoders.resnet import _PRESETS, ResNet
-from polyfed.models.encoders.vit import ViT
 
 
 def parameters(encoder: Encoder, spec: InputSpec, dim: int = 256) -> int:

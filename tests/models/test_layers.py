@@ -11,7 +11,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import frozen_backbone
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.hf import HF
-from polyfed.models.layers import before, linear_roles
+from polyfed.models.trunks import before, linear_roles
 from tiny_networks import LAYERS, ROOM, WORDS, save
 
 FAMILIES = [

@@ -8,7 +8,8 @@ from encoder_cases import CONTEXT
 
 from polyfed.data.view import InputSpec
 from polyfed.models.encoders.projection import FeatureProjection
-from polyfed.models.pooling import (
+from polyfed.models.towers import (
+    PIE,
     last_valid,
     lengths_of,
     masked_mean,
@@ -16,7 +17,6 @@ from polyfed.models.pooling import (
     trimmed,
     valid_positions,
 )
-from polyfed.models.towers import PIE
 
 TOKENS = torch.tensor([[5, 3, 7, 0, 0], [2, 0, 0, 0, 0], [1, 2, 3, 4, 5], [0, 0, 0, 0, 0]])
 

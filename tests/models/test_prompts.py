@@ -18,7 +18,7 @@ from polyfed.data.views.tokens import Tokens
 from polyfed.models.adapters.prompts import prompts_of
 from polyfed.models.encoders.hf import HF
 from polyfed.models.frozen import frozen_tensors
-from polyfed.models.layers import start_at_last
+from polyfed.models.trunks import start_at_last
 from tiny_networks import LAYERS, ROOM, SIZES, WIDTH, WORDS, save
 from tiny_networks import PICTURES as TINY_PICTURES
 

@@ -5,10 +5,9 @@ import torch
 from encoder_cases import CONTEXT, TEXTS, TOKENS
 
 from polyfed.data.view import InputSpec
-from polyfed.models.encoders.bag import Bag
-from polyfed.models.encoders.bert import Bert
-from polyfed.models.encoders.gru import GRU, final_state
-from polyfed.models.pooling import last_valid
+from polyfed.models.encoders.from_config import Bert
+from polyfed.models.encoders.words import GRU, Bag, final_state
+from polyfed.models.towers import last_valid
 
 
 def test_gru_readout_last_equals_a_bidirectional_gru_gathered_at_the_last_word():

@@ -10,10 +10,9 @@ from safetensors.torch import save_file
 from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoders.bag import Bag
+from polyfed.models.encoders.words import Bag, FrozenEmbedding, embedding_table, frozen_embedding
 from polyfed.models.frozen import frozen_parts
 from polyfed.models.model import ModelSettings, trained_in
-from polyfed.models.words import FrozenEmbedding, embedding_table, frozen_embedding
 
 VOCABULARY = ("<pad>", "<unk>", "dog", "Cat", "zebra")
 

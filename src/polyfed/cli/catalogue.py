@@ -24,7 +24,7 @@ SETTINGS = "settings"
 FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
     "models": ("polyfed.models.encoder", "Encoder", "encoders of a modality"),
-    "adapters": ("polyfed.models.adapter", "Adapter", "what is trained of a frozen network"),
+    "adapters": ("polyfed.models.adapters.adapter", "Adapter", "what is trained of a frozen network"),
     "data": ("polyfed.data.source", "Source", "sources of data"),
     "views": ("polyfed.data.view", "View", "what encoders receive"),
     "tokenizers": ("polyfed.data.tokenizers", "Tokenizer", "texts as token ids"),

@@ -85,7 +85,7 @@ class AlignerSettings(Settings):
         if not isinstance(encoder, Splittable):
             raise ConfigError(
                 f"model.aligner: the encoder of '{modality}' ({type(encoder).__name__}) has no features by position to "
-                "align; choose resnet, vit, mobilenet, blocks, bert, transformer, gru, bag or hf"
+                "align; choose resnet, vit, mobilenet, blocks, bert, gru, bag or hf"
             )
         # uses the encoder up: its projection is gone from here on
         trunk, width = encoder.split()

@@ -14,7 +14,7 @@ from polyfed.data.view import DataContext, InputSpec, View
 
 
 class Encoder(Settings):
-    """Architecture of one modality. Subclasses live in ``polyfed.models.encoders``, one a module.
+    """Architecture of one modality. Subclasses live in ``polyfed.models.encoders``.
 
     Subclasses give ``view`` a default that suits them.
     """

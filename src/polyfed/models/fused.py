@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.models.fusion import GranularityFusion, match_positions, positioned
+from polyfed.models.fusion import GranularityFusion, match_positions
 from polyfed.models.model import Model
-from polyfed.models.towers import Positions
+from polyfed.models.towers import Positions, positioned
 
 
 class SampleFeatures(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,25 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.losses.precision import in_full_precision
-from polyfed.models.pooling import masked_mean
-from polyfed.models.towers import Positions
-
-
-class Positioned(Protocol):
-    """An encoder that gives features by position besides its embedding.
-
-    They are of width d, after its projection, and without PIE. Where it pools by mean, has no PIE and nothing but
-    a linear projection, their mean over valid positions is the embedding.
-    """
-
-    def positions(self, x: Tensor) -> Positions:
-        """Features [b, l, d] and their mask [b, l], true where valid; None if all are."""
-        ...
-
-
-def positioned(encoder: nn.Module) -> TypeGuard[Positioned]:
-    # of the class: an encoder may well keep position embeddings under this name
-    return callable(getattr(type(encoder), "positions", None))
+from polyfed.models.towers import masked_mean
 
 
 class GranularityFusion(nn.Module):

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.aligner import Aligned
-from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
-from polyfed.models.embeddings import FeatureEmbedding, PatchEmbedding
+from polyfed.models.blocks import EPS, SPREAD, FeatureEmbedding, FinalNorm, PatchEmbedding, initialise, stack
 from polyfed.models.encoders.blocks import BlocksModule, BlocksTrunk
 
 

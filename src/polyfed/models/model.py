@@ -17,12 +17,11 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.view import DataContext
-from polyfed.models.adapter import Adapter
+from polyfed.models.adapters.adapter import Adapter
 from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
-from polyfed.models.fusion import Positioned, positioned
 from polyfed.models.heads import NamesHead
-from polyfed.models.towers import Positions
+from polyfed.models.towers import Positioned, Positions, positioned
 
 _Value = TypeVar("_Value")
 
@@ -267,7 +266,7 @@ class Model(nn.Module):
         elif not positioned(encoder):
             raise ConfigError(
                 f"the task needs features by position, which the encoder of '{modality}' ({type(encoder).__name__}) "
-                "does not give; choose resnet, vit, mobilenet, blocks, bert, transformer, gru, bag or hf, or set "
+                "does not give; choose resnet, vit, mobilenet, blocks, bert, gru, bag or hf, or set "
                 "model.aligner with local"
             )
 

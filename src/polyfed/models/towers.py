@@ -1,16 +1,77 @@
 """Towers: a trunk that gives a pooled vector and local features, and what turns them into an embedding.
 
-PIE is from PVSE (Song and Soleymani, CVPR 2019).
+Padding of sequences stands after the last valid position; nothing here waits for a device to tell lengths.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+
+
+def valid_positions(tokens: Int64[Tensor, "b l"], pad: int) -> Bool[Tensor, "b l"]:
+    """True where a token is not padding.
+
+    >>> valid_positions(torch.tensor([[5, 7, 0]]), pad=0)
+    tensor([[ True,  True, False]])
+    """
+    return tokens != pad
+
+
+def lengths_of(mask: Bool[Tensor, "b l"]) -> Int64[Tensor, " b"]:
+    """Number of valid positions of each row, at least 1: an empty text is read as one padding token."""
+    return mask.sum(1).clamp(min=1)
+
+
+def masked_mean(x: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"]) -> Float[Tensor, "b c"]:
+    """Mean over the valid positions; zero where there is none.
+
+    >>> masked_mean(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[True, True, False]]))
+    tensor([[2.]])
+    """
+    weights = mask.unsqueeze(-1).to(x.dtype)
+    return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def last_valid(x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float[Tensor, "b c"]:
+    """The last valid position of each row.
+
+    >>> last_valid(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([2]))
+    tensor([[3.]])
+    """
+    # gathered, not indexed row by row: no length is asked of the device
+    index = (lengths - 1).view(-1, 1, 1).expand(-1, 1, x.shape[-1])
+    return x.gather(1, index).squeeze(1)
+
+
+def reversed_valid(x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float[Tensor, "b l c"]:
+    """The valid part of each row back to front; padding stays where it is.
+
+    >>> reversed_valid(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([2])).flatten()
+    tensor([3., 1., 9.])
+    """
+    position = torch.arange(x.shape[1], device=x.device)
+    mirrored = lengths.unsqueeze(1) - 1 - position
+    index = torch.where(mirrored >= 0, mirrored, position)
+    return x.gather(1, index.unsqueeze(-1).expand_as(x))
+
+
+def trimmed(tokens: Int64[Tensor, "b l"], pad: int) -> Int64[Tensor, "b m"]:
+    """Drop columns that are all padding; on the CPU only, as elsewhere the width would cost a sync.
+
+    Not while traced for an export or a compilation either, as the width depends on the data.
+
+    >>> trimmed(torch.tensor([[5, 7, 0, 0], [5, 0, 0, 0]]), pad=0)
+    tensor([[5, 7],
+            [5, 0]])
+    """
+    if tokens.device.type != "cpu" or tokens.shape[1] == 0 or torch.compiler.is_compiling():
+        return tokens
+    return tokens[:, : max(1, int(valid_positions(tokens, pad).sum(1).max()) if len(tokens) else 1)]
 
 
 class LocalFeatures(NamedTuple):
@@ -40,6 +101,23 @@ class Splittable(Protocol):
     def split(self) -> tuple[nn.Module, int]:
         """The trunk, input -> ``LocalFeatures``, and the width of its pooled vector; the encoder itself is used up."""
         ...
+
+
+class Positioned(Protocol):
+    """An encoder that gives features by position besides its embedding.
+
+    They are of width d, after its projection, and without PIE. Where it pools by mean, has no PIE and nothing but
+    a linear projection, their mean over valid positions is the embedding.
+    """
+
+    def positions(self, x: Tensor) -> Positions:
+        """Features [b, l, d] and their mask [b, l], true where valid; None if all are."""
+        ...
+
+
+def positioned(encoder: nn.Module) -> TypeGuard[Positioned]:
+    # of the class: an encoder may well keep position embeddings under this name
+    return callable(getattr(type(encoder), "positions", None))
 
 
 def from_map(features: Float[Tensor, "b c h w"]) -> LocalFeatures:

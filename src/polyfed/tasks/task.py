@@ -19,7 +19,7 @@ AnySamples = TypeVar("AnySamples", Samples, Batch)
 
 
 class Task(Settings):
-    """What a participant's model is trained for. Subclasses live in ``polyfed.tasks``, one a module."""
+    """What a participant's model is trained for. Subclasses live in ``polyfed.tasks``."""
 
     home: ClassVar[str] = "polyfed.tasks"
     shapes_head: ClassVar[tuple[str, ...] | None] = None

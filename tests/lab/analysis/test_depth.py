@@ -10,13 +10,10 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.lab.analysis.depth import chosen_tensors, depth_of
 from polyfed.models.aligner import AlignerSettings
-from polyfed.models.encoders.bag import Bag
-from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.blocks import Blocks
-from polyfed.models.encoders.gru import GRU
-from polyfed.models.encoders.mobilenet import MobileNet
+from polyfed.models.encoders.from_config import Bert, MobileNet, ViT
 from polyfed.models.encoders.resnet import ResNet
-from polyfed.models.encoders.vit import ViT
+from polyfed.models.encoders.words import GRU, Bag
 from polyfed.models.model import Model
 
 PICTURES, WORDS = InputSpec((3, 32, 32)), InputSpec((16,), ("", "one", "two", "three"))

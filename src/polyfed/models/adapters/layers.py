@@ -18,9 +18,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.data.backbones import BackboneTower, local_folder, missing_folder
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.adapter import Adapter
-from polyfed.models.layers import linear_roles
-from polyfed.models.trunks import NetworkTrunk
+from polyfed.models.adapters.adapter import Adapter
+from polyfed.models.trunks import NetworkTrunk, linear_roles
 
 if TYPE_CHECKING:
     import peft
@@ -65,7 +64,7 @@ class LayerAdapter(Adapter):
         body = trunk.backbone.body
         inject_adapter_in_model(self.config(body), body)
         if self.start is not None:
-            _read(body, start_folder(self.start, context), tower)
+            _load_start(body, start_folder(self.start, context), tower)
 
 
 class LoRA(LayerAdapter):
@@ -119,7 +118,8 @@ class IA3(LayerAdapter):
         from peft import IA3Config
 
         roles = linear_roles(body, self.last)
-        inner = [name for name, role in roles.items() if role == "mlp" and _narrows(body.get_submodule(name))]
+        layers: dict[str, Any] = {name: body.get_submodule(name) for name, role in roles.items() if role == "mlp"}
+        inner = [name for name, layer in layers.items() if layer.in_features > layer.out_features]
         scaled = [name for name, role in roles.items() if role in ("key", "value", "fused")]
         if not scaled:
             raise _no_layers(roles, "keys and values")
@@ -202,7 +202,7 @@ def start_tensors(folder: Path) -> dict[str, Tensor]:
         raise ConfigError(f"adapter.start: '{folder}' holds no readable adapter_model.safetensors: {error}") from error
 
 
-def _read(body: nn.Module, folder: Path, tower: BackboneTower) -> None:
+def _load_start(body: nn.Module, folder: Path, tower: BackboneTower) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     given = {name.removeprefix(PEFT_NAMES[tower]): value for name, value in start_tensors(folder).items()}
@@ -231,10 +231,6 @@ def targets_of(body: nn.Module, targets: str | Sequence[str], last: int | None) 
     return names
 
 
-def _narrows(layer: Any) -> bool:
-    return bool(layer.in_features > layer.out_features)
-
-
 def _no_layers(roles: dict[str, str], what: str) -> ConfigError:
-    kinds = ", ".join(sorted({name.rpartition(".")[2] for name in roles})) or "none"
-    return ConfigError(f"adapter: the network has no linear layers for '{what}'; those of its blocks end in: {kinds}")
+    ends = ", ".join(sorted({name.rpartition(".")[2] for name in roles})) or "none"
+    return ConfigError(f"adapter: the network has no linear layers for '{what}'; those of its blocks end in: {ends}")

@@ -17,10 +17,9 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import BackboneTower, require_tokenizer
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.adapter import Adapter
+from polyfed.models.adapters.adapter import Adapter
 from polyfed.models.adapters.layers import start_folder, start_tensors
-from polyfed.models.layers import layers_path
-from polyfed.models.trunks import NetworkTrunk, PromptPlaces
+from polyfed.models.trunks import NetworkTrunk, PromptPlaces, layers_path
 
 TENSOR = "prompt_embeddings"
 """What ``peft`` calls prompts in a folder."""
@@ -70,7 +69,12 @@ class Prompts(Adapter):
             self._attach_to_pictures(trunk, body)
             return
         at = int(self.place == "behind" and spec.begins)
-        _require_no_pooler(body, at)
+        if at == 0 and getattr(body, "pooler", None) is not None:
+            raise ConfigError(
+                "adapter.place is front, or the tokenizer has no token of a beginning, and the network's own pooler "
+                "looks at the first position, which would be a prompt's; set pooling to cls or mean, or adapter.place "
+                "to behind with a tokenizer that has one"
+            )
         words: nn.Embedding = body.get_input_embeddings()
         _hold(words, self._first_values(words, folder, context), _in_place_of_fillers, at)
         trunk.prompt(PromptPlaces(at, self.length, plain_ids(body.config, trunk)[0]))
@@ -86,14 +90,20 @@ class Prompts(Adapter):
         _require_places_among_patches(trunk, body)
         width, config = body.config.hidden_size, body.config
         # VPT's range; the patches' embedding is drawn alike
-        limit = math.sqrt(6 / (getattr(config, "num_channels", 3) * _area(config.patch_size) + width))
+        sides = config.patch_size if isinstance(config.patch_size, list | tuple) else (config.patch_size,) * 2
+        limit = math.sqrt(6 / (getattr(config, "num_channels", 3) * math.prod(sides) + width))
         _hold(body.embeddings, torch.empty(self.length, width).uniform_(-limit, limit), _between, 1)
         trunk.prompt(PromptPlaces(1, self.length, None))
 
     def _first_values(self, words: nn.Embedding, folder: Path, context: DataContext) -> Float[Tensor, "p e"]:
         shape = (self.length, words.embedding_dim)
         if self.start is not None:
-            return _read(start_folder(self.start, context), shape)
+            folder = start_folder(self.start, context)
+            given = start_tensors(folder).get(TENSOR)
+            if given is None or tuple(given.shape) != shape:
+                present = "none" if given is None else str(list(given.shape))
+                raise ConfigError(f"adapter.start: prompts in '{folder}' are {present}, the settings say {list(shape)}")
+            return given
         if self.start_text is None:
             return torch.randn(shape) * 0.02  # CoOp's
         require_tokenizer(folder)
@@ -120,15 +130,6 @@ def require_prompts(names: Iterable[str], method: str) -> None:
         raise ConfigError(
             f"algorithm '{method}' averages prompts, and a client's model has none; give encoders 'hf' an adapter "
             "'prompts', or choose fedavg"
-        )
-
-
-def _require_no_pooler(body: nn.Module, at: int) -> None:
-    if at == 0 and getattr(body, "pooler", None) is not None:
-        raise ConfigError(
-            "adapter.place is front, or the tokenizer has no token of a beginning, and the network's own pooler looks "
-            "at the first position, which would be a prompt's; set pooling to cls or mean, or adapter.place to behind "
-            "with a tokenizer that has one"
         )
 
 
@@ -170,15 +171,3 @@ def plain_ids(config: Any, trunk: NetworkTrunk, count: int = 1) -> list[int]:
     # from the middle: some networks have special ids of their own at the ends
     numbers = range(config.vocab_size // 2, config.vocab_size)
     return list(islice((number for number in numbers if number not in special), count))
-
-
-def _area(patch: Any) -> int:
-    return math.prod(patch) if isinstance(patch, list | tuple) else patch * patch
-
-
-def _read(folder: Path, shape: tuple[int, int]) -> Tensor:
-    given = start_tensors(folder).get(TENSOR)
-    if given is None or tuple(given.shape) != shape:
-        there = "none" if given is None else str(list(given.shape))
-        raise ConfigError(f"adapter.start: prompts in '{folder}' are {there}, the settings say {list(shape)}")
-    return given

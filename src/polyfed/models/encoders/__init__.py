@@ -1,1 +1,1 @@
-"""Encoders: architectures of one modality, one a module."""
+"""Encoders: architectures of one modality."""

@@ -15,11 +15,9 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.blocks import EPS, FinalNorm, initialise, stack
-from polyfed.models.embeddings import Embedded, Embedding, PatchEmbedding, embedding_of
+from polyfed.models.blocks import EPS, Embedded, Embedding, FinalNorm, PatchEmbedding, embedding_of, initialise, stack
 from polyfed.models.encoder import Encoder, check_channels
-from polyfed.models.pooling import masked_mean
-from polyfed.models.towers import LocalFeatures, Positions
+from polyfed.models.towers import LocalFeatures, Positions, masked_mean
 
 _Pooling = Literal["cls", "mean"]
 

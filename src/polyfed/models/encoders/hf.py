@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -27,13 +27,12 @@ from polyfed.data.backbones import (
 )
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features, Native, States
-from polyfed.models.adapter import Adapter, FeatureAdapter
+from polyfed.models.adapters.adapter import Adapter, FeatureAdapter
 from polyfed.models.adapters.layers import LayerAdapter
 from polyfed.models.encoder import Encoder, check_channels, image_shape, token_length
 from polyfed.models.frozen import Frozen
-from polyfed.models.layers import before, start_at_last
 from polyfed.models.towers import EncoderTower
-from polyfed.models.trunks import NO_STATES, CachedTrunk, NetworkTrunk, Padding, goes_on
+from polyfed.models.trunks import NO_STATES, CachedTrunk, NetworkTrunk, Padding, before, goes_on, start_at_last
 
 _OWN_VIEWS = ("native", "features", "states")
 # MobileNets come with TensorFlow's 0.997, which PyTorch reads the other way round
@@ -121,26 +120,19 @@ class HF(Encoder):
             return
         if not self._is_still and (view.left is None or view.left != self._last):
             yield f"view.name is {view.component_name()}, but layers of the network are trained; leave view.name out"
-        if view.left is None:
-            yield from self._misfits_of(view)
-
-    def _misfits_of(self, view: Features) -> Iterator[str]:
+        if view.left is not None:
+            return
         if view.pool not in ("tokens", self._pool):
             yield f"view.pool is {view.pool}, the encoder asks for {self._pool}; leave view.pool out"
-        if view.pool == "tokens" and self._wanted not in ("mean", *self._led(view)):
-            yield f"the view gives positions, of which {self._wanted} cannot be had; set pooling to mean"
-
-    def _led(self, view: Features) -> tuple[Pool, ...]:
-        """Poolings that take the first of the positions, which must not be an average."""
-        return ("auto", "cls") if view.positions is None else ()
+        # auto and cls take the first of the positions, which must not be an average
+        possible = ("mean", "auto", "cls") if view.positions is None else ("mean",)
+        wanted = pool_of(self._pool, self.tower)
+        if view.pool == "tokens" and wanted not in possible:
+            yield f"the view gives positions, of which {wanted} cannot be had; set pooling to mean"
 
     @property
     def _pool(self) -> Pool:
         return "projected" if self.projection == "own" else self.pooling
-
-    @property
-    def _wanted(self) -> Pool:
-        return pool_of(self._pool, self.tower)
 
     @property
     def _last(self) -> int | None:
@@ -174,7 +166,7 @@ class HF(Encoder):
             raise ConfigError(
                 f"encoder 'hf': '{self.weights}' projects to {width}, model.dim is {dim}; set it to {width}"
             )
-        trunk = CachedTrunk(self._leads(spec, context)) if self._is_cached else self._network(spec, context)
+        trunk = self._cached_trunk(spec, context) if self._is_cached else self._network(spec, context)
         parts = [self.adapter.behind(width)] if isinstance(self.adapter, FeatureAdapter) else list[nn.Module]()
         if self.projection == "new":
             parts += [nn.LayerNorm(width, elementwise_affine=False)] if self.standardise else []
@@ -194,13 +186,13 @@ class HF(Encoder):
     def _folder(self, context: DataContext) -> Path:
         return locate(self.weights, context.weights, key="encoder hf, weights", hub=context.hub)
 
-    def _leads(self, spec: InputSpec, context: DataContext) -> bool:
-        """Whether the first of cached positions stands for all: of transformers, unless their mean is asked for."""
+    def _cached_trunk(self, spec: InputSpec, context: DataContext) -> CachedTrunk:
+        """The first of cached positions stands for all, of transformers, unless their mean is asked for."""
         if len(spec.shape) == 1 or self.pooling == "mean":
-            return False
+            return CachedTrunk(leads=False)
         folder = self._folder(context)
         output = outline(folder, "tokens", self.tower).output(self._example(folder, "meta"))
-        return bool(output.last_hidden_state.dim() == 3)
+        return CachedTrunk(leads=output.last_hidden_state.dim() == 3)
 
     def _example(self, folder: Path, device: str) -> Tensor:
         """An input of the whole network: a picture, or a text of a few tokens."""
@@ -218,21 +210,18 @@ class HF(Encoder):
         body = trunk.backbone.body
         if self.adapter is not None:
             self.adapter.attach(trunk, self.tower, spec, self._folder(context), context)
-        still = self._still(trunk)
+        # parts that stay in evaluation mode
+        still = [trunk] if self._is_still else [] if self._last is None else before(body, self._last)
         trained = self._trained(trunk, still)
-        _own(trunk, trained)
+        for name, value in trunk.state_dict(keep_vars=True).items():
+            if name in trained:  # to itself, where copies share the others
+                value.data = value.data.clone(memory_format=torch.preserve_format)
         if self.checkpointing:
             cast("Any", body).gradient_checkpointing_enable({"use_reentrant": False})
         if self.trainable == "all":
             return trunk.requires_grad_()
         shared = context.fitted.setdefault(f"tensors of {self._key(spec, context)} {self.adapter}", {})
         return Frozen(trunk, self.frozen("", context), trained=trained, still=still, shared=cast("Any", shared))
-
-    def _still(self, trunk: NetworkTrunk) -> list[nn.Module]:
-        """Parts that stay in evaluation mode."""
-        if self._is_still:
-            return [trunk]
-        return [] if self._last is None else before(trunk.backbone.body, self._last)
 
     def _trained(self, trunk: NetworkTrunk, still: list[nn.Module]) -> set[str]:
         """Names of the tensors that are trained, or exchanged at least."""
@@ -246,21 +235,17 @@ class HF(Encoder):
         """The network with its weights, from which all models of this process are made."""
         key = self._key(spec, context)
         if key not in context.fitted:
-            backbone = self._loaded(context)
+            folder = self._folder(context)
+            backbone = frozen_backbone(folder, self._pool, self.tower)
+            channels_last(backbone)
+            for part in backbone.modules():
+                if isinstance(part, nn.BatchNorm2d) and part.momentum is not None and part.momentum > _FORGETS:
+                    part.momentum = 1 - part.momentum
+            if isinstance(self.view, States):
+                backbone = goes_on(backbone, self.view.before_last, self._example(folder, "cpu"))
             trunk = NetworkTrunk(backbone, Padding.for_texts(spec, backbone), self.precision == "bf16")
             context.fitted[key] = Frozen(trunk, self.frozen("", context))
         return cast("Frozen", context.fitted[key])
-
-    def _loaded(self, context: DataContext) -> Backbone:
-        folder = self._folder(context)
-        backbone = frozen_backbone(folder, self._pool, self.tower)
-        channels_last(backbone)
-        for part in backbone.modules():
-            if isinstance(part, nn.BatchNorm2d) and part.momentum is not None and part.momentum > _FORGETS:
-                part.momentum = 1 - part.momentum
-        if isinstance(self.view, States):
-            return goes_on(backbone, self.view.before_last, self._example(folder, "cpu"))
-        return backbone
 
     def _key(self, spec: InputSpec, context: DataContext) -> str:
         held = digest(self._folder(context)), self._pool, self.tower, self._last, self.precision, self.checkpointing
@@ -325,15 +310,8 @@ def body_of(tower: nn.Module) -> nn.Module:
     return inner.backbone.body
 
 
-def _own(module: nn.Module, names: Collection[str]) -> None:
-    """Have these tensors to itself, where copies share them."""
-    for name, value in module.state_dict(keep_vars=True).items():
-        if name in names:
-            value.data = value.data.clone(memory_format=torch.preserve_format)
-
-
 def _completed(view: Any, data: Mapping[str, Any]) -> Any:
-    """What was said of the view, with what follows from the rest of the settings."""
+    """The view as given, with what follows from the other settings."""
     view = {"name": view} if isinstance(view, str) else view
     if view is not None and not isinstance(view, Mapping):
         return view

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.models.encoder import Encoder, feature_shape
-from polyfed.models.pooling import masked_mean
-from polyfed.models.towers import PIE
+from polyfed.models.towers import PIE, masked_mean
 
 
 class FeatureProjection(Encoder):
