@@ -22,8 +22,7 @@ from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
 from polyfed.data.images import normalised
-from polyfed.runs.checkpoints import Checkpoints
-from polyfed.runs.loop import Loop
+from polyfed.runs.loop import Checkpoints, Loop
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from polyfed.reporting.run_picture import run_picture
 from polyfed.reporting.run_state import RunState
-from polyfed.runs.event_log import PROGRESS, follow
+from polyfed.runs.events import PROGRESS, follow
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "progress.svg"
 WIDTH = 100

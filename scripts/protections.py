@@ -22,7 +22,7 @@ from polyfed.privacy.policy import Policy, SentField
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings, require_covered
 from polyfed.runs.config_files import merged
 from polyfed.runs.conflicts import Choice, conflicts
-from polyfed.runs.protection import require_learning_by_fit
+from polyfed.runs.preflight import require_learning_by_fit
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 from reference import code, table

@@ -10,8 +10,8 @@ import pytest
 
 from by_hand import play
 from polyfed.privacy.clipping import median_norm
+from polyfed.runs.config_files import preset_names
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.presets import preset_names
 from sessions import prepared, round_records
 from small_federations import METHODS, Config, federation_for, participants, sized
 

@@ -10,7 +10,7 @@ import yaml
 
 from polyfed.cli.catalogue import entries
 from polyfed.core.settings import Settings, is_component
-from polyfed.runs.presets import presets
+from polyfed.runs.config_files import presets
 from polyfed.runs.settings import RunSettings
 
 Cli = Callable[..., tuple[int, str, str]]

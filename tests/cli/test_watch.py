@@ -16,7 +16,7 @@ from rich.console import Console
 
 from polyfed.cli.main import main
 from polyfed.reporting.progress import LiveProgress
-from polyfed.runs.event_log import follow
+from polyfed.runs.events import follow
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from polyfed.data.preparation import ColumnRoles, prepare_folder
 from polyfed.data.sources.folder import Folder, FolderLayout, folder_table
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.starter_encoders import StarterEncoders
+from polyfed.runs.starter import StarterEncoders
 
 Cli = Callable[..., tuple[int, str, str]]
 

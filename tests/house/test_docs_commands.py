@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paper_studies import STUDIES
+from polyfed.runs.config_files import preset_names
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.presets import preset_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -22,7 +22,7 @@ from polyfed.federation.settings import (
     GroupSettings,
 )
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.runs.presets import preset_names
+from polyfed.runs.config_files import preset_names
 from polyfed.runs.session import Session
 from polyfed.runs.twins import TwinSettings
 from sessions import first_cohort, prepared, woken

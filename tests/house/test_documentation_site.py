@@ -11,7 +11,7 @@ import yaml
 import reference
 from messages import Message, messages
 from polyfed.cli import catalogue
-from polyfed.runs.presets import preset_names
+from polyfed.runs.config_files import preset_names
 
 ROOT = Path(__file__).parents[2]
 

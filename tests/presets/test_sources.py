@@ -19,9 +19,8 @@ from paper_studies import STUDIES
 from polyfed.data.images import Augment
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.study import Study
-from polyfed.runs.config_files import read_config
+from polyfed.runs.config_files import preset_names, preset_text, presets, read_config
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.presets import preset_names, preset_text, presets
 
 MODULES = (creamfl_table, fedafd_table, fedaid_table, fedcola_table)
 PRESETS: dict[str, Table] = {name: table for module in MODULES for name, table in module.TABLES.items()}

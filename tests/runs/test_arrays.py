@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from polyfed.core.errors import RunError
-from polyfed.runs.arrays import read_arrays
+from polyfed.runs.records import read_arrays
 
 
 def write(folder, number, values, clients):

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyfed.runs.config_files import COST, FAMILY
-from polyfed.runs.presets import preset_names, preset_text
+from polyfed.runs.config_files import COST, FAMILY, preset_names, preset_text
 from polyfed.runs.schema import experiment_schema
 
 jsonschema = pytest.importorskip("jsonschema", reason="comes with Ray")

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyfed.runs import doctor
-from polyfed.runs.doctor import Observation, observations
+from polyfed.runs import environment as doctor
+from polyfed.runs.environment import Observation, observations
 
 Cli = Callable[..., tuple[int, str, str]]
 

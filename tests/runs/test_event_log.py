@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from polyfed.core.errors import RunError
-from polyfed.runs.event_log import LOGGED, EventLog, follow
 from polyfed.runs.events import (
+    LOGGED,
     Callback,
     Callbacks,
     ClientDone,
     ClientStarted,
     Event,
+    EventLog,
     Incident,
     Measured,
     Preparing,
@@ -26,6 +27,7 @@ from polyfed.runs.events import (
     RunStarted,
     StepStarted,
     Working,
+    follow,
 )
 
 HERE = Path("here")

@@ -13,9 +13,8 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.engines.local import InProcess
 from polyfed.federation.cohort import ReplyPolicy
-from polyfed.runs.config_files import merged, read_config
+from polyfed.runs.config_files import merged, preset_text, presets, read_config
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.presets import preset_text, presets
 from polyfed.runs.settings import RunSettings
 from polyfed.wire.limits import Limits
 

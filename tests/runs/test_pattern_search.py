@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from polyfed.runs.pattern_search import Choice, Kind, PatternSearch, choice_label
+from polyfed.runs.tuning import Choice, Kind, PatternSearch, choice_label
 
 NAN = math.nan
 Landscape = Callable[..., float]

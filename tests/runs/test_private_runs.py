@@ -28,7 +28,7 @@ from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.settings import protected_steps
 from polyfed.reporting.reported import run
 from polyfed.runs.opened import Run, open_run
-from polyfed.runs.protection import planned_epsilon
+from polyfed.runs.preflight import planned_epsilon
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import steps_of

@@ -16,9 +16,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.preparation import prepare_folder
 from polyfed.data.sources.folder import Folder
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.starter import STARTERS, starter_sources, starter_text
-from polyfed.runs.starter_encoders import StarterEncoders
-from polyfed.runs.starter_sizes import SplitSize
+from polyfed.runs.starter import STARTERS, SplitSize, StarterEncoders, starter_sources, starter_text
 from polyfed.tasks.scores import share_interval
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -154,7 +152,9 @@ def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path
         image, words = participant["model"]["encoders"].values()
         assert (image["name"], image["weights"]) == ("hf", "owner/vit")
         assert (words["weights"], words["pooling"], words["view"]) == ("bert", "mean", {"length": 32})
-    assert "targets" not in written["algorithm"]
+    assert not {"targets", "warmup_rounds"} & set(written["algorithm"])
+    short = starter_text("m", "m.yaml", starter_sources({"pairs": data / "photos"}, {}), rounds=2, encoders=encoders)
+    assert yaml.safe_load(short)["algorithm"]["warmup_rounds"] == 1, "shorter than the run"
     assert StarterEncoders.of("small-vit", None, weights).names["image"] == "small-vit"
     with pytest.raises(ConfigError, match="--image-encoder: no folder 'missing'"):
         StarterEncoders.of("missing", None, weights)

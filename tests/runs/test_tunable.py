@@ -6,7 +6,7 @@ import pytest
 
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.tunable import Ladders, Tunable
+from polyfed.runs.tuning import Ladders, Tunable
 from small_federations import three_kinds
 
 LADDERS: Ladders = {

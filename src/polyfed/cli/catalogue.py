@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, Union, get
 from polyfed.core.declarations import ClassDeclaration, class_declarations, components
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install, is_installed
-from polyfed.runs.config_files import COST, FAMILY, read_config
-from polyfed.runs.presets import parsed, preset_names, preset_text, presets
+from polyfed.runs.config_files import COST, FAMILY, parsed, preset_names, preset_text, presets, read_config
 
 if TYPE_CHECKING:
     from polyfed.core.settings import Settings

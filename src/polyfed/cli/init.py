@@ -55,8 +55,7 @@ def init_command(
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.config_files import read_config
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.starter import modalities_of, starter_sources, starter_text
-    from polyfed.runs.starter_encoders import OFFLINE, StarterEncoders
+    from polyfed.runs.starter import OFFLINE, StarterEncoders, modalities_of, starter_sources, starter_text
 
     if file.exists():
         raise RunError(f"'{file}' is there already; name another file, or remove it")

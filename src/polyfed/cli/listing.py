@@ -14,7 +14,7 @@ import typer
 from polyfed.cli import catalogue
 from polyfed.cli.catalogue import PRESETS, PresetFacts, preset_facts, preset_groups
 from polyfed.cli.options import AsJson
-from polyfed.runs.presets import preset_text
+from polyfed.runs.config_files import preset_text
 
 _SCHEMA = "schema"
 

@@ -14,8 +14,8 @@ import typer
 
 from polyfed.cli.console import Commands
 from polyfed.core.errors import ConfigError
+from polyfed.runs.config_files import preset_names
 from polyfed.runs.opened import Run, open_run
-from polyfed.runs.presets import preset_names
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment

@@ -27,7 +27,7 @@ def doctor_command() -> None:
 
     Exit code 1 if something does.
     """
-    from polyfed.runs.doctor import observation_lines, observations
+    from polyfed.runs.environment import observation_lines, observations
 
     observed = list(observations(Path("runs")))
     for line in observation_lines(observed):

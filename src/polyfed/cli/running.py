@@ -127,7 +127,7 @@ def watch_command(run: RunArgument) -> None:
     Example: polyfed watch runs/scenes-demo-seed0
     """
     from polyfed.reporting.progress import LiveProgress
-    from polyfed.runs.event_log import PROGRESS, follow
+    from polyfed.runs.events import PROGRESS, follow
 
     folder = open_run(run).files  # a folder whose configuration was edited is refused here
     display = LiveProgress(terminal())

@@ -20,8 +20,7 @@ from polyfed.deploy.engines.flower import Flower
 from polyfed.deploy.flower_programs import Link
 from polyfed.deploy.server_app import Launch, ServedOutcome
 from polyfed.runs.config_files import START
-from polyfed.runs.event_log import PROGRESS, follow
-from polyfed.runs.events import Callback, Callbacks
+from polyfed.runs.events import PROGRESS, Callback, Callbacks, follow
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run, open_run

@@ -11,8 +11,7 @@ from polyfed.reporting.curves import THIN_LINES, spread_chart
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.round_charts import ChartLine, RoundChart
 from polyfed.reporting.row_charts import HeatMap
-from polyfed.runs.arrays import ClientArray
-from polyfed.runs.records import RunRecords
+from polyfed.runs.records import ClientArray, RunRecords
 
 _MOST_COLUMNS = 200
 _DASHES = ("solid", "dashed", "dotted")

@@ -1,10 +1,16 @@
-"""Where a run takes place: device, versions, state of the code."""
+"""Where a run takes place: device, versions, state of the code; and what of it stands in the way of a run."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import platform
+import shutil
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +18,9 @@ from typing import Any
 import torch
 
 from polyfed.core.device import resolve_device
+from polyfed.core.extras import how_to_install, is_installed, known_extras
+from polyfed.core.version import __version__
+from polyfed.federation.settings import DataSettings
 from polyfed.runs.experiment import Experiment
 
 PACKAGES = ("polyfed", "torch", "numpy", "transformers", "tokenizers", "datasets", "pyarrow", "pillow")
@@ -48,3 +57,113 @@ def _git_state() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None  # an installed wheel is no checkout, and git may not be there
     return completed.stdout.strip()
+
+
+_LEAST_DISK = 2 << 30  # bytes: a cache of pictures, and checkpoints of a small run
+_FOLDERS = {"POLYFED_DATA": "data sets", "POLYFED_WEIGHTS": "pretrained weights"}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Something that was looked at.
+
+    Attributes:
+        name: what.
+        state: what it is.
+        remedy: what to do; empty: nothing is wrong.
+    """
+
+    name: str
+    state: str
+    remedy: str = ""
+
+
+def observations(here: Path) -> Iterator[Observation]:
+    """Everything that is looked at, in the order of a report.
+
+    Args:
+        here: folder in which runs would be written.
+    """
+    yield Observation("polyfed", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+    yield Observation(
+        "packages", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed")
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pages = "SC_PHYS_PAGES" in os.sysconf_names
+    memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB of memory" if pages else ""
+    yield Observation("machine", f"{cores} cores{memory}")
+    yield _gpus()
+    yield from map(_extra, known_extras())
+    yield from filter(None, (_torchvision(), _threads()))
+    yield from (_folder(variable, what) for variable, what in _FOLDERS.items())
+    yield _writable("cache", DataSettings(sources={}).cache_folder)
+    yield _writable("runs", here)
+
+
+def _gpus() -> Observation:
+    build = torch.version.cuda or "no CUDA"
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        return Observation("GPU", f"{', '.join(names)} (torch {torch.__version__}, CUDA {build})")
+    if torch.backends.mps.is_available():
+        return Observation("GPU", f"Apple's (torch {torch.__version__}); runs use it with run.device=mps")
+    state = f"none that torch {torch.__version__} ({build}) can use"
+    if torch.version.cuda is None and shutil.which("nvidia-smi"):
+        return Observation(
+            "GPU", state, "this torch has no CUDA; install one that has: https://pytorch.org/get-started"
+        )
+    if torch.version.cuda is not None and shutil.which("nvidia-smi"):
+        return Observation("GPU", state, f"the driver is too old for CUDA {torch.version.cuda}, or the GPU is hidden")
+    return Observation("GPU", state)
+
+
+def _extra(name: str) -> Observation:
+    return Observation(f"extra {name}", "installed" if is_installed(name) else f"not installed: {how_to_install(name)}")
+
+
+def _torchvision() -> Observation | None:
+    """A torchvision of another build breaks whatever imports it, transformers too; polyfed needs none."""
+    try:
+        version = metadata.version("torchvision")
+    except metadata.PackageNotFoundError:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # a wrong build raises whatever its loader does
+        cause = " ".join(str(error).split())[:120]
+        remedy = "it is of another build than torch; polyfed needs none: pip uninstall torchvision"
+        return Observation("torchvision", f"{version}, which cannot be imported ({cause})", remedy)
+    return Observation("torchvision", f"{version}; polyfed needs none")
+
+
+def _threads() -> Observation | None:
+    given = os.environ.get("OMP_NUM_THREADS")
+    return None if given is None else Observation("OMP_NUM_THREADS", f"{given}; run.threads sets what a run uses")
+
+
+def _folder(variable: str, what: str) -> Observation:
+    given = os.environ.get(variable)
+    if not given:
+        return Observation(variable, "not set")
+    if not Path(given).expanduser().is_dir():
+        return Observation(variable, given, f"there is no such folder of {what}; correct or unset {variable}")
+    return Observation(variable, given)
+
+
+def _writable(name: str, folder: Path) -> Observation:
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    state = f"{folder}, {free / 2**30:,.0f} GiB free"
+    if not os.access(existing, os.W_OK):
+        return Observation(name, state, f"'{existing}' cannot be written to; choose another folder")
+    return Observation(name, state, "too little; make room" if free < _LEAST_DISK else "")
+
+
+def observation_lines(observed: list[Observation]) -> list[str]:
+    """Lines for a terminal, or to paste into a report of a fault."""
+    width = max(len(item.name) for item in observed)
+    lines = [
+        f"{item.name.ljust(width)}  {item.state}{f'  <- {item.remedy}' if item.remedy else ''}" for item in observed
+    ]
+    wrong = sum(bool(item.remedy) for item in observed)
+    return [*lines, f"{wrong} to mend" if wrong else "nothing stands in the way of a run"]

@@ -1,4 +1,4 @@
-"""What happens in a run, as one stream of typed events, and the callbacks that follow it.
+"""What happens in a run, as one stream of typed events: the callbacks that follow it, and the stream on disk.
 
 Every follower of a run is a ``Callback``: what is shown on a terminal, the log for ``polyfed watch``, trackers,
 reports. None of them can change a result.
@@ -7,9 +7,19 @@ reports. None of them can change a result.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from polyfed.core.errors import RunError
+from polyfed.core.untrusted import file_json, typed
 
 Metrics = Mapping[str, int | float]
 
@@ -212,3 +222,179 @@ class Recorder(Callback):
         """The records, which are forgotten."""
         records, self.records = self.records, []
         return records
+
+
+log = logging.getLogger(__name__)
+
+PROGRESS = "progress.jsonl"
+"""Name of the log in a run folder."""
+# names of classes come from a file that others may have written: only these are looked up, nothing is imported
+LOGGED: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+"""What may stand in a log, by name."""
+_FREQUENT = (Preparing, Working)
+_SECONDS_BETWEEN = 1.0
+
+
+class EventLog(Callback):
+    """Appends a JSON line an event to a file, for ``follow`` to replay in another process.
+
+    The file is opened when the run begins, when its folder must be there; what was measured or befell the run before
+    comes then, other events are not written. How far a participant is with its work is written once a second at most.
+    What an earlier process of the run wrote is kept but for a last line that was cut off. If the file cannot be
+    written, one warning is logged and the run goes on.
+
+    Args:
+        path: such as ``progress.jsonl`` in the run folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stream: TextIO | None = None
+        self._has_started = self._is_off = False
+        self._early: list[Event] = []
+        self._written: dict[type[Event], float] = {}  # frequent event -> when one was last written
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._has_started = True
+            self._write(event)
+            early, self._early = self._early, []
+            for event in early:
+                self._write(event)
+        elif not self._has_started:
+            self._early += [event] if isinstance(event, Incident | Measured) else []
+        elif not isinstance(event, _FREQUENT) or self._is_due(type(event)):
+            self._write(event)
+
+    def _is_due(self, kind: type[Event]) -> bool:
+        now = time.monotonic()
+        if now - self._written.get(kind, -math.inf) < _SECONDS_BETWEEN:
+            return False
+        self._written[kind] = now
+        return True
+
+    def _write(self, event: Event) -> None:
+        if self._is_off:
+            return
+        line = json.dumps({"at": round(time.time(), 6), "event": type(event).__name__, **_content(event)})
+        try:
+            self._stream = self._stream or _opened(self._path)
+            self._stream.write(line + "\n")
+            self._stream.flush()  # a line a write: whoever follows never sees the half of an event for long
+        except OSError as error:
+            self._is_off = True
+            log.warning("progress is no longer written to '%s': %s", self._path, error)
+
+    def close(self) -> None:
+        """Close the file; a later event opens it again."""
+        if self._stream is not None:
+            with contextlib.suppress(OSError):  # a full disk was told of when a line did not fit
+                self._stream.close()
+            self._stream = None
+
+
+def follow(path: Path, callback: Callback, folder: Path, *, poll: float = 0.2, finished: Callable[[], bool]) -> bool:
+    """Replay a log for ``callback`` from its beginning, and go on while it grows.
+
+    A file that is not there yet and a line that is not complete yet are waited for. A file that was cut back or
+    replaced is replayed anew, which begins with ``RunStarted``.
+
+    Args:
+        path: what ``EventLog`` writes.
+        callback: is given the events; ``happened_at`` comes before each.
+        folder: of the run, as it is called here.
+        poll: seconds between looks at the file.
+        finished: whether no process writes it any more; all lines that are there are replayed before the return.
+
+    Returns:
+        Whether the last that was logged is the end of the run; if not, it was interrupted.
+
+    Raises:
+        RunError: a complete line is damaged.
+    """
+    tail, ended = _Tail(path), False
+    while True:
+        last = finished()  # asked before the look, so that nothing written before it is missed
+        for line in tail.new_lines():
+            event, at = _parsed(path, line, folder)
+            ended = isinstance(event, RunComplete)
+            callback.happened_at(at)
+            callback.handle(event)
+        if last:
+            return ended
+        time.sleep(poll)
+
+
+class _Tail:
+    """The complete lines of a growing file, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._last = b""
+
+    def new_lines(self) -> Iterator[bytes]:
+        """Those written since the last look; all, if the file is no longer the one that was read."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset - len(self._last))
+            if stream.read(len(self._last)) != self._last:  # lines hold their time, so equal ones are the same
+                self._offset, self._last = 0, b""
+                stream.seek(0)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset, self._last = self._offset + len(line), line
+                yield line
+
+
+def _parsed(path: Path, line: bytes, folder: Path) -> tuple[Event, float]:
+    try:
+        content = file_json(line)
+        name, at = str(content.pop("event")), float(content.pop("at"))
+        if name not in LOGGED:
+            raise ValueError(f"unknown event '{name}', valid: {', '.join(LOGGED)}")
+        return (RunComplete(folder) if name == RunComplete.__name__ else typed(LOGGED[name], content)), at
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shown = line[:80].decode(errors="replace").strip()
+        raise RunError(f"'{path}' has a damaged line ({error}): {shown}; delete the line or the file") from error
+
+
+def _opened(path: Path) -> TextIO:
+    """For appending; a last line without an end, left by a process that was killed, is cut away."""
+    if path.is_file():
+        with path.open("r+b") as stream:
+            stream.truncate(_end_of_lines(stream))
+    return path.open("a", encoding="utf-8")
+
+
+def _end_of_lines(stream: BinaryIO, chunk: int = 1 << 16) -> int:
+    """Where the last complete line ends, found from the end: the log of a long run is large."""
+    end = stream.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - chunk)
+        stream.seek(start)
+        place = stream.read(end - start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0
+
+
+def _content(event: Event) -> dict[str, Any]:
+    """The fields of an event as JSON has them; a run may be watched where its folder has another name."""
+    if isinstance(event, RunComplete):
+        return {}
+    return {item.name: _plain(getattr(event, item.name)) for item in dataclasses.fields(event)}
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and sequences of any class as JSON has them, numbers of any class as Python's."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Sequence):
+        return list(value)
+    if not hasattr(value, "items"):
+        return float(value)
+    return {name: list(item) if isinstance(item, Sequence) else float(item) for name, item in value.items()}

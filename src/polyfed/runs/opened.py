@@ -17,8 +17,7 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import require_plain
 from polyfed.core.places import paths_from, whole
 from polyfed.core.untrusted import code_of
-from polyfed.runs.folder import FOLDERS, Checkpoint, RunFolder
-from polyfed.runs.model_folders import chosen_model, saved_models, untrained_best
+from polyfed.runs.folder import FOLDERS, Checkpoint, RunFolder, chosen_model, saved_models, untrained_best
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:

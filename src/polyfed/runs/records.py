@@ -19,12 +19,12 @@ from polyfed.core.untrusted import file_json, typed, yaml_content
 from polyfed.federation.timeline_events import TimelineEvent
 from polyfed.privacy.accounting import between_sets
 from polyfed.runs.events import Incident, Measured
-from polyfed.runs.model_folders import untrained_best
+from polyfed.runs.folder import untrained_best
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numpy takes a quarter of a second, which few commands need
+    import numpy as np
     import pandas as pd
-
-    from polyfed.runs.arrays import ClientArray
+    from numpy.typing import NDArray
 
 SITE_REFUSED = "site_refused"
 """Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
@@ -247,8 +247,6 @@ class RunRecords:
         Raises:
             RunError: a file is damaged.
         """
-        from polyfed.runs.arrays import read_arrays  # numpy takes a quarter of a second, which few commands need
-
         return read_arrays(self.folder / "arrays")
 
     def frame(self, table: Literal["metrics", "events", "traffic", "rounds"]) -> pd.DataFrame:
@@ -385,3 +383,42 @@ def _holdings(path: Path) -> dict[str, PartitionEntry]:
     clients = _parsed(path, file_json)
     entries = ((f"{path.name} entry '{client}'", entry) for client, entry in clients.items())
     return dict(zip(clients, _typed(PartitionEntry, entries, "holding"), strict=True))
+
+
+@dataclass(frozen=True)
+class ClientArray:
+    """One value a client and sample.
+
+    Attributes:
+        clients: client ids, one a row.
+        values: [clients, samples].
+    """
+
+    clients: tuple[str, ...]
+    values: NDArray[np.float64]
+
+
+def read_arrays(folder: Path) -> dict[str, dict[int, ClientArray]]:
+    """Name -> round -> array, both ascending.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    arrays: dict[str, dict[int, ClientArray]] = {}
+    for path in sorted(folder.glob("*/round-*.safetensors")):
+        arrays.setdefault(path.parent.name, {})[int(path.stem.removeprefix("round-"))] = _read(path)
+    return arrays
+
+
+def _read(path: Path) -> ClientArray:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as opened:
+            values = opened.get_tensor("values")
+            clients = file_json(opened.metadata()["clients"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"array {path.parent.name}/{path.name} is damaged: {error}; delete {path}") from error
+    if values.ndim != 2 or len(values) != len(clients):
+        raise RunError(f"array {path} has shape {values.shape} for {len(clients)} clients; delete it")
+    return ClientArray(tuple(clients), values.astype("float64"))

@@ -22,23 +22,17 @@ from polyfed.federation.population import Population
 from polyfed.federation.server import Server
 from polyfed.federation.state import StateStore
 from polyfed.federation.types import Blueprint
-from polyfed.runs.blueprints import collected_blueprints
-from polyfed.runs.checkpoints import Checkpoints, History
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
-from polyfed.runs.evaluations import Evaluations
-from polyfed.runs.event_log import PROGRESS, EventLog
-from polyfed.runs.events import Callback, Callbacks, Measured, Metrics, Recorder, RunComplete
+from polyfed.runs.events import PROGRESS, Callback, Callbacks, EventLog, Measured, Metrics, Recorder, RunComplete
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder import RunFolder, disk_errors, naming_tracebacks
-from polyfed.runs.loop import Loop
-from polyfed.runs.model_folders import KEPT
+from polyfed.runs.folder import KEPT, RunFolder, disk_errors, naming_tracebacks
+from polyfed.runs.loop import Checkpoints, Evaluations, History, Loop
 from polyfed.runs.opened import Run
-from polyfed.runs.preflight import preflight, preflight_clients
-from polyfed.runs.protection import prepare_secret, with_conspirators
+from polyfed.runs.preflight import preflight, preflight_clients, prepare_secret, with_conspirators
 from polyfed.runs.records import SERVER
 from polyfed.runs.saved import save_model
-from polyfed.runs.server_side import build_federation, build_server
+from polyfed.runs.server_side import build_federation, build_server, collected_blueprints
 from polyfed.runs.sink import SinkRun, Trackers, told_settings
 from polyfed.wire.ledger import Ledger
 

@@ -1,7 +1,8 @@
-"""The search of a twin whose server trains alone: its rate and passes over P are chosen on validation.
+"""The search of settings on validation: of twins whose server trains alone, and of rows of studies.
 
-The method's own rate and passes are tuned for the method, if at all: beside a twin that inherits them, a federation
-gains what tuning alone would have gained. Studies tune a twin as they tune all rows, by the same pattern search.
+Settings are multiplied by factors, one kind of settings after the other (pattern search). The method's own rate and
+passes are tuned for the method, if at all: beside a twin that inherits them, a federation gains what tuning alone would
+have gained.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,219 @@ from polyfed.core.untrusted import file_json
 from polyfed.runs.events import Callback, Callbacks, Event, RunStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, made_folder
-from polyfed.runs.pattern_search import Choice, PatternSearch, choice_label
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run
-from polyfed.runs.tunable import Tunable
+
+Number = int | float
+Choice = Mapping[str, float]
+"""Kind of settings -> factor of what there is."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Settings that have one factor in common.
+
+    Attributes:
+        values: path of a setting -> what there is.
+        factors: ladder of factors, ascending, 1 among them; empty: doubling and halving without an end.
+    """
+
+    values: Mapping[str, Number]
+    factors: Sequence[float] = ()
+
+    def at(self, factor: float) -> dict[str, Number]:
+        """The settings times a factor; whole numbers stay whole, and at least 1."""
+        return {path: _times(value, factor) for path, value in self.values.items()}
+
+    def beside(self, factor: float) -> list[float]:
+        """The next factors above and below that make a difference."""
+        return [other for other in self._next(factor) if self.at(other) != self.at(factor)]
+
+    def _next(self, factor: float) -> list[float]:
+        if not self.factors:
+            return [factor * 2, factor / 2]
+        place = self.factors.index(factor)
+        return [*self.factors[place + 1 : place + 2], *self.factors[max(0, place - 1) : place]]
+
+
+def _times(value: Number, factor: float) -> Number:
+    return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.12g}")  # no 0.30000004
+
+
+@dataclass
+class PatternSearch:
+    """What is to be tried next; depends on scores alone.
+
+    It begins with what there is. Kind by kind it tries the neighbours of the best candidate so far, and goes on from a
+    better one in the same kind; it ends when all neighbours of the best are tried, or ``most`` candidates are.
+
+    Attributes:
+        kinds: in the order in which they are searched.
+        most: candidates.
+        accepts: whether a choice can be tried, as settings have bounds of their own.
+        scores: candidates in the order in which they were tried, each with its score; NaN: it has none.
+    """
+
+    kinds: Mapping[str, Kind]
+    most: int
+    accepts: Callable[[Choice], bool] = lambda choice: True
+    scores: list[tuple[Choice, float]] = field(default_factory=list)
+    _turn: int = 0
+
+    def advance(self, score: Callable[[Choice], float | None]) -> list[Choice]:
+        """Go on as far as scores are known, which else are None; what is due then, side by side; none at the end."""
+        while due := self._due():
+            known = [(choice, value) for choice in due if (value := score(choice)) is not None]
+            if len(known) < len(due):
+                return due
+            self.scores += known
+        return []
+
+    def _due(self) -> list[Choice]:
+        """The next candidates; none at the end."""
+        left = self.most - len(self.scores)
+        if not self.scores:
+            start: Choice = dict.fromkeys(self.kinds, 1.0)
+            return [start][:left]
+        names = list(self.kinds)
+        for turn in range(self._turn, self._turn + len(names)):
+            if untried := self._untried(names[turn % len(names)]):
+                self._turn = turn % len(names)
+                return untried[:left]
+        return []
+
+    @property
+    def best(self) -> Choice:
+        """The candidate with the highest score; of equal ones that nearest to what there is.
+
+        Raises:
+            LookupError: none has a score.
+        """
+        if all(math.isnan(score) for _, score in self.scores):
+            raise LookupError("no candidate has a figure; nothing is chosen")
+        return self._centre
+
+    @property
+    def is_surrounded(self) -> bool:
+        """Whether all neighbours of the best were tried."""
+        return not any(map(self._untried, self.kinds))
+
+    @property
+    def _centre(self) -> Choice:
+        return max(self.scores, key=_rank)[0]
+
+    def _untried(self, name: str) -> list[Choice]:
+        centre, tried = self._centre, [choice for choice, _ in self.scores]
+        beside = [{**centre, name: factor} for factor in self.kinds[name].beside(centre[name])]
+        return [choice for choice in beside if choice not in tried and self.accepts(choice)]
+
+
+def _rank(candidate: tuple[Choice, float]) -> tuple[float, float]:
+    choice, score = candidate
+    return -math.inf if math.isnan(score) else score, -sum(abs(math.log2(factor)) for factor in choice.values())
+
+
+def choice_label(choice: Choice) -> str:
+    """``rate x 2, passes x 0.5``; what has factor 1 is left out."""
+    return ", ".join(f"{name} x {factor:g}" for name, factor in choice.items() if factor != 1) or "as given"
+
+
+_OF_TRAINING = "server.training."
+Ladders = Mapping[str, tuple[Sequence[str], Sequence[float]]]
+"""Kind of settings -> paths, where * stands for every name, and factors."""
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """An experiment and the kinds of settings that it has.
+
+    Attributes:
+        experiment: as it is without tuning.
+        kinds: by name.
+    """
+
+    experiment: Experiment
+    kinds: Mapping[str, Kind]
+
+    @classmethod
+    def of(
+        cls, experiment: Experiment, ladders: Ladders, is_fixed: Callable[[str], bool] = lambda path: False
+    ) -> Tunable:
+        """With those of the kinds of which it has a path that is a number, and not fixed, and takes another value."""
+        content = experiment.model_dump(mode="json")
+        kinds = {}
+        for name, (paths, factors) in ladders.items():
+            numbers = {path: value for given in paths for path, value in _numbers(content, given) if not is_fixed(path)}
+            usable = {path: value for path, value in numbers.items() if _is_usable(experiment, path, value, factors)}
+            if usable:
+                kinds[name] = Kind(usable, factors)
+        return cls(experiment, kinds)
+
+    def at(self, choice: Choice) -> Experiment:
+        """The experiment with a choice; kinds that it lacks stay out.
+
+        Raises:
+            ConfigError: its settings do not take the values.
+        """
+        values = {
+            path: value for name, kind in self.kinds.items() for path, value in kind.at(choice.get(name, 1.0)).items()
+        }
+        given = {path: value for kind in self.kinds.values() for path, value in kind.values.items()}
+        if values == given:
+            return self.experiment
+        content = self.experiment.model_dump(mode="json")
+        for path, value in values.items():
+            content = _changed(content, path.split("."), value)
+        return Experiment.parse(content)
+
+    def accepts(self, choice: Choice) -> bool:
+        """Whether its settings take the values."""
+        try:
+            self.at(choice)
+        except ConfigError:
+            return False
+        return True
+
+
+def _is_usable(experiment: Experiment, path: str, value: Number, factors: Sequence[float]) -> bool:
+    """Whether the setting takes a value beside its own, and that has an effect."""
+    if path.startswith(_OF_TRAINING) and experiment.algorithm.server_passes == 0:
+        return False  # the server averages, and never trains
+    alone = Tunable(experiment, {"": Kind({path: value}, factors)})
+    return any(alone.accepts({"": factor}) for factor in alone.kinds[""].beside(1.0))
+
+
+def _numbers(content: Any, path: str) -> Iterator[tuple[str, Number]]:
+    """Settings that a path stands for and that are numbers other than 0, which no factor changes."""
+    level = {"": content}
+    for key in path.split("."):
+        level = {
+            f"{above}.{name}".lstrip("."): item
+            for above, section in level.items()
+            for name, item in _items(section)
+            if key in ("*", name)
+        }
+    for place, value in level.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and value:
+            yield place, value
+
+
+def _items(section: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(section, Mapping):
+        yield from section.items()
+    elif isinstance(section, list):
+        yield from ((str(place), item) for place, item in enumerate(section))
+
+
+def _changed(content: Any, keys: Sequence[str], value: Number) -> Any:
+    if not keys:
+        return value
+    key: Any = int(keys[0]) if isinstance(content, list) else keys[0]
+    changed = _changed(content[key], keys[1:], value)
+    if isinstance(content, list):
+        return [*content[:key], changed, *content[key + 1 :]]
+    return {**content, key: changed}
+
 
 log = logging.getLogger(__name__)
 

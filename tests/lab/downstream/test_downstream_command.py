@@ -237,6 +237,6 @@ def test_suites_that_come_with_polyfed_are_valid(name: str) -> None:
 
 
 def test_suites_are_no_presets() -> None:
-    from polyfed.runs.presets import presets
+    from polyfed.runs.config_files import presets
 
     assert not set(suites()) & set(presets())

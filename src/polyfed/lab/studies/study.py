@@ -27,7 +27,7 @@ from polyfed.lab.studies.column import ColumnSettings, named_column
 from polyfed.lab.studies.columns.metrics import Metric
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
 from polyfed.runs.records import SERVER
-from polyfed.runs.tunable import Ladders
+from polyfed.runs.tuning import Ladders
 from polyfed.runs.twins import TwinSettings
 
 

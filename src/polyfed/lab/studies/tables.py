@@ -15,7 +15,7 @@ from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import CONFIDENCE, FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
 from polyfed.reporting.tables import TextTable, format_number
-from polyfed.runs.pattern_search import choice_label
+from polyfed.runs.tuning import choice_label
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right; of standard deviations: left over right. -: of costs that no seed changes."
