@@ -15,8 +15,7 @@ from polyfed.lab.studies.cells import Cell, CellFigures, Places, resolve, with_s
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.study import Overrides, Point, Study, Tuning, is_set_by
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.tuning import Choice, Number, PatternSearch, choice_label
-from polyfed.runs.tuning import Tunable
+from polyfed.runs.tuning import Choice, Number, PatternSearch, Tunable, choice_label
 
 _Place = tuple[str, Point]
 
