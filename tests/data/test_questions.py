@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
-from polyfed.data.scenery.questions import ANSWERS
+from polyfed.data.scenery.wording import ANSWERS
 from polyfed.data.sources.questions import OTHER, Questions
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens

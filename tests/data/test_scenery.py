@@ -9,19 +9,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyfed.data.scenery.drawing import STYLES, TONES, inside, picture, png, shifted
-from polyfed.data.scenery.layout import LABELS, RELATIONS, SHAPES, Scene, SceneRecipe, Thing, arrange, relation
-from polyfed.data.scenery.questions import ANSWERS, questions
-from polyfed.data.scenery.wording import (
-    CAPTIONS,
-    COLOUR_WORDS,
-    RELATION_WORDS,
-    SHAPE_WORDS,
-    SIZE_WORDS,
-    TEXTURE_WORDS,
-    captions,
-    text,
+from polyfed.data.scenery.layout import (
+    LABELS,
+    RELATIONS,
+    SHAPES,
+    TABLES,
+    Scene,
+    SceneRecipe,
+    Thing,
+    arrange,
+    relation,
 )
+from polyfed.data.scenery.rendering import STYLES, inside, picture, png, shifted
+from polyfed.data.scenery.wording import ANSWERS, CAPTIONS, captions, questions, text
+
+WORDS = {
+    table: {name: row["words"] for name, row in TABLES[table].items()}
+    for table in ("shapes", "colours", "sizes", "textures", "relations")
+}
+TONES = {colour: row["tone"] for colour, row in TABLES["colours"].items()}
 
 
 def thing(x: float, y: float, **kwargs: object) -> Thing:
@@ -215,14 +221,9 @@ def mentions(said: str, words: tuple[str, ...]) -> bool:
 
 def true_of(said: str, scene: Scene) -> bool:
     """Every attribute word of the caption belongs to some thing of the scene."""
-    for field, table in (
-        ("shape", SHAPE_WORDS),
-        ("colour", COLOUR_WORDS),
-        ("texture", TEXTURE_WORDS),
-        ("size", SIZE_WORDS),
-    ):
+    for field in ("shape", "colour", "texture", "size"):
         here = {getattr(thing, field) for thing in scene.things}
-        if any(mentions(said, words) for name, words in table.items() if name not in here):
+        if any(mentions(said, words) for name, words in WORDS[f"{field}s"].items() if name not in here):
             return False
     return True
 
@@ -236,11 +237,7 @@ def test_five_captions_that_are_true_and_short():
 
 
 def test_no_word_stands_for_two_attributes():
-    words = [
-        set(words) - {""}
-        for table in (SHAPE_WORDS, COLOUR_WORDS, SIZE_WORDS, TEXTURE_WORDS)
-        for words in table.values()
-    ]
+    words = [set(words) - {""} for table, rows in WORDS.items() if table != "relations" for words in rows.values()]
     assert sum(map(len, words)) == len(set().union(*words))
 
 
@@ -248,11 +245,11 @@ def test_relations_are_told_the_right_way_round():
     told = 0
     for seed in range(150):
         for caption in captions(PAIR, 1.0, rng(seed)):
-            star = min(caption.find(word) % 1000 for word in SHAPE_WORDS["star"])
-            ring = min(caption.find(word) % 1000 for word in SHAPE_WORDS["ring"])
+            star = min(caption.find(word) % 1000 for word in WORDS["shapes"]["star"])
+            ring = min(caption.find(word) % 1000 for word in WORDS["shapes"]["ring"])
             left, right = (
-                mentions(caption, RELATION_WORDS["left"]),
-                mentions(caption, RELATION_WORDS["right"]),
+                mentions(caption, WORDS["relations"]["left"]),
+                mentions(caption, WORDS["relations"]["right"]),
             )
             if not (left or right):
                 continue
@@ -260,7 +257,7 @@ def test_relations_are_told_the_right_way_round():
             # "a R b" names a first; "next to b , R it , lies a" names it last
             subject_first = not caption.startswith("next to")
             assert left == ((star < ring) == subject_first), caption
-            assert not mentions(caption, (*RELATION_WORDS["above"], *RELATION_WORDS["below"]))
+            assert not mentions(caption, (*WORDS["relations"]["above"], *WORDS["relations"]["below"]))
     assert told > 300
 
 

@@ -6,13 +6,12 @@ import pytest
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.scenery import drawing, layout
-from polyfed.data.scenery.attributes import ATTRIBUTES
-from polyfed.data.scenery.questions import ANSWERS
-from polyfed.data.scenery.wording import TOPICS
+from polyfed.data.scenery.layout import LABELS
+from polyfed.data.scenery.rendering import picture
+from polyfed.data.scenery.wording import ANSWERS, TOPICS
 from polyfed.data.source import Split
 from polyfed.data.sources import scenes as module
-from polyfed.data.sources.scenes import Scenes, scenes_schema
+from polyfed.data.sources.scenes import ATTRIBUTES, SCHEMA, Scenes
 
 COLUMNS = ["id", "image", "captions", "label", "text", "topic", "questions", "answers", "mask", "audio", *ATTRIBUTES]
 
@@ -30,10 +29,10 @@ def values(split: Split, column: str) -> list:
 def test_every_column_has_a_value_for_each_item(split: str, count: int):
     data = opened(split)
     assert len(data) == count
-    assert scenes_schema().names == COLUMNS
+    assert SCHEMA.names == COLUMNS
     for column in COLUMNS:
         assert len(data.read(column).values) == count
-        assert data.read(column).values.type == scenes_schema().field(column).type
+        assert data.read(column).values.type == SCHEMA.field(column).type
     assert data.source == "shapes"
     assert data.name == split
 
@@ -56,7 +55,7 @@ def test_images_and_masks_decode_to_the_size_that_was_asked_for():
 
 def test_labels_have_names_and_fit_them():
     data = opened(targets={"label": "label", "topic": "topic", "answer": "answers"})
-    assert data.classes == {"label": layout.LABELS, "topic": TOPICS, "answer": ANSWERS}
+    assert data.classes == {"label": LABELS, "topic": TOPICS, "answer": ANSWERS}
     assert set(values(data, "label")) <= set(range(18))
     assert set(values(data, "topic")) <= set(range(6))
     assert data.read("answers").nested
@@ -67,7 +66,7 @@ def test_pictures_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPa
 
     def counting(scene, recipe, index):
         drawn[index] += 1
-        return drawing.picture(scene, recipe, index)
+        return picture(scene, recipe, index)
 
     monkeypatch.setattr(module, "picture", counting)
     data = opened()
@@ -145,7 +144,7 @@ def test_bad_settings_are_refused(bad: dict[str, object]):
 
 def test_the_schema_loads_with_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features.from_arrow_schema(scenes_schema())
-    assert features["label"].names == list(layout.LABELS)
+    features = datasets.Features.from_arrow_schema(SCHEMA)
+    assert features["label"].names == list(LABELS)
     assert features["answers"].feature.names == list(ANSWERS)
     assert isinstance(features["image"], datasets.Image)

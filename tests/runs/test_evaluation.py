@@ -12,7 +12,7 @@ import yaml
 
 from polyfed import Experiment, open_run
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.sources.scenes import Scenes, scenes_schema
+from polyfed.data.sources.scenes import SCHEMA, Scenes
 from polyfed.runs.evaluation import Target, evaluate_model
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
@@ -24,7 +24,7 @@ def scenes_table(*columns: str, seed: int = 0, test: int = 12) -> pa.Table:
     source = Scenes(test=test, size=16, seed=seed, columns={}, targets={name: name for name in target})
     split = source.open("test", name="scenes", data_dir=None)
     table = pa.table({name: split.read(name).values for name in columns})
-    return table.replace_schema_metadata(scenes_schema().metadata)
+    return table.replace_schema_metadata(SCHEMA.metadata)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import yaml
 
 from masked_runs import federation
 from polyfed import run
-from polyfed.data.scenery.drawing import png
+from polyfed.data.scenery.rendering import png
 from polyfed.data.sources import scenes
 from polyfed.lab.analysis.dry_run import DryRun
 from polyfed.runs.config_files import merged

@@ -6,28 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, TypeVar
+from importlib import resources
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from polyfed.core.randomness import derive_seed
+from polyfed.core.untrusted import yaml_content
 
 VERSION = 1
 """Version of the generator; raised whenever the same recipe would give another scene, picture or text."""
 
 Domain = Literal["day", "night", "sketch"]
 
-SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
-COLOUR_NAMES = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink")
-TEXTURES = ("plain", "striped", "dotted")
-RELATIONS = ("left", "right", "above", "below")
+TABLES: dict[str, Any] = yaml_content(resources.files(__package__).joinpath("tables.yaml").read_text("utf-8"))
+"""Names of what is in scenes, and how each is said, drawn and heard."""
+
+SHAPES, COLOURS, TEXTURES, RELATIONS = (tuple(TABLES[key]) for key in ("shapes", "colours", "textures", "relations"))
 LABELS = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES)
 
-Size = Literal["small", "medium", "large"]
-RADII: dict[Size, float] = {"small": 0.11, "medium": 0.16, "large": 0.24}
-OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
-
-_DIRECTIONS = {"left": math.pi, "right": 0.0, "above": -math.pi / 2, "below": math.pi / 2}
 _MARGIN = 0.02
 _TRIES = 25
 
@@ -96,7 +93,7 @@ class Thing:
     shape: str
     colour: str
     texture: str
-    size: Size
+    size: str
     radius: float
     x: float = 0.5
     y: float = 0.5
@@ -146,7 +143,7 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
     placed = _related(main, second, RELATIONS[(first_relation + rank) % 4], recipe.difficulty, rng)
     others = int(rng.integers(2, recipe.most_things + 1)) - 2
     for _ in range(others):
-        thing = _thing(_smaller(main.size, rng), int(rng.integers(len(COLOUR_NAMES))), rng)
+        thing = _thing(_smaller(main.size, rng), int(rng.integers(len(COLOURS))), rng)
         if rng.random() < 1 / 3:  # a shape that is there already
             thing = replace(thing, shape=pick(placed, rng).shape)
         placed.append(_placed(thing, placed, recipe.difficulty, rng))
@@ -168,10 +165,10 @@ def shown(recipe: SceneRecipe, index: int) -> Thing:
 def _family(recipe: SceneRecipe, number: int) -> tuple[Thing, Thing, int]:
     """Both main things that siblings share, and the number of the first sibling's relation."""
     rng = recipe.stream("family", number)
-    size: Size = "large" if rng.random() < 0.7 else "medium"
-    main = _thing(size, int(rng.integers(len(COLOUR_NAMES))), rng)
-    step = int(rng.integers(1, len(COLOUR_NAMES)))
-    second = _thing(_smaller(size, rng), (COLOUR_NAMES.index(main.colour) + step) % len(COLOUR_NAMES), rng)
+    size: str = "large" if rng.random() < 0.7 else "medium"
+    main = _thing(size, int(rng.integers(len(COLOURS))), rng)
+    step = int(rng.integers(1, len(COLOURS)))
+    second = _thing(_smaller(size, rng), (COLOURS.index(main.colour) + step) % len(COLOURS), rng)
     return main, second, int(rng.integers(4))
 
 
@@ -180,33 +177,29 @@ def _uniform(low: float, high: float, rng: np.random.Generator) -> float:
     return low + (high - low) * rng.random()
 
 
-def _thing(size: Size, colour: int, rng: np.random.Generator) -> Thing:
+def _thing(size: str, colour: int, rng: np.random.Generator) -> Thing:
     shape, texture = pick(SHAPES, rng), pick(TEXTURES, rng)
-    radius = RADII[size] * _uniform(0.92, 1.1, rng)
-    return Thing(shape, COLOUR_NAMES[colour], texture, size, radius)
+    radius = TABLES["sizes"][size]["radius"] * _uniform(0.92, 1.1, rng)
+    return Thing(shape, COLOURS[colour], texture, size, radius)
 
 
-def _smaller(size: Size, rng: np.random.Generator) -> Size:
+def _smaller(size: str, rng: np.random.Generator) -> str:
     return "medium" if size == "large" and rng.random() < 0.6 else "small"
 
 
 def _related(main: Thing, second: Thing, where: str, difficulty: float, rng: np.random.Generator) -> list[Thing]:
     """Both things inside the picture, the main one ``where`` of the second."""
-    reach = main.radius + second.radius
-    angle = _DIRECTIONS[where] + _uniform(-0.55, 0.55, rng) * (0.4 + 0.6 * difficulty)
-    apart = reach * _uniform(1.05 - 0.25 * difficulty, 1.35, rng)
+    direction = TABLES["relations"][where]["direction"] * math.pi / 2
+    angle = direction + _uniform(-0.55, 0.55, rng) * (0.4 + 0.6 * difficulty)
+    apart = (main.radius + second.radius) * _uniform(1.05 - 0.25 * difficulty, 1.35, rng)
     dx, dy = apart * math.cos(angle), apart * math.sin(angle)
-    x = _between(main.radius, second.radius, dx, rng)
-    y = _between(main.radius, second.radius, dy, rng)
+    centre = []
+    for step in (dx, dy):  # both circles inside the picture, with a margin
+        low = max(second.radius, main.radius - step) + _MARGIN
+        high = 1 - max(second.radius, main.radius + step) - _MARGIN
+        centre.append(_uniform(low, high, rng) if low < high else (low + high) / 2)
+    x, y = centre
     return [replace(main, x=x + dx, y=y + dy), replace(second, x=x, y=y)]
-
-
-def _between(main: float, second: float, step: float, rng: np.random.Generator) -> float:
-    """A coordinate of the second thing for which both things lie inside the picture."""
-    # both circles inside the picture, with a margin
-    low = max(second, main - step) + _MARGIN
-    high = 1 - max(second, main + step) - _MARGIN
-    return _uniform(low, high, rng) if low < high else (low + high) / 2
 
 
 def _placed(thing: Thing, placed: list[Thing], difficulty: float, rng: np.random.Generator) -> Thing:

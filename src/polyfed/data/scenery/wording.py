@@ -1,88 +1,19 @@
-"""What people say of a scene: captions, and longer texts of a topic."""
+"""What people say and ask of a scene: captions, longer texts of a topic, and questions with answers."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 
-from polyfed.data.scenery.layout import OPPOSITE, SHAPES, Scene, Thing, pick, relation
+from polyfed.data.scenery.layout import COLOURS, RELATIONS, SHAPES, TABLES, TEXTURES, Scene, Thing, pick, relation
 
 CAPTIONS = 5
 """Captions of each scene."""
 
-SHAPE_WORDS = {
-    "circle": ("circle", "circle", "disc", "round shape"),
-    "square": ("square", "square", "box", "block"),
-    "triangle": ("triangle", "triangle", "wedge", "three-sided shape"),
-    "star": ("star", "star", "five-pointed star", "pointed shape"),
-    "cross": ("cross", "cross", "plus", "plus sign"),
-    "ring": ("ring", "ring", "hoop", "donut"),
-}
-COLOUR_WORDS = {
-    "red": ("red", "red", "crimson"),
-    "orange": ("orange", "orange", "amber"),
-    "yellow": ("yellow", "yellow", "golden"),
-    "green": ("green", "green", "emerald"),
-    "teal": ("teal", "turquoise", "cyan"),
-    "blue": ("blue", "blue", "azure"),
-    "purple": ("purple", "purple", "violet"),
-    "pink": ("pink", "pink", "rosy"),
-}
-SIZE_WORDS = {
-    "small": ("small", "little", "tiny"),
-    "medium": ("medium", "mid-sized", "middling"),
-    "large": ("large", "big", "huge"),
-}
-TEXTURE_WORDS = {
-    "plain": ("", "plain", "solid"),
-    "striped": ("striped", "with stripes", "lined"),
-    "dotted": ("dotted", "with dots", "spotted"),
-}
-RELATION_WORDS = {
-    "left": ("to the left of", "left of", "on the left side of"),
-    "right": ("to the right of", "right of", "on the right side of"),
-    "above": ("above", "over", "higher than"),
-    "below": ("below", "under", "beneath"),
-}
-PLACE_WORDS = {
-    "left": ("on the left", "at the left edge"),
-    "right": ("on the right", "at the right edge"),
-    "top": ("at the top", "in the upper part"),
-    "bottom": ("at the bottom", "in the lower part"),
-    "middle": ("in the middle", "near the centre"),
-}
-NUMBERS = ("no", "one", "two", "three", "four", "five")
-
-PAIR = (
-    "{a} {r} {b}",
-    "{a} is {r} {b}",
-    "there is {a} {r} {b}",
-    "a picture of {a} {r} {b}",
-    "someone put {a} {r} {b}",
-    "next to {b} , {r} it , lies {a}",
-)
-BOTH = ("{a} and {b}", "{a} together with {b}", "an image that shows {a} and {b}")
-ALONE = ("{a}", "{a} {place}", "there is {a} {place} of the picture")
-CROWD = ("{n} shapes , one of them {a}", "{a} among {n} shapes", "{n} things such as {a} and {b}")
-
-TOPICS = ("art", "game", "lesson", "market", "nature", "traffic")
-CUES = {
-    "art": ("painting", "gallery", "canvas", "museum", "sculpture", "brush", "collage", "artist"),
-    "game": ("puzzle", "player", "board", "token", "dice", "level", "score", "match"),
-    "lesson": ("teacher", "exercise", "geometry", "pupil", "school", "homework", "proof", "exam"),
-    "market": ("price", "shop", "sale", "customer", "label", "stall", "discount", "goods"),
-    "nature": ("garden", "flower", "river", "leaf", "meadow", "bird", "forest", "shore"),
-    "traffic": ("road", "driver", "signal", "crossing", "lorry", "lane", "station", "bicycle"),
-}
-FRAMES = (
-    "this comes from the {cue} and has {a}",
-    "the {cue} made me think of {a}",
-    "you could say {cue} when you look at {a}",
-    "{a} was found by the {cue}",
-    "for the {cue} we need {a}",
-    "they talked about the {cue} and then about {a}",
-    "between {a} and the {cue} there is no room",
-    "{a} looks like part of the {cue}",
-)
+TOPICS = tuple(TABLES["topics"])
+ANSWERS = ("yes", "no", *COLOURS, *SHAPES, *TEXTURES, *map(str, range(6)), *RELATIONS)
 
 
 def captions(scene: Scene, difficulty: float, rng: np.random.Generator) -> list[str]:
@@ -103,13 +34,19 @@ def topic(main: Thing, rng: np.random.Generator) -> int:
 def text(scene: Scene, topic: int, difficulty: float, rng: np.random.Generator) -> str:
     """Four sentences on the scene with three cue words, each of the topic more often than of any other."""
     # three different ones, whatever the topic: it must not be told by the pattern
-    frames = [FRAMES[i] for i in rng.permutation(len(FRAMES))[:3]]
+    frames = [TABLES["frames"][i] for i in rng.permutation(len(TABLES["frames"]))[:3]]
     sentences = [
         frame.format(cue=_cue(topic, difficulty, rng), a=_phrase(pick(scene.things, rng), difficulty, rng))
         for frame in frames
     ]
     sentences.append(_related(scene, difficulty, rng))
     return " ".join(f"{sentences[i]} ." for i in rng.permutation(len(sentences)))
+
+
+def _cue(topic: int, difficulty: float, rng: np.random.Generator) -> str:
+    if rng.random() > 0.75 - 0.3 * difficulty:
+        topic = int(rng.integers(len(TOPICS)))
+    return pick(TABLES["topics"][TOPICS[topic]], rng)
 
 
 def _related(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
@@ -122,37 +59,107 @@ def _related(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
         return _loose(scene, difficulty, rng)
     first, second = _phrase(a, difficulty, rng), _phrase(b, difficulty, rng)
     if rng.random() < 0.5:
-        first, second, where = second, first, OPPOSITE[where]
-    return pick(PAIR, rng).format(a=first, b=second, r=pick(RELATION_WORDS[where], rng))
+        first, second, where = second, first, TABLES["relations"][where]["opposite"]
+    return pick(TABLES["related"], rng).format(a=first, b=second, r=_word("relations", where, rng))
 
 
 def _loose(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
     """One thing, some things, or how many there are; no relation."""
     first, second = (scene.things[i] for i in rng.permutation(len(scene.things))[:2])
     a, b = _phrase(first, difficulty, rng), _phrase(second, difficulty, rng)
-    pattern = pick((*ALONE, *BOTH, *CROWD), rng)
-    return pattern.format(a=a, b=b, n=NUMBERS[len(scene.things)], place=pick(PLACE_WORDS[_place(first)], rng))
+    pattern = pick(TABLES["loose"], rng)
+    gaps = {"left": first.x, "right": 1 - first.x, "top": first.y, "bottom": 1 - first.y}
+    side = min(gaps, key=gaps.__getitem__)
+    place = pick(TABLES["places"][side if gaps[side] < 0.36 else "middle"], rng)
+    return pattern.format(a=a, b=b, n=TABLES["numbers"][len(scene.things)], place=place)
 
 
 def _phrase(thing: Thing, difficulty: float, rng: np.random.Generator) -> str:
     """A noun phrase for a thing, with some of its attributes."""
     by_size, by_texture, by_colour = rng.random(3).tolist()
-    size = pick(SIZE_WORDS[thing.size], rng) if by_size > 0.45 else ""
-    texture = pick(TEXTURE_WORDS[thing.texture], rng) if by_texture > 0.2 + 0.2 * difficulty else ""
-    colour = pick(COLOUR_WORDS[thing.colour], rng) if by_colour > 0.08 + 0.15 * difficulty else ""
-    noun = pick(SHAPE_WORDS[thing.shape], rng)
+    size = _word("sizes", thing.size, rng) if by_size > 0.45 else ""
+    texture = _word("textures", thing.texture, rng) if by_texture > 0.2 + 0.2 * difficulty else ""
+    colour = _word("colours", thing.colour, rng) if by_colour > 0.08 + 0.15 * difficulty else ""
+    noun = _word("shapes", thing.shape, rng)
     order = (size, colour, noun, texture) if texture.startswith("with") else (size, texture, colour, noun)
-    words = " ".join(word for word in order if word)
+    return _with_article(" ".join(word for word in order if word))
+
+
+def _word(table: str, name: str, rng: np.random.Generator) -> str:
+    return pick(TABLES[table][name]["words"], rng)
+
+
+def _with_article(words: str) -> str:
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
-def _place(thing: Thing) -> str:
-    gaps = {"left": thing.x, "right": 1 - thing.x, "top": thing.y, "bottom": 1 - thing.y}
-    side = min(gaps, key=lambda name: gaps[name])
-    return side if gaps[side] < 0.36 else "middle"
+# ---- questions, whose answers are about equally likely
 
 
-def _cue(topic: int, difficulty: float, rng: np.random.Generator) -> str:
-    if rng.random() > 0.75 - 0.3 * difficulty:
-        topic = int(rng.integers(len(TOPICS)))
-    return pick(CUES[TOPICS[topic]], rng)
+def questions(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int]]:
+    """Questions and the numbers of their answers, one of each type that has a clear answer."""
+    asked = []
+    # in this order: each draws from the same stream, so another order would give other questions
+    for about in TABLES["asked"]:
+        if unique := _unique(scene, about["by"]):
+            thing = pick(unique, rng)
+            asked.append((pick(about["words"], rng).format(_named(thing, about["by"])), getattr(thing, about["of"])))
+    asked += [_count(scene, rng), _exists(scene, rng)]
+    if pair := _clear_pair(scene, rng):
+        a, b, where = pair
+        asked.append((f"where is the {a} , seen from the {b}", where))
+    if pair := _clear_pair(scene, rng):
+        asked.append(_holds(*pair, rng))
+    return [(words, ANSWERS.index(answer)) for words, answer in asked]
+
+
+def _count(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    """Of all things, or of a shape such that every number that occurs is equally likely."""
+    if rng.random() < 0.5:
+        return "how many shapes are there", str(len(scene.things))
+    held = Counter(thing.shape for thing in scene.things)
+    number = pick(sorted({held[shape] for shape in SHAPES}), rng)
+    shape = pick([shape for shape in SHAPES if held[shape] == number], rng)
+    return f"how many shapes are {'crosses' if shape == 'cross' else shape + 's'}", str(number)
+
+
+def _exists(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    """Half yes; half of the noes ask for a colour and a shape that are both there, but not together."""
+    present, answer = {(thing.colour, thing.shape) for thing in scene.things}, "yes"
+    options = sorted(present)
+    if rng.random() >= 0.5:
+        near = sorted({(a, b) for a, _ in present for _, b in present} - present)
+        anything = [(a, b) for a in COLOURS for b in SHAPES if (a, b) not in present]
+        options, answer = near if near and rng.random() < 0.5 else anything, "no"
+    return f"is there {_with_article(' '.join(pick(options, rng)))}", answer
+
+
+def _holds(a: str, b: str, where: str, rng: np.random.Generator) -> tuple[str, str]:
+    """Half yes; half of the noes ask for the opposite relation."""
+    asked, answer = where, "yes"
+    if rng.random() < 0.5:
+        opposite = TABLES["relations"][where]["opposite"]
+        others = [other for other in RELATIONS if other != where]
+        asked, answer = (opposite if rng.random() < 0.5 else pick(others, rng)), "no"
+    return f"is the {a} {asked}{' of' if asked in ('left', 'right') else ''} the {b}", answer
+
+
+def _named(thing: Thing, by: Sequence[str]) -> str:
+    return " ".join(getattr(thing, attribute) for attribute in by)
+
+
+def _unique(scene: Scene, by: Sequence[str]) -> list[Thing]:
+    """The things that share some attributes with no other."""
+    count = Counter(_named(thing, by) for thing in scene.things)
+    return [thing for thing in scene.things if count[_named(thing, by)] == 1]
+
+
+def _clear_pair(scene: Scene, rng: np.random.Generator) -> tuple[str, str, str] | None:
+    """Names of two things, and where the first is, seen from the second."""
+    by = ("colour", "shape")
+    unique = _unique(scene, by)
+    pairs = [(a, b, where) for a in unique for b in unique if a is not b and (where := relation(a, b))]
+    if not pairs:
+        return None
+    a, b, where = pick(pairs, rng)
+    return _named(a, by), _named(b, by), where

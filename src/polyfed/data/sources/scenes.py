@@ -14,12 +14,9 @@ from pydantic import Field
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.scenery.attributes import ATTRIBUTES, attribute
-from polyfed.data.scenery.drawing import picture, png
-from polyfed.data.scenery.layout import LABELS, VERSION, Domain, SceneRecipe, arrange, shown
-from polyfed.data.scenery.questions import ANSWERS, questions
-from polyfed.data.scenery.sound import RATE, recording
-from polyfed.data.scenery.wording import TOPICS, captions, text, topic
+from polyfed.data.scenery.layout import LABELS, TABLES, VERSION, Domain, Scene, SceneRecipe, arrange, shown
+from polyfed.data.scenery.rendering import RATE, picture, png, recording
+from polyfed.data.scenery.wording import ANSWERS, TOPICS, captions, questions, text, topic
 from polyfed.data.sounds import wav
 from polyfed.data.source import ColumnNames
 from polyfed.data.tables import SplitTable, TableSource
@@ -71,7 +68,7 @@ class Scenes(TableSource):
         return SplitTable(
             read=lambda column: (_kept if _is_light(recipe, column) else _generated)(recipe, column),
             count=lambda: recipe.count,
-            schema=scenes_schema(),
+            schema=SCHEMA,
             where="scenes",
             split=split,
             fingerprint=stamp,
@@ -92,12 +89,6 @@ class Scenes(TableSource):
         if counts[split] == 0:
             raise DataError(f"source '{name}': split '{split}' is empty, as {split}=0; set {split} to 1 or more")
         return SceneRecipe(self.seed, split, counts[split], self.size, self.difficulty, self.domain, self.shift)
-
-
-def scenes_schema() -> pa.Schema:
-    features = {name: feature for name, (_, feature, _) in _COLUMNS.items()}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    return pa.schema([(name, kind) for name, (kind, _, _) in _COLUMNS.items()], metadata=metadata)
 
 
 def _generated(recipe: SceneRecipe, column: str, rows: Sequence[int] | None = None) -> pa.ChunkedArray:
@@ -130,10 +121,6 @@ def _sound(recipe: SceneRecipe, index: int) -> dict[str, object]:
     return {"bytes": wav(samples, RATE), "path": f"{recipe.scene_id(index)}.wav"}
 
 
-def _attribute(name: str, recipe: SceneRecipe, index: int) -> float | str | None:
-    return attribute(name, drawn_scene(recipe, index), recipe, index)
-
-
 def _captions(recipe: SceneRecipe, index: int) -> list[str]:
     return captions(drawn_scene(recipe, index), recipe.difficulty, recipe.stream("captions", index))
 
@@ -148,38 +135,62 @@ def _text(recipe: SceneRecipe, index: int) -> str:
     return text(drawn_scene(recipe, index), _topic(recipe, index), recipe.difficulty, rng)
 
 
-def _asked(recipe: SceneRecipe, index: int) -> list[tuple[str, int]]:
-    return questions(drawn_scene(recipe, index), recipe.stream("questions", index))
+def _asked(recipe: SceneRecipe, index: int, part: int) -> list[str | int]:
+    return [pair[part] for pair in questions(drawn_scene(recipe, index), recipe.stream("questions", index))]
 
 
-def _classes(names: Sequence[str]) -> dict[str, object]:
-    return {"_type": "ClassLabel", "names": list(names)}
+def _attribute(name: str, recipe: SceneRecipe, index: int) -> float | str | None:
+    """A cell of the table; None where it is not known, the more often the higher the difficulty."""
+    if recipe.stream(f"gap {name}", index).random() < _GAPS * recipe.difficulty:
+        return None
+    return ATTRIBUTES[name][1](drawn_scene(recipe, index))
 
 
-def _list(feature: object) -> dict[str, object]:
-    return {"_type": "List", "feature": feature}
+def _corners(number: int) -> Callable[[Scene], int]:
+    return lambda scene: TABLES["shapes"][scene.things[number].shape]["corners"]
 
+
+_GAPS = 0.2  # share of unknown cells in the hardest tables
+
+# column -> type, and its value in a scene; the main thing is the first, the one it is related to the second
+ATTRIBUTES: dict[str, tuple[str, Callable[[Scene], float | str]]] = {
+    "things": ("int64", lambda scene: len(scene.things)),
+    "colours": ("int64", lambda scene: len({thing.colour for thing in scene.things})),
+    "colour": ("string", lambda scene: scene.things[0].colour),
+    "other_colour": ("string", lambda scene: scene.things[1].colour),
+    "size": ("string", lambda scene: scene.things[0].size),
+    "corners": ("int64", _corners(0)),
+    "other_corners": ("int64", _corners(1)),
+    "x": ("float64", lambda scene: scene.things[0].x),
+    "y": ("float64", lambda scene: scene.things[0].y),
+    "other_x": ("float64", lambda scene: scene.things[1].x),
+    "other_y": ("float64", lambda scene: scene.things[1].y),
+}
 
 _STRING = {"_type": "Value", "dtype": "string"}
+_STRINGS = {"_type": "List", "feature": _STRING}
+_ANSWERS = {"_type": "ClassLabel", "names": list(ANSWERS)}
 _FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 # column -> Arrow type, Hugging Face feature, and how the value of one scene is made
 _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] = {
     "id": (pa.string(), _STRING, SceneRecipe.scene_id),
     "image": (_FILE, {"_type": "Image"}, _png),
-    "captions": (pa.list_(pa.string()), _list(_STRING), _captions),
-    "label": (pa.int64(), _classes(LABELS), lambda recipe, index: shown(recipe, index).label),
+    "captions": (pa.list_(pa.string()), _STRINGS, _captions),
+    "label": (pa.int64(), {"_type": "ClassLabel", "names": list(LABELS)}, lambda *scene: shown(*scene).label),
     "text": (pa.string(), _STRING, _text),
-    "topic": (pa.int64(), _classes(TOPICS), _topic),
-    "questions": (pa.list_(pa.string()), _list(_STRING), lambda *scene: [words for words, _ in _asked(*scene)]),
-    "answers": (
-        pa.list_(pa.int64()),
-        _list(_classes(ANSWERS)),
-        lambda *scene: [answer for _, answer in _asked(*scene)],
-    ),
+    "topic": (pa.int64(), {"_type": "ClassLabel", "names": list(TOPICS)}, _topic),
+    "questions": (pa.list_(pa.string()), _STRINGS, partial(_asked, part=0)),
+    "answers": (pa.list_(pa.int64()), {"_type": "List", "feature": _ANSWERS}, partial(_asked, part=1)),
     "mask": (_FILE, {"_type": "Image"}, partial(_png, mask=True)),
     "audio": (_FILE, {"_type": "Audio"}, _sound),
     **{
-        name: (kind, {"_type": "Value", "dtype": str(kind).replace("double", "float64")}, partial(_attribute, name))
+        name: (pa.type_for_alias(kind), {"_type": "Value", "dtype": kind}, partial(_attribute, name))
         for name, (kind, _) in ATTRIBUTES.items()
     },
 }
+
+_FEATURES = {"info": {"features": {name: feature for name, (_, feature, _) in _COLUMNS.items()}}}
+SCHEMA = pa.schema(
+    [(name, kind) for name, (kind, _, _) in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}
+)
+"""Of every split; class names stand in the Hugging Face metadata."""

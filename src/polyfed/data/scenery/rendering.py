@@ -1,10 +1,9 @@
-"""How a scene looks: pixels and the mask of its main thing, in the style of a domain."""
+"""How a scene looks and sounds: pixels in the style of a domain, a mask of its main thing, a tone for each thing."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,23 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from polyfed.data.scenery.layout import Domain, Scene, SceneRecipe, Thing
+from polyfed.data.scenery.layout import COLOURS, TABLES, Scene, SceneRecipe, Thing
 
 _Floats = NDArray[np.float32]
 _Points = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
-Rgb = tuple[float, float, float]
-
-TONES: dict[str, Rgb] = {
-    "red": (0.86, 0.13, 0.13),
-    "orange": (0.95, 0.52, 0.08),
-    "yellow": (0.93, 0.85, 0.15),
-    "green": (0.20, 0.62, 0.18),
-    "teal": (0.10, 0.68, 0.68),
-    "blue": (0.15, 0.28, 0.86),
-    "purple": (0.50, 0.18, 0.68),
-    "pink": (0.96, 0.50, 0.72),
-}
+_Box = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
@@ -45,37 +33,19 @@ class Style:
         outline: width of the contour that things are drawn with, in radii; 0 for filled things.
     """
 
-    backgrounds: tuple[Rgb, ...]
-    clutter: tuple[float, float]
-    grey: Rgb
+    backgrounds: list[list[float]]
+    clutter: list[float]
+    grey: list[float]
     mix: float
     contrast: float
-    accent: Rgb
+    accent: list[float]
     outline: float = 0.0
 
 
-STYLES: dict[Domain, Style] = {
-    "day": Style(
-        backgrounds=((0.92, 0.93, 0.95), (0.75, 0.85, 0.93), (0.90, 0.86, 0.76), (0.74, 0.80, 0.68),
-                     (0.70, 0.68, 0.70)),
-        clutter=(0.25, 0.9), grey=(0.5, 0.5, 0.5), mix=0.0, contrast=0.72, accent=(1.0, 1.0, 1.0),
-    ),
-    "night": Style(
-        backgrounds=((0.04, 0.05, 0.12), (0.10, 0.09, 0.20), (0.05, 0.12, 0.14), (0.15, 0.12, 0.12)),
-        clutter=(0.0, 0.5), grey=(0.12, 0.14, 0.30), mix=0.35, contrast=0.75, accent=(0.02, 0.02, 0.08),
-    ),
-    "sketch": Style(
-        backgrounds=((0.97, 0.96, 0.93), (0.90, 0.89, 0.86)),
-        clutter=(0.3, 0.7), grey=(0.35, 0.35, 0.35), mix=0.3, contrast=0.85, accent=(0.97, 0.96, 0.93),
-        outline=0.2,
-    ),
-}  # fmt: skip
+STYLES = {domain: Style(**style) for domain, style in TABLES["styles"].items()}
 
 _TINT = np.array([[0.55, 0.35, 0.10], [0.10, 0.60, 0.30], [0.35, 0.05, 0.60]], dtype=np.float32)
 _PALE = np.array([0.30, 0.24, 0.14], dtype=np.float32)
-
-_Box = tuple[slice, slice]
-
 _FINER = 3
 _RUNS = 3  # zlib's run-length strategy: noise does not compress, flat masks do
 
@@ -140,40 +110,32 @@ def _paint(
     canvas: _Floats, thing: Thing, recipe: SceneRecipe, style: Style, light: float, rng: np.random.Generator
 ) -> tuple[_Box, _Floats]:
     """Paint one thing; returns the box that it lies in and how much of each pixel there it covers."""
-    box, u, v = _local(thing, recipe.size)
-    within = inside(thing.shape, u, v)
-    tone, second = colour_of(thing.colour, style, recipe.difficulty, rng)
-    marks = marked(thing.texture, u, v)
+    (columns, x), (rows, y) = (_samples(centre, thing.radius, recipe.size) for centre in (thing.x, thing.y))
+    cos, sin = np.float32(math.cos(thing.turn)), np.float32(math.sin(thing.turn))
+    u, v = cos * x[None, :] + sin * y[:, None], cos * y[:, None] - sin * x[None, :]
+    within, marks = inside(thing.shape, u, v), _marked(thing.texture, u, v)
+    tone, second = _tones(thing.colour, style, recipe.difficulty, rng)
     if style.outline:
         core = inside(thing.shape, u / (1 - style.outline), v / (1 - style.outline))
         # outlined things are filled with the second tone
         marks = core & ~marks if thing.texture != "plain" else core
-    alpha = _coarse(within)
-    second_share = _coarse(within & marks)[:, :, None]
+    alpha, second_share = _coarse(within), _coarse(within & marks)[:, :, None]
     centre = (slice(_FINER // 2, None, _FINER),) * 2
     gleam = 1 + 0.25 * (math.cos(light) * u[centre] + math.sin(light) * v[centre])[:, :, None]
     colour = (tone * (alpha[:, :, None] - second_share) + second * second_share) * gleam
+    box = rows, columns
     canvas[box] = canvas[box] * (1 - alpha[:, :, None]) + colour
     return box, alpha
 
 
-def _local(thing: Thing, size: int) -> tuple[_Box, _Floats, _Floats]:
-    rows, columns = _span(thing.y, thing.radius, size), _span(thing.x, thing.radius, size)
-    x, y = _samples(columns, thing.x, thing.radius, size), _samples(rows, thing.y, thing.radius, size)
-    cos, sin = np.float32(math.cos(thing.turn)), np.float32(math.sin(thing.turn))
-    return (rows, columns), cos * x[None, :] + sin * y[:, None], cos * y[:, None] - sin * x[None, :]
+def _samples(centre: float, radius: float, size: int) -> tuple[slice, _Floats]:
+    """The pixels that a thing spans along one axis, and their sample points, seen from the thing in its radii."""
+    start, stop = max(0, math.floor((centre - radius) * size)), min(size, math.ceil((centre + radius) * size))
+    points = (np.arange(start * _FINER, stop * _FINER, dtype=np.float32) + 0.5) / (_FINER * size)
+    return slice(start, stop), _floats((points - centre) / radius)
 
 
-def _span(centre: float, radius: float, size: int) -> slice:
-    return slice(max(0, math.floor((centre - radius) * size)), min(size, math.ceil((centre + radius) * size)))
-
-
-def _samples(span: slice, centre: float, radius: float, size: int) -> _Floats:
-    points = (np.arange(span.start * _FINER, span.stop * _FINER, dtype=np.float32) + 0.5) / (_FINER * size)
-    return _floats((points - centre) / radius)
-
-
-def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> _Floats:
+def _coarse(fine: _Points) -> _Floats:
     height, width = fine.shape[0] // _FINER, fine.shape[1]
     # columns are added one by one: numpy sums short last axes slowly
     rows = fine.reshape(height, _FINER, width).sum(axis=1, dtype=np.float32)
@@ -185,10 +147,10 @@ def _floats(values: ArrayLike) -> _Floats:
     return np.asarray(values, dtype=np.float32)
 
 
-def colour_of(name: str, style: Style, difficulty: float, rng: np.random.Generator) -> tuple[_Floats, _Floats]:
+def _tones(colour: str, style: Style, difficulty: float, rng: np.random.Generator) -> tuple[_Floats, _Floats]:
     """First and second tone of a thing; the harder, the closer colours lie together."""
     grey, accent = _floats(style.grey), _floats(style.accent)
-    tone = _floats(TONES[name]) * (1 - style.mix) + grey * style.mix
+    tone = _floats(TABLES["colours"][colour]["tone"]) * (1 - style.mix) + grey * style.mix
     tone = tone + (grey - tone) * (0.35 * difficulty)
     tone = tone + rng.uniform(-1, 1, size=3).astype(np.float32) * (0.02 + 0.06 * difficulty)
     return tone, tone + (accent - tone) * style.contrast
@@ -202,10 +164,19 @@ def shifted(pixels: _Floats, shift: float) -> _Floats:
     return np.asarray(mixed * (1 - 0.5 * shift) + _PALE * shift, dtype=np.float32)
 
 
-# Shapes and textures are conditions on coordinates in the frame of a thing, whose radius is 1; u runs right, v down.
-
-
-def _star(u: _Floats, v: _Floats) -> _Points:
+def inside(shape: str, u: _Floats, v: _Floats) -> _Points:
+    """Which points lie in a shape, in the frame of a thing, whose radius is 1; u runs right, v down."""
+    match shape:
+        case "circle":
+            return u * u + v * v < 0.85
+        case "square":
+            return np.maximum(abs(u), abs(v)) < 0.72
+        case "triangle":
+            return (v < 0.5) & (v > math.sqrt(3) * abs(u) - 1)
+        case "cross":
+            return (np.minimum(abs(u), abs(v)) < 0.3) & (np.maximum(abs(u), abs(v)) < 0.92)
+        case "ring":
+            return (u * u + v * v < 0.95) & (u * u + v * v > 0.3)
     # a fifth of the star, folded on its axis: the edge runs from the tip (1, 0) to the notch at 36 degrees
     fifth = 2 * math.pi / 5
     angle = abs((np.arctan2(u, -v) + fifth / 2) % fifth - fifth / 2)
@@ -215,25 +186,40 @@ def _star(u: _Floats, v: _Floats) -> _Points:
     return (1 - x) * notch_y > y * (1 - notch_x)
 
 
-_INSIDE: dict[str, Callable[[_Floats, _Floats], _Points]] = {
-    "circle": lambda u, v: u * u + v * v < 0.85,
-    "square": lambda u, v: np.maximum(abs(u), abs(v)) < 0.72,
-    "triangle": lambda u, v: (v < 0.5) & (v > math.sqrt(3) * abs(u) - 1),
-    "star": _star,
-    "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 0.3) & (np.maximum(abs(u), abs(v)) < 0.92),
-    "ring": lambda u, v: (u * u + v * v < 0.95) & (u * u + v * v > 0.3),
-}
-_MARKED: dict[str, Callable[[_Floats, _Floats], _Points]] = {
-    "plain": lambda u, v: np.zeros(np.broadcast_shapes(u.shape, v.shape), dtype=bool),
-    "striped": lambda u, v: np.asarray(np.sin(8.5 * u + 0.6) > 0, dtype=bool),
-    "dotted": lambda u, v: np.asarray(np.cos(8.5 * u) * np.cos(8.5 * v) > 0.35, dtype=bool),
-}
-
-
-def inside(shape: str, u: _Floats, v: _Floats) -> _Points:
-    return _INSIDE[shape](u, v)
-
-
-def marked(texture: str, u: _Floats, v: _Floats) -> _Points:
+def _marked(texture: str, u: _Floats, v: _Floats) -> _Points:
     """Which points have the second tone of the texture; none for ``plain``."""
-    return _MARKED[texture](u, v)
+    if texture == "plain":
+        return np.zeros(np.broadcast_shapes(u.shape, v.shape), dtype=bool)
+    return np.sin(8.5 * u + 0.6) > 0 if texture == "striped" else np.cos(8.5 * u) * np.cos(8.5 * v) > 0.35
+
+
+# ---- sounds
+
+RATE = 8000
+"""Samples a second, and of a recording."""
+_TONE = 0.4  # seconds
+_LOWEST, _STEP = 220.0, 2 ** (1 / 4)  # hertz, and three semitones
+_GLIDE = 2.0  # semitones from the middle to the upper or lower edge
+
+
+def recording(scene: Scene, recipe: SceneRecipe, index: int) -> _Floats:
+    """One second at ``RATE``, from -1 to 1.
+
+    Colour is the pitch, shape the timbre, texture the beat and size the loudness of a tone. It begins the later the
+    farther right its thing is, and glides up for one in the upper half, down for one in the lower. Noise grows with
+    the difficulty; domains sound alike.
+    """
+    rng = recipe.stream("sound", index)
+    samples, time = np.zeros(RATE), np.arange(round(_TONE * RATE)) / RATE
+    for thing in scene.things:
+        detuned = float(rng.uniform(-0.2, 0.2)) * recipe.difficulty  # semitones
+        pitch = _LOWEST * _STEP ** COLOURS.index(thing.colour) * 2 ** (detuned / 12)
+        glide = 2 ** (_GLIDE * (0.5 - thing.y) * 2 * (time / _TONE - 0.5) / 12)
+        phase = 2 * np.pi * np.cumsum(pitch * glide) / RATE
+        timbre, beats = TABLES["shapes"][thing.shape]["timbre"], TABLES["textures"][thing.texture]["beats"]
+        tone = sum(share * np.sin((k + 1) * phase) for k, share in enumerate(timbre))
+        tone *= 0.5 + 0.5 * np.cos(2 * np.pi * beats * time) if beats else 1
+        start = round(thing.x * (len(samples) - len(time)))
+        samples[start : start + len(time)] += tone * np.sin(np.pi * time / _TONE) * 2 * thing.radius
+    samples += rng.standard_normal(len(samples)) * (0.002 + 0.02 * recipe.difficulty)
+    return np.asarray(samples / max(1.0, abs(samples).max()), dtype=np.float32)
