@@ -118,4 +118,4 @@ def test_several_files_agree_on_what_is_a_number_and_null_is_no_float(tmp_path: 
     assert rows.read("code").to_pylist() == ["1", "2"]
     (tmp_path / "t.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": null}\n')
     table = Folder(path=str(tmp_path / "t.jsonl"), fractions={}).table("train", name="mine", data_dir=None)
-    assert str(table.kind("label")) == "int64"
+    assert str(table.type_of("label")) == "int64"

@@ -16,7 +16,7 @@ from PIL import Image
 
 from polyfed.core.errors import DataError
 from polyfed.data.preparation import ColumnRoles, prepare_folder
-from polyfed.data.sources.folder import Folder, FolderLayout, folder_table
+from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import StarterEncoders
@@ -33,7 +33,7 @@ def pictures(folder: Path, *names: str, kind: str | None = None) -> Path:
 
 
 def labels(folder: Path) -> dict[str, Any]:
-    table = folder_table(FolderLayout(folder))
+    table = Folder(path=str(folder)).content()
     rows = table.rows.to_pydict()
     return {
         path: (split, label) for path, split, label in zip(rows["file_name"], table.splits, rows["label"], strict=True)
@@ -72,7 +72,7 @@ def test_files_that_are_not_read_are_listed_and_what_pillow_reads_is_read(cli: C
     pictures(folder, "b/x.jp2", kind="JPEG2000")
     for name in ("a/1.dcm", "a/2.DCM", "b/scan", "notes.txt"):
         (folder / name).write_bytes(b"x")
-    table = folder_table(FolderLayout(folder))
+    table = Folder(path=str(folder)).content()
     assert {path for path in table.rows["file_name"].to_pylist() if "x" in path} == {"a/x.jfif", "b/x.jp2"}
     assert table.unread == {".dcm": 2, "without ending": 1, ".txt": 1}
     code, out, err = cli("prepare", folder, tmp_path / "out")
@@ -86,8 +86,8 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
     (folder / "b.dcm").write_bytes(b"x")
     (folder / "captions.csv").write_text("file_name,caption\na.png,x\nb.dcm,y\n")
     with pytest.raises(DataError, match=r"'b.dcm' \(there, but .dcm is not read; convert it\)"):
-        folder_table(FolderLayout(folder))
-    assert folder_table(FolderLayout(folder, refuses_gaps=False)).without_picture == (
+        Folder(path=str(folder)).content()
+    assert Folder(path=str(folder), incomplete="leave_out").content().without_picture == (
         "b.dcm (there, but .dcm is not read; convert it)",
     )
 
@@ -102,10 +102,10 @@ def test_folders_of_masks_are_no_classes(tmp_path: Path, images: str, masks: str
     names = [form.format(k) for k in range(4) for form in (images, masks)]
     folder = pictures(tmp_path / "data", *names)
     with pytest.raises(DataError, match=r"called as those of 'im.*name masks in a metadata.csv"):
-        folder_table(FolderLayout(folder))
+        Folder(path=str(folder)).content()
     rows = "".join(f"{images.format(k)},{masks.format(k)}\n" for k in range(4))
     (folder / "metadata.csv").write_text(f"file_name,mask\n{rows}")
-    assert folder_table(FolderLayout(folder)).unused == ()
+    assert Folder(path=str(folder)).content().unused == ()
     prepare_folder(Folder(path=str(folder)), tmp_path / "out")
     train = Parquet(path=str(tmp_path / "out")).table("train", name="mine", data_dir=None)
     assert train.read("mask")[0]["bytes"].as_py()[1:4] == b"PNG"
@@ -114,12 +114,12 @@ def test_folders_of_masks_are_no_classes(tmp_path: Path, images: str, masks: str
 def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", "p/1.png", "p/2.png", "m/1.png")
     (folder / "metadata.csv").write_text("file_name,mask,text\np/1.png,m/1.png,see a.png\np/2.png,,p/2\n")
-    rows = folder_table(FolderLayout(folder)).rows
+    rows = Folder(path=str(folder)).content().rows
     assert rows["mask"].to_pylist() == [{"bytes": None, "path": "m/1.png"}, None]
     assert ColumnRoles.of(rows) == ColumnRoles("image", "text", None)
     (folder / "metadata.csv").write_text("file_name,mask\np/1.png,m/1.png\np/2.png,m/7.png\n")
     with pytest.raises(DataError, match=r"column 'mask': there is no picture 'm/7.png'"):
-        folder_table(FolderLayout(folder))
+        Folder(path=str(folder)).content()
 
 
 # ---- roles and labels

@@ -17,7 +17,7 @@ from PIL import Image
 
 from polyfed.core.errors import DataError
 from polyfed.data.annotations import read_annotations
-from polyfed.data.sources.folder import FolderLayout, folder_table
+from polyfed.data.sources.folder import Folder
 
 ODD = ["007", "00", "1e5", "NA", "null", "nan", "True", "2024-01-02", "0", "12", "café", "a\u2028b", "a\x85b", "x\x0cy"]
 WORD = st.one_of(
@@ -111,7 +111,7 @@ def test_names_of_pictures(tmp_path: Path, names: list[str], called: str, meant:
     others = [name for name in names if name != meant]
     rows = [("file_name", "caption"), (called, "one"), *((name, "other") for name in others)]
     (folder / "captions.csv").write_text("".join(f'"{name}",{text}\n' for name, text in rows))
-    table = folder_table(FolderLayout(folder)).rows.to_pydict()
+    table = Folder(path=str(folder)).content().rows.to_pydict()
     assert dict(zip(table["file_name"], table["caption"], strict=True))[meant] == "one"
 
 
@@ -119,7 +119,7 @@ def test_two_files_whose_names_are_alike_are_named(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", "a.JPG", "a.jpg")
     (folder / "captions.csv").write_text("file_name,caption\na.Jpg,one\n")
     with pytest.raises(DataError, match=r"'a.Jpg' may be 'a.JPG' or 'a.jpg'"):
-        folder_table(FolderLayout(folder))
+        Folder(path=str(folder)).content()
 
 
 # ---- what cannot be read: one line, with a remedy
@@ -198,4 +198,4 @@ def test_a_name_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", "a.png")
     (folder / os.fsdecode(b"Gr\xfc\xdfe.png")).write_bytes((folder / "a.png").read_bytes())
     with pytest.raises(DataError, match=r"the name of 'Gr\\udcfc\\udcdfe.png' in .* is not UTF-8; rename it"):
-        folder_table(FolderLayout(folder))
+        Folder(path=str(folder)).content()

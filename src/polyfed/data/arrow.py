@@ -159,9 +159,9 @@ def bounded(batches: Iterable[pa.RecordBatch], most: int, where: str) -> Iterato
         raise DataError(f"{where}: damaged ({' '.join(str(error).split())}); fetch the file again") from error
 
 
-def dataset_column(data: Any, name: str) -> pa.ChunkedArray:
-    """All values of a column of a ``datasets.Dataset``, in the order of its rows, nothing decoded."""
-    return data.select_columns([name]).with_format("arrow")[:].column(name)
+def column_of(data: Any, name: str) -> pa.ChunkedArray:
+    """All values of a column of a table or of a ``datasets.Dataset``, in the order of its rows, nothing decoded."""
+    return (data if isinstance(data, pa.Table) else data.select_columns([name]).with_format("arrow")[:]).column(name)
 
 
 def joined(parts: Iterable[pa.ChunkedArray]) -> pa.ChunkedArray:

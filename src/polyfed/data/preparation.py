@@ -21,7 +21,7 @@ from polyfed.core.files import write_atomically
 from polyfed.data.annotations import FILE, SPLIT_NAMES
 from polyfed.data.arrow import innermost, is_list, is_text, lacking
 from polyfed.data.images import decode, opened_picture, picture_bytes, reason_of, scaling_of
-from polyfed.data.sources.folder import AUDIO, IMAGE, Folder, folder_table
+from polyfed.data.sources.folder import AUDIO, IMAGE, Folder
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable
 
@@ -174,12 +174,12 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     """
     if destination.exists():
         raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
-    content = folder_table(folder.layout("prepare", None))
+    content = folder.content()
     if content.files == AUDIO:
         raise DataError(f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them")
     findings = FolderFindings(unused=content.unused, without_picture=content.without_picture, unread=content.unread)
     findings.roles = ColumnRoles.of(content.rows)
-    found = _Found(drop_duplicates, findings, folder.layout("prepare", None).folder)
+    found = _Found(drop_duplicates, findings, content.folder)
     with _appearing(destination) as temporary:
         drawn = () if content.is_told else [split for split, share in folder.fractions.items() if share]
         for split in (one for one in _ORDER if one in (*content.splits, *drawn)):

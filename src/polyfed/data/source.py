@@ -215,21 +215,23 @@ class Source(Settings):
         return {modality: called(columns) for modality, columns in self.columns.items()}
 
 
-def folder_of(path: str, name: str, data_dir: Path | None) -> Path:
-    """The folder that the setting ``path`` of source ``name`` means.
+def path_of(path: str, name: str, data_dir: Path | None, *, may_be_file: bool = False) -> Path:
+    """The folder that the setting ``path`` of source ``name`` means, or the file where that may be one.
 
     Raises:
         DataError: it is not there, or relative without a data folder.
     """
     given = Path(path).expanduser()
+    full_path = given if data_dir is None else data_dir / given
+    if may_be_file and full_path.is_file():
+        return full_path
     if not given.is_absolute() and data_dir is None:
         remedy = "no data folder is set; give it with --data-dir or POLYFED_DATA"
         raise DataError(f"source '{name}': path '{path}' is relative and {remedy}")
-    folder = given if data_dir is None else data_dir / given
-    if folder.is_file():
+    if full_path.is_file():
         raise DataError(f"source '{name}': '{path}' is a file, not a folder of Parquet files; {OTHER_LAYOUTS}")
-    if not folder.is_dir():
-        start = f" under the data folder '{data_dir}'" if data_dir is not None and folder != given else ""
+    if not full_path.is_dir():
+        start = f" under the data folder '{data_dir}'" if data_dir is not None and full_path != given else ""
         remedy = "correct the path, or the data folder (--data-dir or POLYFED_DATA)"
         raise DataError(f"source '{name}': there is no folder '{path}'{start}; {remedy}")
-    return folder
+    return full_path

@@ -20,7 +20,18 @@ import pyarrow.compute as pc
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import Mask, class_names, empty, fingerprint_of, innermost, is_list, is_text, lacking
+from polyfed.data.arrow import (
+    Mask,
+    class_names,
+    column_of,
+    empty,
+    fingerprint_of,
+    innermost,
+    is_list,
+    is_text,
+    joined,
+    lacking,
+)
 from polyfed.data.source import Column, Source, Split, called
 
 
@@ -124,7 +135,18 @@ class SplitTable:
     def place(self) -> str:
         return f"{self.where}/{self.split}"
 
-    def kind(self, column: str) -> pa.DataType:
+    @classmethod
+    def of_parts(cls, data: Any, parts: Callable[[], Iterable[Any]], **about: Any) -> SplitTable:
+        """A split that is an Arrow table or a ``datasets.Dataset``, as are ``parts``, the splits of its source."""
+        return cls(
+            read=lambda column: column_of(data, column),
+            count=lambda: len(data),
+            schema=data.schema if isinstance(data, pa.Table) else data.features.arrow_schema,
+            everywhere=lambda column: joined(column_of(part, column) for part in parts()),
+            **about,
+        )
+
+    def type_of(self, column: str) -> pa.DataType:
         return self.schema.field(column).type
 
     def require(self, column: str, place: str) -> None:
@@ -300,7 +322,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         if column in names_of_labels:
             return labels(column, stamp, here)
         recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
-        nested = is_list(table.kind(column))
+        nested = is_list(table.type_of(column))
         gaps = column in with_gaps and not _is_known_full(table, column)
         taken = None if nested or table.take is None else partial(take, table.take, column)
         return Column(
@@ -344,7 +366,7 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
 
     schema = table.schema
     for column, parts in structs.items():
-        schema = schema.append(pa.field(column, pa.struct([(part, table.kind(part)) for part in parts])))
+        schema = schema.append(pa.field(column, pa.struct([(part, table.type_of(part)) for part in parts])))
     depends = {column: "".join(table.depends.get(part, "") for part in parts) for column, parts in structs.items()}
     return replace(
         table,
@@ -371,16 +393,16 @@ def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
         if column is not None:
             table.require(column, f"{table.place} (source '{name}', {use})")
     _require_lists(table, source.keep_first)
-    if source.matches is not None and not (is_text(kind := table.kind(source.matches)) or pa.types.is_integer(kind)):
+    if source.matches is not None and not (is_text(kind := table.type_of(source.matches)) or pa.types.is_integer(kind)):
         place = f"{table.place}, matches: column '{source.matches}'"
         raise DataError(f"{place} holds {kind}; name one of texts or integers")
 
 
 def _require_lists(table: SplitTable, columns: Iterable[str]) -> None:
     for column in columns:
-        if not is_list(table.kind(column)):
+        if not is_list(table.type_of(column)):
             place = f"{table.place}, keep_first: column '{column}'"
-            raise DataError(f"{place} holds {table.kind(column)}; name one of lists")
+            raise DataError(f"{place} holds {table.type_of(column)}; name one of lists")
 
 
 def _entries(table: SplitTable, source: TableSource, column: str) -> pa.ChunkedArray:
@@ -438,7 +460,7 @@ def _nothing_left(table: SplitTable, total: int, left_out: Mapping[str, int]) ->
 def _gaps(table: SplitTable, source: TableSource, keeps: Collection[str]) -> dict[str, Mask]:
     """Column -> which rows lack it; of lists in ``keeps``, those that have no entry at all."""
     # a list of labels may be empty, which is no gap
-    single = [column for column in source.targets.values() if not is_list(table.kind(column))]
+    single = [column for column in source.targets.values() if not is_list(table.type_of(column))]
     full, gaps = np.zeros(table.count(), np.bool_), {}
     for column in dict.fromkeys((*source.column_names.values(), *single)):
         lacks = empty if column in keeps else lacking
@@ -448,7 +470,7 @@ def _gaps(table: SplitTable, source: TableSource, keeps: Collection[str]) -> dic
 
 def _is_known_full(table: SplitTable, column: str) -> bool:
     """Pictures are not read to find that all are there."""
-    kind = table.kind(column)
+    kind = table.type_of(column)
     return not is_text(kind) and not is_list(kind) and table.filled(column)
 
 
@@ -463,7 +485,7 @@ _WANTED = {
 def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Sequence[str]) -> Mask:
     """Which rows have one of the values; a class may be given by its name."""
     place = f"{table.place}, where.{column}"
-    stored = [_stored(value, table.kind(column), names, place) for value in wanted]
+    stored = [_stored(value, table.type_of(column), names, place) for value in wanted]
     values = _comparable(table.read(column))
     present = set(values.unique().to_pylist())
     if table.everywhere is not None and not present.issuperset(stored):
@@ -503,7 +525,7 @@ def _classes(
 ) -> tuple[str, ...]:
     """Class names of a target in label order; none if only its numbers are known."""
     column = source.targets[target]
-    kind = table.kind(column)
+    kind = table.type_of(column)
     if pa.types.is_boolean(innermost(kind)):
         return "false", "true"
     if pa.types.is_integer(innermost(kind)):
@@ -522,7 +544,7 @@ def _codes(table: SplitTable, column: str, names: Mapping[str, Sequence[str]]) -
 
     Codes are 1 to k, or so far apart that not a tenth of the classes up to the largest would occur in any split.
     """
-    if column in names or table.everywhere is None or not pa.types.is_integer(table.kind(column)):
+    if column in names or table.everywhere is None or not pa.types.is_integer(table.type_of(column)):
         return []
     numbers = sorted(table.everywhere(column).unique().drop_null().to_pylist())
     if len(numbers) < 2 or numbers[0] < 0:

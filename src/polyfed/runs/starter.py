@@ -22,7 +22,7 @@ from polyfed.data.arrow import is_list
 from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, locate, read_backbone_config
 from polyfed.data.preparation import ColumnRoles
 from polyfed.data.sources.arrow import Arrow
-from polyfed.data.sources.folder import Folder, folder_table
+from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable, StoredSource
 
@@ -229,7 +229,7 @@ class StarterSource:
         tables = {split: source.rows(split, name=kind, data_dir=None) for split in splits}
         table, roles = tables["train"], _roles(kind, tables["train"], path)
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
-        unread = folder_table(source.layout("init", None)).unread if isinstance(source, Folder) else {}
+        unread = source.content().unread if isinstance(source, Folder) else {}
         return cls(
             kind=kind,
             reader=source.component_name(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +12,8 @@ from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data import arrow
-from polyfed.data.arrow import dataset_column, fingerprint_of, fingerprint_of_files, joined
-from polyfed.data.source import folder_of
+from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
+from polyfed.data.source import path_of
 from polyfed.data.tables import SplitTable, StoredSource
 
 _ENDINGS = (".arrow", ".feather", ".ipc")
@@ -37,61 +38,51 @@ class Arrow(StoredSource):
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; opens the files, which stay mapped into memory."""
-        place = self._place(name, data_dir)
-        parts = _parts(place, name, arrow.most_bytes(_files(place), self.max_bytes))
+        path = path_of(self.path, name, data_dir, may_be_file=True)
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in _ENDINGS)
+        parts = _opened_parts(path, files, name, arrow.most_bytes(files, self.max_bytes))
         wanted = self.splits.get(split, split)
         if wanted not in parts:
             raise DataError(
                 f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}; or set fractions"
             )
-
-        data = parts[wanted]
-        return SplitTable(
-            read=lambda column: dataset_column(data, column),
-            count=lambda: len(data),
-            schema=data.features.arrow_schema,
+        return SplitTable.of_parts(
+            parts[wanted],
+            parts.values,
             where=Path(self.path).as_posix(),
             split=split,
-            fingerprint=fingerprint_of(wanted, fingerprint_of_files(_files(place))),
+            fingerprint=fingerprint_of(wanted, fingerprint_of_files(files)),
             ids=self.id,
-            everywhere=lambda column: joined(dataset_column(part, column) for part in parts.values()),
-            folder=place if place.is_dir() else place.parent,
+            folder=path if path.is_dir() else path.parent,
         )
 
-    def _place(self, name: str, data_dir: Path | None) -> Path:
-        given = Path(self.path).expanduser()
-        file = given if data_dir is None else data_dir / given
-        return file if file.is_file() else folder_of(self.path, name, data_dir)
 
-
-def _files(place: Path) -> list[Path]:
-    return [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in _ENDINGS)
-
-
-def _parts(place: Path, name: str, most: int) -> dict[str, Any]:
-    """Split -> data set, mapped into memory, in which nothing points beyond the files."""
+def _opened_parts(path: Path, files: Sequence[Path], name: str, most: int) -> dict[str, Any]:
+    """Split -> data set that ``save_to_disk`` wrote, or file in the folder; nothing points beyond what there is."""
     try:
-        parts = {"train": _opened(place, most)} if place.is_file() else _saved(place, most)
+        if path.is_file():
+            parts = {"train": _opened(path, most)}
+        elif any((path / mark).is_file() for mark in _SAVED):
+            parts = _saved(path)
+        else:
+            parts = {file.stem: _opened(file, most) for file in files if file.parent == path}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"source '{name}': cannot read '{place}' ({reason}); give what save_to_disk of datasets wrote, or files of "
+            f"source '{name}': cannot read '{path}' ({reason}); give what save_to_disk of datasets wrote, or files of "
             "Arrow IPC or Feather"
         ) from error
     if not parts:
         raise DataError(
-            f"source '{name}': '{place}' holds neither a data set that save_to_disk wrote nor files ending in "
+            f"source '{name}': '{path}' holds neither a data set that save_to_disk wrote nor files ending in "
             f"{', '.join(_ENDINGS)}; give another path, or another source (folder, parquet)"
         )
     return parts
 
 
-def _saved(folder: Path, most: int) -> dict[str, Any]:
-    """What ``save_to_disk`` wrote, or the files that lie in the folder itself."""
+def _saved(folder: Path) -> dict[str, Any]:
     import datasets
 
-    if not any((folder / mark).is_file() for mark in _SAVED):
-        return {file.stem: _opened(file, most) for file in _files(folder) if file.parent == folder}
     saved = datasets.load_from_disk(str(folder))
     parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     for part in parts.values():
@@ -101,19 +92,16 @@ def _saved(folder: Path, most: int) -> dict[str, Any]:
     return parts
 
 
-def _opened(file: Path, most: int) -> Any:
+def _opened(file: Path, most: int) -> pa.Table:
     """One file, of the format with random access (also called Feather) or of the stream."""
-    import datasets
-
     source = pa.memory_map(str(file))
     try:
         reader = pa.ipc.open_file(source)
-        batches = (reader.get_batch(place) for place in range(reader.num_record_batches))
+        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
     except pa.ArrowInvalid:
         source.seek(0)
         reader = batches = pa.ipc.open_stream(source)
-    table = pa.Table.from_batches(arrow.bounded(batches, most, f"'{file}'"), reader.schema)
-    return datasets.Dataset(datasets.table.InMemoryTable(table))
+    return pa.Table.from_batches(arrow.bounded(batches, most, f"'{file}'"), reader.schema)
 
 
 class Hub(StoredSource):
@@ -137,17 +125,13 @@ class Hub(StoredSource):
         import datasets  # takes a second, and most runs do not need it
 
         data = self._loaded(self.splits.get(split, split), name)
-        return SplitTable(
-            read=lambda column: dataset_column(data, column),
-            count=lambda: len(data),
-            schema=data.features.arrow_schema,
+        return SplitTable.of_parts(
+            data,
+            lambda: self._loaded(None, name).values(),
             where=self.repository,
             split=split,
             fingerprint=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
             ids=self.id,
-            everywhere=lambda column: joined(
-                dataset_column(part, column) for part in self._loaded(None, name).values()
-            ),
             folder=Path(datasets.config.HF_CACHE_HOME),  # pictures among what it downloads
         )
 

@@ -16,7 +16,7 @@ from PIL import Image
 from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import dataset_column, fingerprint_of, joined
+from polyfed.data.arrow import fingerprint_of
 from polyfed.data.tables import SplitTable, StoredSource
 
 if TYPE_CHECKING:
@@ -38,14 +38,6 @@ class RegisteredData:
     def digest(self) -> str:
         """16 hexadecimal digits of the content."""
         return fingerprint_of(*(f"{name}:{_digest(data)}" for name, data in self.splits.items()))
-
-    def schema(self, split: str) -> pa.Schema:
-        data = self.splits[split]
-        return data.schema if isinstance(data, pa.Table) else data.features.arrow_schema
-
-    def column(self, split: str, name: str) -> pa.ChunkedArray:
-        data = self.splits[split]
-        return data.column(name) if isinstance(data, pa.Table) else dataset_column(data, name)
 
 
 def register_data(name: str, data: Any) -> None:
@@ -220,14 +212,12 @@ class Memory(StoredSource):
             hint = nearest(split, held.splits)
             raise DataError(f"source '{name}': data '{self.data}' have no split '{split}'; {hint}; {remedy}")
 
-        return SplitTable(
-            read=lambda column: held.column(split, column),
-            count=lambda: len(held.splits[split]),
-            schema=held.schema(split),
+        return SplitTable.of_parts(
+            held.splits[split],
+            held.splits.values,
             where=f"memory:{self.data}",
             split=split,
             fingerprint=fingerprint_of("memory", held.digest),
             ids=self.id,
-            everywhere=lambda column: joined(held.column(part, column) for part in held.splits),
             folder=Path("/"),  # whoever registers data here may name any file of this machine
         )

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
-from polyfed.data.source import ColumnNames, folder_of
+from polyfed.data.source import ColumnNames, path_of
 from polyfed.data.tables import SplitTable, TableSource
 
 FINDINGS = {
@@ -95,8 +95,8 @@ class MimicCxr(TableSource):
         """The table of one split; reads the tables that say which pictures it has."""
         if split not in _SPLITS:
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, _SPLITS)}")
-        folder = folder_of(self.path, name, data_dir).absolute()  # paths of pictures start with it
-        reports = folder if self.reports is None else folder_of(self.reports, name, data_dir)
+        folder = path_of(self.path, name, data_dir).absolute()  # paths of pictures start with it
+        reports = folder if self.reports is None else path_of(self.reports, name, data_dir)
         release = _Release(self, name, folder, reports, (_SPLITS[split],))
         tables = [file for table in ("split", "metadata", "chexpert") if (file := release.find(table))]
         text = fingerprint_of(reports.resolve(), self.sections, self.without_sections)

@@ -24,7 +24,7 @@ from polyfed.data.arrow import (
     plain_type,
     require_bytes,
 )
-from polyfed.data.source import OTHER_LAYOUTS, folder_of
+from polyfed.data.source import OTHER_LAYOUTS, path_of
 from polyfed.data.tables import SplitTable, StoredSource
 
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
@@ -52,7 +52,7 @@ class Parquet(StoredSource):
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The files of one split as a table; reads their schemas."""
-        folder = folder_of(self.path, name, data_dir)
+        folder = path_of(self.path, name, data_dir)
         where = Path(self.path).as_posix()
         what = f"source '{name}', path '{self.path}'"
         files = [file for part in self.splits.get(split, (split,)) for file in _files(folder, part, what)]

@@ -16,7 +16,7 @@ from polyfed.core.files import write_atomically
 from polyfed.core.own_code import own_code
 from polyfed.core.places import whole
 from polyfed.core.untrusted import file_json
-from polyfed.data.source import folder_of
+from polyfed.data.source import path_of
 from polyfed.lab.studies.study import Overrides, Point, Study, point_label
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
@@ -127,7 +127,7 @@ def require_data(experiment: Experiment) -> None:
     readers = [*groups, *(group.also for group in groups), experiment.server, experiment.public]
     for name in dict.fromkeys(reader.source for reader in readers if reader is not None and reader.source):
         if path := getattr(experiment.data.sources[name], "path", None):
-            folder_of(path, name, experiment.data.data_folder)
+            path_of(path, name, experiment.data.data_folder)
 
 
 def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrides | None = None) -> Experiment:
