@@ -117,7 +117,7 @@ clean:
 results: install
 	$(BIN)/polyfed study $(if $(STUDY),run $(STUDY) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)),list)
 
-# pages of docs from the records in docs/results, and the table of what protects each method; FROM=runs/studies takes over what was run there before
+# pages of papers/ and blocks of docs/ from the records in papers/, and the table of what protects each method; FROM=runs/studies takes over what was run there before
 .PHONY: pages
 pages: install
 	$(BIN)/python scripts/pages.py $(if $(FROM),--from $(FROM))

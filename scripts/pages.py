@@ -1,49 +1,53 @@
-"""Pages of results from records: docs/results/, blocks of other pages, docs/reproduction.md, and figures of speed.
+"""Pages from records: those of papers/, blocks of other pages, and figures of speed.
 
-    python scripts/pages.py                        # from the records in docs/results
-    python scripts/pages.py --from runs/studies    # take over what was run of polyfed's own studies before
+    python scripts/pages.py                        # from the records in papers/*/records
+    python scripts/pages.py --from runs/studies    # take over what was run of these studies before
 
-A record is ``study.yaml`` and ``results.json`` of a study's folder; `make bench` writes that of all benchmarks. Equal
-records give equal bytes, and a test compares pages with records, so that no page is edited by hand. Blocks stand in
-docs/results.md (what was run), the README and the papers' pages (what holds and where), mkdocs.yml (the menu), and
-docs/reference/speed.md.
+A record is a study with its results, `make bench` writes that of all benchmarks. Equal records give equal bytes, and a
+test compares pages with records, so that no page is edited by hand. Blocks stand in the README, the papers' pages of
+docs/explanation, and docs/reference/speed.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from polyfed.core.files import write_atomically
-from polyfed.lab.studies.figures import draw_study
-from polyfed.lab.studies.results import RESULTS, STUDY, Results
-from polyfed.lab.studies.study import Drawing
+from polyfed.lab.studies.figures import draw_map, draw_study
+from polyfed.lab.studies.results import RESULTS, Results
+from polyfed.lab.studies.study import SMALL, Drawing, Study
 from polyfed.reporting.figures import svg_text
+from polyfed.reporting.markup import markdown_templates
 from study_records import (
+    PAPERS,
+    SCALES,
+    STUDIES,
+    VERDICTS,
     StudyRecord,
-    evidence_section,
-    evidence_table,
-    folder_name,
-    gains_table,
-    index_text,
-    ledger_text,
-    papers_own,
-    record_pictures,
+    cells,
+    heading,
+    place,
+    record_path,
     record_text,
     records,
+    table,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
-HOME = Path("docs/results")
-GAINS, GAIN = (
-    Path("docs/images/gains.svg"),
-    "polyfed/leaderboard-scarce",
-)  # the README's picture, and the study that it shows
+ROOT = PAPERS.parent
+TEMPLATES = Path(__file__).parent / "templates"
+NAMES = {"creamfl": "CreamFL", "fedcola": "FedCola", "fedafd": "FedAFD", "fedaid": "FedAID", "polyfed": "polyfed"}
+"""Folder below papers/ -> what it is called."""
+GAINS = "docs/images/gains.svg"  # the README's picture
+GAIN = "polyfed/leaderboard-scarce"  # the study that it shows
 GAIN_NAMES = {
     "server alone": "server alone, tuned",
     "change distillation": "[change distillation](docs/explanation/change-distillation.md), polyfed's own",
@@ -54,67 +58,110 @@ GAIN_NAMES = {
     "creamfl": "[CreamFL](docs/explanation/creamfl.md)",
     "fedafd": "[FedAFD](docs/explanation/fedafd.md)",
 }
-PAPERS_READ = (
-    "Primary claims of the papers' tables and figures, [re-run at a small scale](docs/reproduction.md) and judged by "
-    "paired seeds:"
-)
-SPEED, BENCHMARKS = Path("docs/reference/speed.md"), Path("benchmarks/record.json")
-BEGIN, END = "made by: make pages", "end of what make pages makes"
-_MARKS: Mapping[str, tuple[str, str]] = {".md": ("<!-- ", " -->\n"), ".yml": ("      # ", "\n")}
-
-# page, as links from docs/ have it, and what is claimed
-PAPERS = {
-    "CreamFL": ("explanation/creamfl.md", "contrastive weights of clients' representations teach a server best"),
-    "FedCola": ("explanation/fedcola.md", "blocks that modalities share serve paired clients better than FedAvg"),
-    "FedAFD": ("explanation/fedafd.md", "alignment and fusion lift every client, similarity weights the server"),
-    "FedAID": ("explanation/fedaid.md", "hospitals weighed by their losses pre-train better and fairer than FedAvg"),
-    "change distillation": (
-        "explanation/change-distillation.md",
-        "changes by training teach a server of few pairs",
-    ),
+CLAIMED = {
+    "creamfl": "contrastive weights of clients' representations teach a server best",
+    "fedcola": "blocks that modalities share serve paired clients better than FedAvg",
+    "fedafd": "alignment and fusion lift every client, similarity weights the server",
+    "fedaid": "hospitals weighed by their losses pre-train better and fairer than FedAvg",
 }
+SPEED, BENCHMARKS = "docs/reference/speed.md", "benchmarks/record.json"
+BEGIN, END = "<!-- made by: make pages -->\n", "<!-- end of what make pages makes -->\n"
 
 
-def take_over(found: Iterable[StudyRecord], home: Path, root: Path = ROOT) -> None:
-    """Copy the records of studies that were run."""
-    for record in found:
-        folder = root / HOME / folder_name(record.name, record.scale)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (STUDY, RESULTS):
-            shutil.copy(home / folder.name / name, folder / name)
+def take_over(runs: Path, home: Path = PAPERS) -> int:
+    """Write the records of studies that were run; how many there were."""
+    taken = 0
+    for name in STUDIES:
+        for scale in SCALES:
+            folder = runs / f"{name.replace('/', '-')}-{scale}"
+            if (folder / RESULTS).is_file() and (results := Results.load(folder)).cells:
+                (path := home / record_path(name, scale)).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, record_text(results).encode())
+                taken += 1
+    return taken
 
 
 def with_block(path: Path, block: str) -> str:
     """The text of a file with another block between its marks."""
-    before, after = _MARKS[path.suffix]
-    begin, end = f"{before}{BEGIN}{after}", f"{before}{END}{after}"
-    head, _, others = path.read_text(encoding="utf-8").partition(begin)
-    _, found, tail = others.partition(end)
+    head, _, others = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, found, tail = others.partition(END)
     if not found:
-        raise SystemExit(f"{path.name}: no block between {begin.strip()!r} and {end.strip()!r}")
-    return f"{head}{begin}{block}{end}{tail}"
+        raise SystemExit(f"{path.name}: no block between {BEGIN.strip()!r} and {END.strip()!r}")
+    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+
+
+def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
+    """The page of a folder below papers/."""
+    first: dict[str, str] = {}  # runs and figures -> heading
+    same = {one.name: first.setdefault(_figures(one.results), one.heading) for one in own}
+    twins = {name: title for (name, title), one in zip(same.items(), own, strict=True) if title != one.heading}
+    return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], records=own, twins=twins)
+
+
+def _figures(results: Results) -> str:
+    content = results.to_json()
+    return json.dumps([content["cells"], content["figures"]])
+
+
+def ledger_text(recorded: Sequence[StudyRecord]) -> str:
+    """All studies: what was run, and what came out."""
+    by_place = {(record.name, record.scale): record for record in recorded}
+    lines: dict[str, list[list[str]]] = {paper: [] for paper in NAMES}
+    studies = {name: Study.load(file) for name, file in STUDIES.items()}
+    for name, study in sorted(studies.items(), key=lambda item: place(item[1])):
+        known = [record for scale in SCALES if (record := by_place.get((name, scale)))]
+        told = [[record.heading, str(record.runs), record.state] for record in known]
+        paper, _, item = name.partition("/")
+        lines[paper] += [[item, *line] for line in told or [[heading(study), f"(≤ {cells(study)})", "not run"]]]
+    tables = {
+        paper: Markup(table(("study", "what", "runs", "claims"), *own, ruler="-")) for paper, own in lines.items()
+    }
+    return _rendered("ledger.md.j2", names=NAMES, tables=tables, counts=_counts(recorded))
+
+
+def _counts(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
+    """Folder below papers/ -> verdict -> primary claims of studies that were run."""
+    counts: dict[str, Counter[str]] = {paper: Counter() for paper in NAMES}
+    for record in recorded:
+        counts[record.name.partition("/")[0]] += Counter(
+            item.verdict for item in record.judgements if item.sample is not None
+        )
+    return counts
+
+
+def gains_table(record: StudyRecord, column: str) -> str:
+    """All rows of a study, the best first, each minus the reference, with the verdict where a claim is on just that."""
+    results, (point,) = record.results, record.study.points
+    verdicts = {item.claim.text: item.verdict for item in record.judgements}
+    lines = [f"||{column}|minus {results.reference}, 95 % interval|verdict|", "|-|-:|-:|-|"]
+    for row in sorted(record.study.rows, key=lambda row: -results.spread(row, point, column).mean):
+        spread, sample = results.spread(row, point, column), None
+        if row != results.reference:
+            sample = results.difference((row, point, column), (results.reference, point, column))
+        minus = "" if sample is None else "{:+.1f} ({:+.1f} to {:+.1f})".format(sample.mean, *sample.interval)
+        verdict = verdicts.get(f"{row} > {results.reference} on {column}", "")
+        lines.append(f"|{GAIN_NAMES.get(row, row)}|{spread.mean:.1f} ± {spread.std:.1f}|{minus}|{verdict}|")
+    return "\n".join(lines) + "\n"
 
 
 def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> what stands between its marks."""
-    own = {name: papers_own(name, recorded) for name in PAPERS}
-    told = [(name, claim, f"docs/{page}", own[name]) for name, (page, claim) in PAPERS.items() if own[name]]
-    menu = "".join(f"      - results/{record.page}\n" for record in recorded)
-    return {
-        "docs/results.md": f"\n{index_text(recorded, HOME.name)}\n",
-        "README.md": f"\n{_gains_of(recorded)}{evidence_table(told)}\n",
-        **{
-            f"docs/{page}": f"\n{evidence_section(own[name], f'../{HOME.name}')}\n"
-            for name, (page, _) in PAPERS.items()
-        },
-        "mkdocs.yml": menu,
+    counts = _counts(recorded)
+    lines = []
+    for paper, claim in CLAIMED.items():
+        numbers = "|".join(str(counts[paper][name]) for name in VERDICTS)
+        lines.append(f"|[{NAMES[paper]}](papers/{paper}/README.md)|{claim}|{numbers}|")
+    claims = "\n".join([f"|method|what it claims|{'|'.join(VERDICTS)}|", "|-|-|-:|-:|-:|", *lines])
+    gains = "".join(gains_table(record, "R@1 sum") for record in recorded if record.name == GAIN)
+    read = "Primary claims of the papers, [re-run at a small scale](papers/README.md) and judged by paired seeds:"
+    found = {"README.md": f"{gains}\n{read}\n\n{claims}\n"}
+    for paper in CLAIMED:
+        told = ", ".join(f"{counts[paper][name]} {name}" for name in VERDICTS if counts[paper][name]) or "none was run"
+        studies = f"[studies that were run](../../papers/{paper}/README.md)"
+        found[f"docs/explanation/{paper}.md"] = f"Primary claims of the {studies}: {told}.\n"
+    return found | {
+        SPEED: f"{speed_text(json.loads((ROOT / BENCHMARKS).read_text(encoding='utf-8')))}\n",
     }
-
-
-def _gains_of(recorded: Sequence[StudyRecord]) -> str:
-    """The README's table of one study, and the sentence between it and the next table."""
-    shown = "".join(gains_table(record, "R@1 sum", GAIN_NAMES) for record in recorded if record.name == GAIN)
-    return f"{shown}\n{PAPERS_READ}\n\n"
 
 
 def speed_text(record: Mapping[str, Any]) -> str:
@@ -148,26 +195,34 @@ def _figure(figure: Mapping[str, Any]) -> str:
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Path of each page -> its text."""
-    recorded = records(root / HOME)
+    recorded = records(root / PAPERS.name)
+    own = {paper: [*found] for paper, found in groupby(recorded, key=lambda record: record.name.partition("/")[0])}
     return {
-        **{root / HOME / record.page: record_text(record) for record in recorded},
+        **{root / PAPERS.name / paper / "README.md": paper_text(paper, own.get(paper, [])) for paper in NAMES},
+        root / PAPERS.name / "README.md": ledger_text(recorded),
         **{root / name: with_block(root / name, block) for name, block in blocks(recorded).items()},
-        root / SPEED: with_block(root / SPEED, f"\n{speed_text(json.loads((root / BENCHMARKS).read_text()))}\n\n"),
-        root / "docs/reproduction.md": ledger_text(recorded),
     }
 
 
 def pictures(root: Path = ROOT) -> dict[Path, str]:
     """Path of each map, and of the README's picture -> SVG; another version of matplotlib may place texts otherwise."""
-    recorded = records(root / HOME)
-    maps = {root / HOME / name: text for record in recorded for name, text in record_pictures(record).items()}
-    shown = [record.results for record in recorded if record.name == GAIN and record.results]
-    return {**maps, root / GAINS: _gains(shown[0])} if shown else maps
+    recorded = records(root / PAPERS.name)
+    drawn = {
+        root / PAPERS.name / record.name.partition("/")[0] / record.map_file(number): svg_text(
+            draw_map(claims), claims.drawing.map
+        )
+        for record in recorded
+        for number, claims in enumerate(record.maps, 1)
+    }
+    for record in recorded:
+        if record.name == GAIN and record.scale == SMALL:
+            figure = draw_study(record.results, Drawing(column="R@1 sum", minus=True), PAPERS)
+            drawn[root / GAINS] = svg_text(figure, record.study.title)
+    return drawn
 
 
-def _gains(results: Results) -> str:
-    """What each row gains over the first, with its interval."""
-    return svg_text(draw_study(results, Drawing(column="R@1 sum", minus=True), HOME), results.study.title)
+def _rendered(template: str, **content: Any) -> str:
+    return markdown_templates(TEMPLATES).get_template(template).render(**content)
 
 
 def main() -> int:
@@ -175,11 +230,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="home", type=Path, help="folder of studies that were run")
     options = parser.parse_args()
-    if options.home is not None:
-        found = records(options.home)
-        if not found:
-            raise SystemExit(f"--from {options.home}: no study of polyfed's own was run there")
-        take_over(found, options.home)
+    if options.home is not None and not take_over(options.home):
+        raise SystemExit(f"--from {options.home}: no study of papers/ was run there")
     for path, text in {**pages(), **pictures()}.items():
         write_atomically(path, text.encode())
         print(f"written: {path.relative_to(ROOT)}")

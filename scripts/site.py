@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-OF_THE_PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
-"""Pages that stand at the root of the repository."""
+OF_THE_PROJECT = (
+    *("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
+    *(file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "papers").rglob("*.md"))),
+)
+"""Pages that stand outside the folder of pages."""
 
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -34,6 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made |= {f"tutorials/{name}.ipynb": notebook(name) for name in NAMES}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
+    for picture in (ROOT / "papers").rglob("*.svg"):
+        files.append(File.generated(config, picture.relative_to(ROOT).as_posix(), abs_src_path=str(picture)))
     return files
 
 
@@ -49,8 +54,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         of_root = target.removeprefix("../")
         if files.get_file_from_path(target) or not (ROOT / of_root).is_file():
             return link[0]
-        if of_root in OF_THE_PROJECT:
-            return f"[{link[1]}]({posixpath.relpath(of_root, folder)}{link[3] or ''})"
+        if files.get_file_from_path(inside := of_root.removeprefix("docs/")):
+            return f"[{link[1]}]({posixpath.relpath(inside, folder)}{link[3] or ''})"
         return f"{link[1]} (`{of_root}`)"
 
     return _LINK.sub(changed, markdown)

@@ -1,52 +1,41 @@
-"""Records of studies that come with polyfed: their pages, an index, what holds of each paper, and the ledger."""
+"""Records of studies below papers/: what a page says of each, and the files they are kept in."""
 
 from __future__ import annotations
 
-import hashlib
-import math
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from polyfed.core.untrusted import markdown
-from polyfed.lab.studies.cells import Cell, Places, resolve
+from polyfed.core.settings import parse_settings
+from polyfed.core.untrusted import file_json, markdown
 from polyfed.lab.studies.claims import Judgement, Verdict
-from polyfed.lab.studies.figures import draw_map
-from polyfed.lab.studies.planning import StudyPlan
-from polyfed.lab.studies.results import RESULTS, Results
-from polyfed.lab.studies.study import SMALL, Study
-from polyfed.lab.studies.study_files import study_content, study_files
-from polyfed.lab.studies.tables import ClaimMap, claim_evidence, claim_maps, study_tables
-from polyfed.reporting.figures import svg_text
-from polyfed.reporting.markup import markdown_templates
-from polyfed.reporting.tables import TextTable
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import SMALL, Point, Study, point_label
+from polyfed.lab.studies.study_files import study_files
+from polyfed.lab.studies.tables import (
+    ClaimMap,
+    cell_text,
+    claim_evidence,
+    claim_maps,
+    difference_texts,
+    shapley_tables,
+)
+from polyfed.runs.tuning import choice_label
 
-PAPER = "paper"
-TEMPLATES = Path(__file__).parent / "templates"
 PAPERS = Path(__file__).parents[1] / "papers"
 STUDIES = study_files(PAPERS)
 """Path below papers/ without its ending -> file."""
-
-_DECIDED: tuple[Verdict, ...] = ("held", "contradicted")
-_VERDICTS: tuple[Verdict, ...] = (*_DECIDED, "open")
-_HEADS = ("verdict", "seeds", "difference", "95 % interval", "adjusted p")
-_OLD = {
-    f"{paper}/{item}": f"{item}-{paper}"
-    for item in ("parts", "regime")
-    for paper in ("creamfl", "fedafd", "fedaid", "fedcola")
-}
-
-
-def folder_name(name: str, scale: str) -> str:
-    """Of a study's record."""
-    paper, _, item = name.partition("/")
-    old = item if paper == "polyfed" else _OLD.get(name, f"papers-{paper}-{item}")
-    return f"{old}-{scale}"
+RECORDS = "records"
+SCALES = (SMALL, "paper")
+VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open")
+_LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0}
+"""Key of a record -> levels below it of which each entry has a line."""
+_MOST = 12  # columns of a table
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class StudyRecord:
     """What was run of a study at a scale.
 
     Attributes:
-        name: of the study.
+        name: of the study, such as ``creamfl/t1``.
         scale: small or paper.
         results: what was run, with the study as it was then.
     """
@@ -68,38 +57,18 @@ class StudyRecord:
         return self.results.study
 
     @property
-    def source(self) -> str:
-        """The paper; empty of a study of none."""
-        return self.study.source.paper if self.study.source else ""
+    def file(self) -> str:
+        """Of the study, beside its page."""
+        return f"{self.name.partition('/')[2]}.yaml"
 
     @property
-    def item_name(self) -> str:
-        """What of the paper it is the counterpart of, such as ``Table 1``."""
-        return self.study.source.item if self.study.source else self.name
+    def path(self) -> str:
+        """Of the record, from its page."""
+        return record_path(self.name, self.scale).partition("/")[2]
 
     @property
-    def place(self) -> tuple[bool, bool, int]:
-        """By which a paper's items are in order: tables, figures, all else."""
-        kind, _, number = self.item_name.rpartition(" ")
-        is_numbered = kind in ("Table", "Figure")
-        return not is_numbered, kind != "Table", int(number) if is_numbered else 0
-
-    @property
-    def shows(self) -> str:
-        """What it is about: its title without paper and item."""
-        return self.study.title.partition(": ")[2] or self.study.title
-
-    @property
-    def command(self) -> str:
-        return f"polyfed study run papers/{self.name}.yaml" + ("" if self.scale == SMALL else f" --scale {self.scale}")
-
-    @property
-    def page(self) -> str:
-        return f"{folder_name(self.name, self.scale)}.md"
-
-    def map_file(self, number: int) -> str:
-        """Name of a map's picture beside its page."""
-        return f"{folder_name(self.name, self.scale)}-map-{number}.svg"
+    def heading(self) -> str:
+        return heading(self.study) + ("" if self.scale == SMALL else f" (scale {self.scale})")
 
     @cached_property
     def judgements(self) -> list[Judgement]:
@@ -113,166 +82,179 @@ class StudyRecord:
     def maps(self) -> list[ClaimMap]:
         return claim_maps(self.results)
 
-    @property
-    def tables(self) -> list[Markup]:
-        return [Markup(table.markdown(2)) for table in study_tables(self.results)]
+    def map_file(self, number: int) -> str:
+        """Name of a map's picture beside its page."""
+        return f"{self.file.removesuffix('.yaml')}-map-{number}.svg"
 
     # ---- how much of it was run
 
     @property
-    def is_complete(self) -> bool:
-        expected = sum(len(self.study.points_of(row)) for row in self.study.rows) * len(self.study.seeds)
-        return len(self.results.cells) == expected and not self.results.causes
-
-    @cached_property
-    def runs(self) -> str:
-        """``45 (+25)``: runs of all seeds, where what two rows share counts once, and at most so many searches."""
-        plan = StudyPlan(self.study, Places(), Path())
-        places = plan.row_points()
-        cells = {Cell(row, point, resolve(self.study, row, point, plan.places)).digest for row, point in places}
-        searches = plan.most_candidates(places)
-        return f"{len(cells) * len(self.study.seeds)}" + (f" (+{searches})" if searches else "")
-
-    @property
-    def progress(self) -> str:
-        """How many of its runs were made, and how many searched before them."""
-        return f"{len(self.results.cells)} of {self.runs}" + ("" if self.is_complete else ": in part")
+    def runs(self) -> int:
+        """How many it took; rows that are one run count once."""
+        return len({*self.results.cells.values()})
 
     @property
     def state(self) -> str:
         """Verdicts counted."""
-        known = (*_VERDICTS, "not run")
-        counts = ", ".join(f"{self.verdicts[name]} {name}" for name in known if self.verdicts[name]) or "run"
-        return counts if self.is_complete else f"in part: {counts}"
-
-    @property
-    def digest(self) -> str:
-        """Of the resolved configurations and data's files of all cells that were run."""
-        return hashlib.sha256("".join(sorted(self.results.cells.values())).encode()).hexdigest()[:12]
+        known = self.verdicts
+        counts = ", ".join(f"{known[name]} {name}" for name in (*VERDICTS, "not run") if known[name]) or "run"
+        complete = len(self.results.cells) == cells(self.study) and not self.results.causes
+        return counts if complete else f"in part: {counts}"
 
     @property
     def outdated(self) -> str:
-        """What was tuned in the run, where the study tunes something else by now, and what it has besides."""
+        """What the study tunes and has by now, where that is not what it was when it was run."""
         then, now = self.study, Study.load(STUDIES[self.name], self.scale)
-        tuned, tunes = (study.tuning.in_words if study.tuning else "nothing" for study in (then, now))
-        told = [f"tuned: {tuned}; the study tunes {tunes} by now"] if tuned != tunes else []
-        more = [*(f"row {row}" for row in now.rows if row not in then.rows)]
-        more += [f"column {column}" for column in now.columns if column not in then.columns]
-        return "; ".join([*told, *([f"without {', '.join(more)}, which the study has by now"] if more else [])])
+        tunes = now.tuning.in_words if now.tuning else "nothing"
+        told = [f"tuning of {tunes}"] * (tunes != (then.tuning.in_words if then.tuning else "nothing"))
+        told += [f"row {row}" for row in now.rows if row not in then.rows]
+        return ", ".join([*told, *(f"column {column}" for column in now.columns if column not in then.columns)])
+
+    # ---- its lines on a page
+
+    @property
+    def claims(self) -> list[str]:
+        """``held: A > B on r1_sum: +4.11 (+3.35 to +4.86), p 0.004``."""
+        lines = []
+        for item in self.judgements:
+            claim, verdict, seeds, mean, interval, p = claim_evidence(item, self.study)
+            evidence = "" if item.sample is None else f": {mean}{_within(interval)}" + ("" if p == "-" else f", p {p}")
+            few = "" if seeds in ("0", str(len(self.study.seeds))) else f" ({seeds} seeds)"
+            lines.append(f"{verdict}: {markdown(claim)}{markdown(evidence)}{few}")
+        return lines
+
+    @property
+    def main_columns(self) -> list[str]:
+        """Those that claims are on; all of a study without claims."""
+        primary, secondary = (
+            {operand.column for claim in claims for operand in claim.operands}
+            for claims in (self.study.claims.to_judge, self.study.claims.to_show)
+        )
+        chosen = primary | (secondary if len(primary | secondary) <= 4 else set())
+        return [name for name in self.study.columns if name in chosen] or list(self.study.columns)
+
+    @property
+    def table(self) -> str:
+        """Rows x main columns, or points of the first; the last column is a difference to the row of reference."""
+        results, study = self.results, self.study
+        by_point = bool(study.axes) and len(study.points) * len(self.main_columns) > _MOST
+        columns = self.main_columns[:1] if by_point else self.main_columns
+        is_named = len(columns) > 1 or not study.axes
+        places = list(product(study.points, columns))
+        heads = [", ".join(filter(None, (column * is_named, point_label(point)))) for point, column in places]
+        lines = [[row, *(_figure(results, row, *place) for place in places)] for row in study.rows]
+        judged = study.claims.to_judge[0].left[0].column if study.claims.primary else columns[0]
+        if not study.axes and study.columns[judged].is_outcome and len(study.rows) > 1:
+            heads.append(f"{judged} minus {results.reference}")
+            lines = [[*line, self._minus(line[0], judged)] for line in lines]
+        lines = [("" if is_named else columns[0], *heads), *(line for line in lines if any(line[1:]))]
+        return table(*(list(zip(*lines, strict=True)) if len(lines) <= _MOST < len(heads) else lines))
+
+    def _minus(self, row: str, column: str) -> str:
+        (point,), results = self.study.points, self.results
+        sample = results.difference((row, point, column), (results.reference, point, column))
+        if row == results.reference or sample is None:
+            return ""
+        _, mean, interval, _ = difference_texts(sample, self.study.columns[column].digits)
+        return f"{mean}{_within(interval)}"
+
+    @property
+    def contributions(self) -> list[str]:
+        """Shapley values, where rows are coalitions."""
+        shown = self.main_columns
+        tables = shapley_tables(self.results) if self.study.coalitions else []
+        return [
+            f"{markdown(one.title)}: {', '.join(f'{player} {value}' for player, value in one.rows)}."
+            for one in tables
+            if one.title.partition(":")[0] in shown
+        ]
+
+    @property
+    def tuned(self) -> str:
+        """``clients' rate, server's rate, 9 candidates. clients' rate x 2: creamfl; as given: fedavg.``"""
+        if self.study.tuning is None or not self.results.chosen:
+            return ""
+        chosen = sorted({(choice_label(item.factors), self._at(*at)) for at, item in self.results.chosen.items()})
+        by_choice = ((choice, [row for _, row in rows]) for choice, rows in groupby(chosen, key=lambda one: one[0]))
+        told = "; ".join(f"{choice}: {_listed(rows)}" for choice, rows in by_choice)
+        ends = {self._at(*at): None for at, item in self.results.chosen.items() if not item.is_surrounded}
+        spent = f" Neighbours of the best were left: {_listed(list(ends))}." if ends else ""
+        return markdown(f"{self.study.tuning.in_words}. {told}.{spent}")
+
+    def _at(self, row: str, point: Point) -> str:
+        """A row, with its point where it has other settings at others."""
+        at_all = {choice_label(item.factors) for (one, _), item in self.results.chosen.items() if one == row}
+        return f"{row} ({point_label(point)})" if len(at_all) > 1 else row
 
 
-def records(home: Path) -> list[StudyRecord]:
-    """All studies of polyfed's own of which something was run, as ``polyfed study run`` leaves them in ``home``.
-
-    Raises:
-        RunError: one is damaged.
-    """
-    places = [(name, scale) for name in STUDIES for scale in (SMALL, PAPER)]
-    begun = [place for place in places if (home / folder_name(*place) / RESULTS).is_file()]
-    found = [StudyRecord(*place, Results.load(home / folder_name(*place))) for place in begun]
-    return [record for record in found if record.results.cells]
+def _listed(rows: Sequence[str]) -> str:
+    return ", ".join(rows) if len(rows) <= _MOST else f"{len(rows)} of them"
 
 
-def record_text(record: StudyRecord) -> str:
-    return _rendered("study.md.j2", record=record)
+def _within(interval: str) -> str:
+    return "" if interval == "-" else f" ({interval.replace(' to ', '…')})"
 
 
-def record_pictures(record: StudyRecord) -> dict[str, str]:
-    """Name of a file beside its page -> SVG."""
-    return {
-        record.map_file(number): svg_text(draw_map(claims), claims.drawing.map)
-        for number, claims in enumerate(record.maps, 1)
-    }
+def _figure(results: Results, row: str, point: Point, column: str) -> str:
+    return cell_text(results, row, point, column).replace(" ± ", "±").replace(" [", "[")
 
 
-def index_text(recorded: Sequence[StudyRecord], folder: str) -> str:
-    """Studies that were run, and the claims that they decided, as Markdown.
-
-    Args:
-        recorded: of ``records``.
-        folder: of their pages, as links have it.
-    """
-    claims = [
-        [claim, record.study.title, *evidence]
-        for record in recorded
-        for item in record.judgements
-        if item.verdict in _DECIDED
-        for claim, *evidence in [claim_evidence(item, record.study)]
-    ]
-    table = TextTable("What they decide", ("claim", "study", *_HEADS), claims)
-    decided = [Markup(table.markdown(3))] if claims else []
-    return _rendered("results.md.j2", records=recorded, folder=folder, decided=decided)
+def heading(study: Study) -> str:
+    """``Table 1: retrieval by the server``; the title of a study of no item."""
+    return f"{study.source.item}: {study.title.partition(': ')[2] or study.title}" if study.source else study.title
 
 
-def ledger_text(recorded: Sequence[StudyRecord]) -> str:
-    """What was run of the papers' tables and figures, as Markdown."""
-    sources = [study_content(file)["source"]["paper"] for name, file in STUDIES.items() if is_item(name)]
-    run = [record for record in recorded if is_item(record.name)]
-    shown = {paper: papers_own(paper, run) for paper in sorted({*sources})}
-    verdicts = {paper: sum((record.verdicts for record in own), Counter[Verdict]()) for paper, own in shown.items()}
-    return _rendered("ledger.md.j2", items=Counter(sources), shown=shown, verdicts=verdicts)
+def place(study: Study) -> tuple[bool, bool, int]:
+    """By which items are in order: tables, figures, all else."""
+    kind, _, number = (study.source.item if study.source else "").rpartition(" ")
+    is_numbered = kind in ("Table", "Figure")
+    return not is_numbered, kind != "Table", int(number) if is_numbered else 0
 
 
-def is_item(name: str) -> bool:
-    """Whether a study is the counterpart of a table, figure or section of a paper."""
-    return not name.startswith("polyfed/") and not name.endswith(("parts", "regime", "teaching", "compensation"))
+def cells(study: Study) -> int:
+    """Runs that it takes at most, besides tuning."""
+    return sum(len(study.points_of(row)) for row in study.rows) * len(study.seeds)
 
 
-def papers_own(paper: str, recorded: Sequence[StudyRecord]) -> list[StudyRecord]:
-    """Records of a paper, as ``source.paper`` of a study names it, in the order of its items."""
-    return sorted((record for record in recorded if record.source == paper), key=lambda record: record.place)
+def table(*lines: Sequence[str], ruler: str = "-:") -> str:
+    """As Markdown, without spaces; the first line is the head."""
+    head, *body = ([markdown(cell) for cell in line] for line in lines)
+    return "\n".join(f"|{'|'.join(line)}|" for line in (head, ["-", *[ruler] * (len(head) - 1)], *body))
 
 
-def gains_table(record: StudyRecord, column: str, names: Mapping[str, str]) -> str:
-    """All rows of a study, the best first, each minus the reference, with the verdict where a claim is on just that.
-
-    Args:
-        record: of the study, which has no axes.
-        column: what is shown of it.
-        names: row -> what it is called, where that is not its name.
-    """
-    results, (point,) = record.results, record.study.points
-    verdicts = {item.claim.text: item.verdict for item in record.judgements}
-    lines = [("", column, f"minus {results.reference}, 95 % interval", "verdict"), ("---", "---:", "---:", "---")]
-    for row in sorted(record.study.rows, key=lambda row: -results.spread(row, point, column).mean):
-        spread, sample = results.spread(row, point, column), None
-        if row != results.reference:
-            sample = results.difference((row, point, column), (results.reference, point, column))
-        low, high = sample.interval if sample else (math.nan, math.nan)
-        minus = f"{sample.mean:+.1f} ({low:+.1f} to {high:+.1f})" if sample else ""
-        verdict = verdicts.get(f"{row} > {results.reference} on {column}", "")
-        lines.append((names.get(row, row), f"{spread.mean:.1f} ± {spread.std:.1f}", minus, verdict))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+# ---- files
 
 
-def evidence_table(papers: Sequence[tuple[str, str, str, Sequence[StudyRecord]]]) -> str:
-    """A row a paper: its method with a link to a page, what it claims, and how many claims of its studies hold here."""
-    lines = [("method", "what it claims", *_VERDICTS), ["---"] * (2 + len(_VERDICTS))]
-    for paper, claim, page, own in papers:
-        counts = Counter(item.verdict for record in own for item in record.judgements if item.sample is not None)
-        lines.append([f"[{paper}]({page}#where-its-claims-hold)", claim, *(str(counts[name]) for name in _VERDICTS)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+def record_path(name: str, scale: str) -> str:
+    """Of a study's record, below papers/."""
+    paper, _, item = name.partition("/")
+    return f"{paper}/{RECORDS}/{item}{'' if scale == SMALL else f'-{scale}'}.json"
 
 
-def evidence_section(own: Sequence[StudyRecord], folder: str) -> str:
-    """Claims, maps and their sentences of a paper's page; ``folder`` is that of the records, as links have it."""
-    if not own:
-        return "None of its own studies was run yet.\n"
-    claims = [
-        [text, record.item_name, *others]
-        for record in own
-        for item in record.judgements
-        if item.sample is not None
-        for text, *others in [claim_evidence(item, record.study)]
-    ]
-    parts = [TextTable("Primary claims", ("claim", "item", *_HEADS), claims).markdown(3)] if claims else []
-    for record in own:
-        for number, shown in enumerate(record.maps, 1):
-            picture = f"![{markdown(shown.drawing.map)}]({folder}/{record.map_file(number)})"
-            parts.append(f"{picture}\n\n{markdown(shown.sentence)}\n")
-    names = ", ".join(f"[{record.name}]({folder}/{record.page})" for record in own)
-    return "\n".join([*parts, f"Tables, intervals and commands: {names}.\n"])
+def records(home: Path = PAPERS) -> list[StudyRecord]:
+    """All that were run, paper by paper in the order of its items."""
+    found = []
+    for name, scale in product(STUDIES, SCALES):
+        if (path := home / record_path(name, scale)).is_file():
+            content = file_json(path.read_bytes())
+            study = parse_settings(Study, content.pop("study"))
+            found.append(StudyRecord(name, scale, Results.from_json(study, content)))
+    return sorted(found, key=lambda record: (record.name.partition("/")[0], place(record.study)))
 
 
-def _rendered(template: str, **content: Any) -> str:
-    return markdown_templates(TEMPLATES).get_template(template).render(**content)
+def record_text(results: Results) -> str:
+    """Study and results as JSON, a figure a line."""
+    content = {"study": results.study.content(), **results.to_json()}
+    entries = (f"{json.dumps(key)}: {_lines(value, _LEVELS.get(key, 0))}" for key, value in content.items())
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _lines(value: Any, levels: int) -> str:
+    below = list(value.values()) if isinstance(value, dict) else value
+    if not levels or not isinstance(below, list) or not any(isinstance(entry, dict | list) for entry in below):
+        return json.dumps(value, ensure_ascii=False)
+    shown = [_lines(entry, levels - 1) for entry in below]
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(shown) + "\n]"
+    names = (json.dumps(name, ensure_ascii=False) for name in value)
+    return "{\n" + ",\n".join(f"{name}: {entry}" for name, entry in zip(names, shown, strict=True)) + "\n}"

@@ -1,4 +1,4 @@
-"""Pages of results are what the records in docs/results say, and nothing else."""
+"""Pages of papers/ and blocks of others are what the records say, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ import pytest
 import pages
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
-from study_records import STUDIES, folder_name, records
+from study_records import PAPERS, RECORDS, STUDIES, records
 
 
 def test_the_pages_are_those_of_the_records() -> None:
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "make pages"
-    home = pages.ROOT / pages.HOME
-    assert {path.name for path in home.glob("*.md")} == {record.page for record in records(home)}
-    assert {*home.glob("*.svg"), pages.ROOT / pages.GAINS} == {*pages.pictures()}
+    assert {*PAPERS.rglob("*.svg"), pages.ROOT / pages.GAINS} == {*pages.pictures()}
+    assert len(records()) == len([*PAPERS.glob(f"*/{RECORDS}/*")])
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A folder with the files that have blocks, and without records."""
     root = tmp_path / "repository"
-    (root / pages.HOME).mkdir(parents=True)
-    for name in (*pages.blocks([]), pages.SPEED, pages.BENCHMARKS):
+    for name in pages.blocks([]):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(pages.ROOT / name, root / name)
     return root
 
 
-def run_study(home: Path, name: str, study: Study) -> None:
+def run_study(folder: Path, study: Study) -> None:
     """What a complete run leaves: each row is above the one before by 2, at the first seed by half a point more."""
     values = {
         (row, point, column): {
@@ -48,34 +46,36 @@ def run_study(home: Path, name: str, study: Study) -> None:
         for point in study.points_of(row)
         for seed in study.seeds
     }
-    Results(study, values, cells=cells, code=("0.1.0 abc",)).save(home / folder_name(name, "small"))
+    Results(study, values, cells=cells, code=("0.1.0 abc",)).save(folder)
 
 
 def made(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): text for path, text in pages.pages(root).items()}
 
 
-def test_a_record_becomes_a_page_entries_and_a_line_of_the_ledger(tmp_path: Path, root: Path) -> None:
-    run_study(tmp_path / "runs", "fedcola/t4", Study.load(STUDIES["fedcola/t4"]))
-    pages.take_over(records(tmp_path / "runs"), tmp_path / "runs", root)
+def test_what_was_run_becomes_a_record_a_section_and_a_line_of_the_ledger(tmp_path: Path, root: Path) -> None:
+    run_study(tmp_path / "fedcola-t4-small", Study.load(STUDIES["fedcola/t4"]))
+    run_study(tmp_path / "mine-small", Study.load(STUDIES["fedcola/t4"]))
+    assert pages.take_over(tmp_path, root / "papers") == 1
+    taken, before = records(root / "papers"), Results.load(tmp_path / "fedcola-t4-small")
+    assert [(one.name, one.scale) for one in taken] == [("fedcola/t4", "small")]
+    assert taken[0].results == before
     texts = made(root)
-    page = texts["docs/results/papers-fedcola-t4-small.md"]
-    assert "    polyfed study run papers/fedcola/t4.yaml\n" in page
-    assert (
-        "](results/papers-fedcola-t4-small.md) | FedCola, Table 4: every type's global model | 5 |"
-        in texts["docs/results.md"]
-    )
-    assert "      - results/papers-fedcola-t4-small.md\n" in texts["mkdocs.yml"]
-    assert "| [FedCola](#fedcola) | 15 | 1 |" in texts["docs/reproduction.md"]
-    assert "fedcola > fedavg on r1_sum | Table 4 | held | 5 |" in texts["docs/explanation/fedcola.md"]
-    assert "None of its own studies was run yet." in texts["docs/explanation/creamfl.md"]
-    assert "| [FedCola](docs/explanation/fedcola.md#where-its-claims-hold) |" in texts["README.md"]
+    page, ledger = texts["papers/fedcola/README.md"], texts["papers/README.md"]
+    assert "## Table 4: every type's global model\n" in page
+    assert "* held: fedcola > fedavg on r1\\_sum: +8.10 (+7.82…+8.38), p &lt; 0.001\n".replace("\\", "") in page
+    assert "|t4|Table 4: every type's global model|25|3 held|" in ledger
+    assert "|t1|Table 1: settings of the federation, by method|(≤ 150)|not run|" in ledger
+    assert "](../../papers/fedcola/README.md): 3 held." in texts["docs/explanation/fedcola.md"]
+    assert ": none was run." in texts["docs/explanation/creamfl.md"]
+    assert "|[FedCola](papers/fedcola/README.md)|" in texts["README.md"]
     for name, text in texts.items():
+        (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
     assert made(root) == texts
 
 
 def test_a_page_without_the_block_is_refused(root: Path) -> None:
-    (root / "docs/results.md").write_text("# Results\n")
-    with pytest.raises(SystemExit, match=r"results.md: no block between"):
+    (root / "README.md").write_text("# Results\n")
+    with pytest.raises(SystemExit, match=r"README.md: no block between"):
         pages.pages(root)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
-import pytest
-
-import study_records
 from lab.studies.conftest import tiny_study
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from small_federations import tiny_experiment
-from study_records import (
-    StudyRecord,
-    evidence_section,
-    papers_own,
-    record_pictures,
-    record_text,
-)
+from study_records import StudyRecord, place, record_text
 
 AXES = {"pairs": {"setting": "run.seed", "values": [1, 5]}}
 
@@ -40,46 +31,41 @@ def record(item: str = "Table 1", runs: int = 20, **more: Any) -> StudyRecord:
     return StudyRecord("creamfl/t1", "small", results)
 
 
-def test_a_papers_section_has_claims_and_maps_with_their_pictures() -> None:
-    assert evidence_section([], "../results") == "None of its own studies was run yet.\n"
+def test_what_a_page_says_of_a_record() -> None:
     own = record()
-    text = evidence_section([own], "../results")
-    assert "| prox > tiny on r1 at 5 | Table 1 | contradicted | 5 | -2.20 |" in text
-    assert "![prox > tiny on r1](../results/papers-creamfl-t1-small-map-1.svg)" in text
-    assert "held at 1 of 2 points (pairs 1)" in text
-    assert "[creamfl/t1](../results/papers-creamfl-t1-small.md)" in text
-    assert list(record_pictures(own)) == ["papers-creamfl-t1-small-map-1.svg"]
-    assert record_pictures(own) == record_pictures(own)
-    page = record_text(own)
-    assert "](papers-creamfl-t1-small-map-1.svg)" in page
-    assert "| code | 0.1.0 abc |" in page
+    assert own.heading == "Table 1: tiny"
+    assert [line.partition(" (")[0] for line in own.claims] == [
+        "held: prox > tiny on r1 at 1: +2.20",
+        "contradicted: prox > tiny on r1 at 5: -2.20",
+    ]
+    assert own.table == "|r1|1|5|\n|-|-:|-:|\n|tiny|12.00±1.58|12.00±1.58|\n|prox|14.20±1.74|9.80±1.42|"
+    assert own.map_file(1) == "t1-map-1.svg"
+    assert own.tuned == ""
+
+
+def test_without_axes_the_last_column_is_the_difference_of_what_is_claimed() -> None:
+    claims = {"primary": ["prox > tiny on r1"]}
+    study = Study.model_validate(tiny_study(base=tiny_experiment(), seeds=5, claims=claims))
+    by_seed = {seed: 10.0 + seed for seed in study.seeds}
+    values = {("tiny", (), "r1"): by_seed, ("prox", (), "r1"): {seed: 1.1 * value for seed, value in by_seed.items()}}
+    assert StudyRecord("creamfl/t1", "small", Results(study, values)).table == (
+        "||r1|r1 minus tiny|\n|-|-:|-:|\n|tiny|12.00±1.58||\n|prox|13.20±1.74|+1.20 (+1.00…+1.40)|"
+    )
+
+
+def test_a_record_has_a_figure_a_line() -> None:
+    text = record_text(record().results)
+    assert '\n{"row": "tiny", "point": ["1"], "column": "r1", "by_seed": {"0": 10.0, "1": 11.0, ' in text
+    assert json.loads(text) == {"study": json.loads(json.dumps(record().study.content())), **record().results.to_json()}
 
 
 def test_items_are_in_the_order_of_the_paper() -> None:
     names = ["Figure 10", "Section 3", "Table 2", "Figure 9", "Table 11"]
-    own = papers_own("Tiny", [record(name) for name in names])
-    assert [one.item_name for one in own] == ["Table 2", "Table 11", "Figure 9", "Figure 10", "Section 3"]
+    own = sorted((record(name).study for name in names), key=place)
+    assert [study.source.item for study in own if study.source] == names[2::2] + names[3::-3] + names[1:2]
 
 
 def test_how_much_was_run() -> None:
     part, whole = record(runs=9), record()
-    assert (part.progress, part.state) == ("9 of 20: in part", "in part: 1 held, 1 contradicted")
-    assert (whole.progress, whole.state) == ("20 of 20", "1 held, 1 contradicted")
-    assert part.digest != whole.digest
-
-
-@pytest.mark.parametrize(
-    ("name", "runs"),
-    [
-        ("polyfed/demo", "10 (+10)"),  # two rows on five seeds, each of which tries five candidates at most
-        ("fedaid/t16", "15 (+18)"),  # rows that are one run count once: 15 rows are three runs
-        ("fedcola/t3", "25 (+45)"),
-    ],
-)
-def test_runs_that_a_study_takes(name: str, runs: str) -> None:
-    assert StudyRecord(name, "small", Results(Study.load(study_records.STUDIES[name]), {})).runs == runs
-
-
-def test_a_study_whose_search_alone_was_run_has_no_record(tmp_path: Path) -> None:
-    Results(Study.load(study_records.STUDIES["polyfed/demo"]), {}).save(tmp_path / "demo-small")
-    assert study_records.records(tmp_path) == []
+    assert (part.runs, part.state) == (9, "in part: 1 held, 1 contradicted")
+    assert (whole.runs, whole.state) == (20, "1 held, 1 contradicted")

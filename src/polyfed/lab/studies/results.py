@@ -248,18 +248,26 @@ class Results:
         try:
             with code_of(folder, allow_code):
                 study = parse_settings(Study, yaml_content((folder / STUDY).read_text(encoding="utf-8")))
-            content = file_json((folder / RESULTS).read_bytes())
-            values = {
-                (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
-                for entry in content["figures"]
-            }
-            if others := {seed for by_seed in values.values() for seed in by_seed} - {*study.seeds}:
-                raise ValueError(f"figures of seeds {sorted(others)}, which its study has not")
-            chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
-            causes, cells, code = content["causes"], content["cells"], content["code"]
-            return cls(study, values, chosen, causes, cells, code, content.get("replies", {}))
+            return cls.from_json(study, file_json((folder / RESULTS).read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
+
+    @classmethod
+    def from_json(cls, study: Study, content: Mapping[str, Any]) -> Results:
+        """What ``to_json`` gave.
+
+        Raises:
+            ValueError: there are figures of seeds that the study has not.
+        """
+        values = {
+            (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
+            for entry in content["figures"]
+        }
+        if others := {seed for by_seed in values.values() for seed in by_seed} - {*study.seeds}:
+            raise ValueError(f"figures of seeds {sorted(others)}, which its study has not")
+        chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
+        causes, cells, code = content["causes"], content["cells"], content["code"]
+        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}))
 
 
 def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, CellFigures]]:
