@@ -123,15 +123,15 @@ class Centralised(Algorithm):
             return Weights({}) if server.type_of(client) in budget else server.weights_for(client)
 
         def account(reply: Reply) -> None:
-            kind = server.type_of(reply.sender)
+            name = server.type_of(reply.sender)
             spent = torch.tensor([getattr(reply, what) for what in _BUDGET], dtype=torch.float64)
-            budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
+            budget[name] = budget.get(name, torch.zeros_like(spent)) + spent
 
         budget = server.state.setdefault("budget", {})
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(initial))
         server.average_weights(tap(replies, account), cohort.clients, ByType())
-        kinds = [kind for kind in server.types if kind in budget]  # a checkpoint has an order of its own
-        server.record(**{f"{what}.{kind}": float(budget[kind][k]) for kind in kinds for k, what in enumerate(_BUDGET)})
+        names = [name for name in server.types if name in budget]  # a checkpoint has an order of its own
+        server.record(**{f"{what}.{name}": float(budget[name][k]) for name in names for k, what in enumerate(_BUDGET)})
 
     # ---- client half
 
@@ -161,8 +161,8 @@ def _seen(client: Client, steps: int) -> int:
 def _require_pooled(clients: Sequence[ClientInfo]) -> None:
     counts = Counter(client.group for client in clients)
     spread = [f"{group} ({count} clients): set clients.{group}.count=1" for group, count in counts.items() if count > 1]
-    for name, kind in client_types(clients).items():
-        groups = dict.fromkeys(client.group for client in kind.clients)
+    for name, client_type in client_types(clients).items():
+        groups = dict.fromkeys(client.group for client in client_type.clients)
         if len(groups) > 1:
             spread.append(
                 f"{name}: leave one of the groups {', '.join(groups)}, with all of the source (a second source: also)"

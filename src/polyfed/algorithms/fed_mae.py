@@ -69,9 +69,9 @@ class FedMAE(FedAvg):
         """
         unable = [
             client.id
-            for name, kind in server.types.items()
+            for name, client_type in server.types.items()
             if not any(tensor.startswith(f"extras.{_DECODER}") for tensor in server.shapes(name))
-            for client in kind.clients
+            for client in client_type.clients
         ]
         if unable and (self.task_weight == 0 or len(unable) == len(server.clients)):
             advice = "" if self.task_weight else ", or set algorithm.task_weight"

@@ -47,7 +47,7 @@ class HetLoRA(FedAvg):
             for layer, own in factor_names(tensors).items():
                 factors = Factors(tensors[own.a], tensors[own.b])
                 largest[layer] = max(largest.get(layer, factors), factors, key=lambda one: one.rank)
-        server.update_weights({kind: tensors | _leading(tensors, largest) for kind, tensors in server.weights.items()})
+        server.update_weights({name: tensors | _leading(tensors, largest) for name, tensors in server.weights.items()})
 
     # ---- client half
 

@@ -51,7 +51,7 @@ class FFALoRA(FedAvg):
     def setup(self, server: Server) -> None:
         super().setup(server)
         seed = server.clock.seed
-        server.update_weights({kind: {**tensors, **fresh(tensors, seed)} for kind, tensors in server.weights.items()})
+        server.update_weights({name: {**tensors, **fresh(tensors, seed)} for name, tensors in server.weights.items()})
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast all but A, train, average."""
@@ -95,7 +95,7 @@ class FLoRA(FedAvg):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast what was added so far and new adapters, train these, add their mean."""
         key = server.clock.seed, server.clock.round
-        server.update_weights({kind: {**tensors, **fresh(tensors, *key)} for kind, tensors in server.weights.items()})
+        server.update_weights({name: {**tensors, **fresh(tensors, *key)} for name, tensors in server.weights.items()})
         sent = without(_names(server), offsets=True)
         replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
         server.average_weights(replies, cohort.clients, self.averaging)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
 
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
@@ -20,20 +19,17 @@ from polyfed.aggregation.prototypes import (
     table,
 )
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     ClientInfo,
     Cohort,
-    LocalEpochs,
-    LocalSteps,
     Reply,
     Server,
-    WeightAveraging,
     Weights,
     client_step,
     each,
     tap,
 )
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
@@ -50,7 +46,7 @@ PROTOTYPES = "prototypes"
 """What of the server's state they are."""
 
 
-class MFCPL(Algorithm):
+class MFCPL(FedAvg):
     """MFCPL-like (Le et al., arXiv 2401.13898): FedAvg with prototypes of complete samples, which guide the others.
 
     A complete prototype P_c is the mean of what is classified, f, over a client's samples of class c that lack nothing,
@@ -67,21 +63,16 @@ class MFCPL(Algorithm):
     checked: distances, weights and tau; and no projections, as all encoders here end in one space.
     """
 
-    has_global_models: ClassVar[bool] = True
-    takes_late_replies: ClassVar[bool] = True
-
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     regularisation: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPR")
     contrast: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPC")
     alignment: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMA")
     tau: float = Field(default=0.5, gt=0, le=100, description="temperature of CMPC")
 
-    # ---- server half
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
 
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
+    # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast weights and prototypes, train, average both."""
@@ -129,8 +120,8 @@ class MFCPL(Algorithm):
         f, labels, width = F.normalize(own.fused.float(), dim=1), own.labels, known.means.shape[1]
         # mse is the mean over dimensions of the squared norm
         near = width * mse(f, known.means[labels], known.present[labels])
-        told = [prototype_contrast(p.values, *known, labels[p.index], self.tau) for p in own.parts.values()]
-        return self.regularisation * near + self.contrast * own.mean(told)
+        contrasts = [prototype_contrast(p.values, *known, labels[p.index], self.tau) for p in own.parts.values()]
+        return self.regularisation * near + self.contrast * own.mean(contrasts)
 
     def apart(self, own: SampleEmbeddings) -> Tensor:
         """CMA."""

@@ -105,16 +105,16 @@ class Aligner(nn.Module):
         width: w.
         dim: width d of the embedding.
         heads: attention heads.
-        norm: kind of the layers.
-        settings: the rest.
+        norm: where the norms of the layers are.
+        settings: all else.
     """
 
     def __init__(self, width: int, dim: int, heads: int, norm: Norm, settings: AlignerSettings) -> None:
         super().__init__()
         # image features come out of a pre-norm ViT, text features of a post-norm BERT
-        kind, hidden = TransformerBlock if norm == "pre" else PostBlock, round(settings.expansion * width)
+        block, hidden = TransformerBlock if norm == "pre" else PostBlock, round(settings.expansion * width)
         self.width = width
-        self.layers = nn.ModuleList(kind(width, heads, hidden) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(block(width, heads, hidden) for _ in range(settings.layers))
         self.head = embedding_head(width, dim, settings)
         self.local = nn.Linear(width, dim) if settings.local else None
         # layers only: heads keep torch's own start, as in the released code

@@ -69,7 +69,7 @@ class FusionGuidance:
     batch: int
     tables: dict[str, SampleFeatures]
     _rows: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _places: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _inverse_index: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @torch.no_grad()
     def compute(self) -> None:
@@ -84,17 +84,17 @@ class FusionGuidance:
         table = self.tables.get(modality)
         if table is None:
             return self.encoded(modality, self.samples.rows[modality][index.cpu()])
-        if modality not in self._places:  # where the table is, so that a step need not wait for a GPU
-            place = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
-            self._places[modality] = place.to(table.values.device)
-        return table.at(self._places[modality][index.to(table.values.device)])
+        if modality not in self._inverse_index:  # where the table is, so that a step need not wait for a GPU
+            index = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
+            self._inverse_index[modality] = index.to(table.values.device)
+        return table.at(self._inverse_index[modality][index.to(table.values.device)])
 
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
         table = self.tables.get(modality)
         if table is None:
             return self.encoded(modality, rows)
-        place = torch.searchsorted(self._distinct(modality), rows.cpu())
-        return table.at(place.to(table.values.device))
+        index = torch.searchsorted(self._distinct(modality), rows.cpu())
+        return table.at(index.to(table.values.device))
 
     @torch.no_grad()
     def encoded(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
@@ -186,8 +186,8 @@ class Fused(nn.Module):
 
 
 def of_batch(guidance: FusionGuidance, batch: Batch) -> tuple[Partner, Batch]:
-    """A batch of training samples that hands over places in it, and the partner that turns these into its inputs."""
-    places = torch.arange(len(batch), device=batch.index.device)
+    """A batch of training samples that hands over positions in it, and the partner that turns these into its inputs."""
+    positions = torch.arange(len(batch), device=batch.index.device)
 
     def partner(modality: str, chosen: Tensor) -> tuple[Tensor, SampleFeatures | None]:
         x, index = batch.inputs[modality], batch.index
@@ -196,7 +196,7 @@ def of_batch(guidance: FusionGuidance, batch: Batch) -> tuple[Partner, Batch]:
         is_guided = modality in guidance.samples.modalities
         return x, guidance.of_samples(modality, index) if is_guided else None
 
-    return partner, replace(batch, inputs=dict.fromkeys(batch.inputs, places))
+    return partner, replace(batch, inputs=dict.fromkeys(batch.inputs, positions))
 
 
 class RowNumbers:

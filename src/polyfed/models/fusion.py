@@ -195,10 +195,10 @@ def _axis(g: Tensor, count: int, length: int) -> Float[Tensor, "m n"]:
 
 def _windows(inputs: Bool[Tensor, "b n"], outputs: Bool[Tensor, "b m"]) -> Float[Tensor, "b m n"]:
     """Weight of each input in each output; rows of valid outputs sum to 1 where there is a valid input."""
-    place, count = (outputs.cumsum(1) - 1).unsqueeze(2), outputs.sum(1).clamp(min=1)[:, None, None]
+    position, count = (outputs.cumsum(1) - 1).unsqueeze(2), outputs.sum(1).clamp(min=1)[:, None, None]
     rank, size = (inputs.cumsum(1) - 1).unsqueeze(1), inputs.sum(1)[:, None, None]
     # rank < ceil((place + 1) size / count), without the rounding
-    inside = (rank >= place * size // count) & (rank * count < (place + 1) * size)
+    inside = (rank >= position * size // count) & (rank * count < (position + 1) * size)
     chosen = inside & inputs.unsqueeze(1) & outputs.unsqueeze(2)
     return chosen / chosen.sum(2, keepdim=True).clamp(min=1)
 

@@ -26,7 +26,7 @@ BLOCK_ROLES = ("attention", "mlp", "norm")
 
 
 class Slot(NamedTuple):
-    """A kind of parameters: those of a role in the encoder of a modality.
+    """A group of parameters: those of a role in the encoder of a modality.
 
     Of a head or of what a method adds, ``modality`` is its name; of what several modalities share, ``a+b``.
     """
@@ -100,7 +100,7 @@ def decode_places(text: str) -> dict[str, TensorPlace]:
     try:
         rows = read_json(text)
         tensor_places = {
-            name: TensorPlace(Slot(modality, role), key, tuple((kind, digest) for kind, digest in frozen))
+            name: TensorPlace(Slot(modality, role), key, tuple((owner, digest) for owner, digest in frozen))
             for name, modality, role, key, *frozen in rows
         }
     except (ValueError, TypeError) as error:

@@ -158,13 +158,13 @@ class CachedTrunk(nn.Module):
         return LocalFeatures(x[:, 0] if self.leads else masked_mean(x, mask), x, mask, self.leads)
 
 
-class PromptPlaces(NamedTuple):
+class PromptPositions(NamedTuple):
     """Where learnt vectors stand among the positions of a network.
 
     Attributes:
         at: of the first.
         length: their number.
-        filler: token id that keeps their places; None: the network makes room itself.
+        filler: token id that keeps their positions; None: the network makes room itself.
     """
 
     at: int
@@ -192,17 +192,17 @@ class NetworkTrunk(nn.Module):
     def __init__(self, backbone: Backbone, padding: Padding | None, coarse: bool) -> None:
         super().__init__()
         self.backbone, self.padding, self.coarse = backbone, padding, coarse
-        self.prompts: PromptPlaces | None = None
+        self.prompts: PromptPositions | None = None
         pooler = getattr(backbone.body, "pooler", None)
         is_asked = backbone.pool in ("pooled", "projected")
         if not is_asked and pooler is not None and any(True for _ in pooler.parameters()):
             backbone.body.register_module("pooler", None)  # it would learn nothing, and many checkpoints lack it
 
-    def prompt(self, places: PromptPlaces) -> None:
+    def prompt(self, positions: PromptPositions) -> None:
         """Have room for vectors that a part of the network puts among the embedded input."""
-        self.prompts = places
+        self.prompts = positions
         if self.padding is not None:
-            self.padding.leave_room(places.length)
+            self.padding.leave_room(positions.length)
 
     def forward(self, x: Tensor) -> LocalFeatures:
         x, mask = self._with_mask(x)
@@ -289,17 +289,17 @@ def by_sample(model: nn.Module) -> Iterator[None]:
     from transformers import AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    unskipped = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     # in place of the usual ones: networks look attention up by the same names, and not all of them take new ones
-    usual = {kind: ALL_MASK_ATTENTION_FUNCTIONS[kind] for kind in ("sdpa", "eager")}
+    masks = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in ("sdpa", "eager")}
     try:
-        for kind, mask in usual.items():
-            AttentionMaskInterface.register(kind, lambda *args, mask=mask, **named: mask(*args, **named | whole))
+        for name, mask in masks.items():
+            AttentionMaskInterface.register(name, lambda *args, mask=mask, **named: mask(*args, **named | unskipped))
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        for kind, mask in usual.items():
-            AttentionMaskInterface.register(kind, mask)
+        for name, mask in masks.items():
+            AttentionMaskInterface.register(name, mask)
 
 
 def goes_on(backbone: Backbone, last: int, x: Tensor) -> Backbone:
@@ -314,14 +314,14 @@ def goes_on(backbone: Backbone, last: int, x: Tensor) -> Backbone:
         ConfigError: the network does not go on from states, as one that looks at token ids again.
     """
     with torch.no_grad():
-        whole = backbone.output(x, output_hidden_states=True)
+        full = backbone.output(x, output_hidden_states=True)
         start_at_last(backbone.body, last)
         try:
-            rest = backbone.output(whole.hidden_states[-1 - last]).last_hidden_state
-            same = torch.allclose(rest, whole.last_hidden_state, atol=1e-4)
+            resumed = backbone.output(full.hidden_states[-1 - last]).last_hidden_state
+            is_same = torch.allclose(resumed, full.last_hidden_state, atol=1e-4)
         except (IndexError, RuntimeError, TypeError, ValueError):
-            same = False
-    if not same:
+            is_same = False
+    if not is_same:
         raise ConfigError(f"encoder 'hf': network '{type(backbone.body).__name__}' {NO_STATES}")
     return backbone
 

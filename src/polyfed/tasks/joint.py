@@ -109,12 +109,12 @@ class Joint(Task):
     def evaluate(
         self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
     ) -> dict[str, float]:
-        found = {
+        metrics = {
             name: task.evaluate(model, _own(head, name), samples, batch_size=batch_size)
             for name, task in self.by_name.items()
         }
-        by_item = {name: scores.by_item for name, scores in found.items() if isinstance(scores, TaskScores)}
-        return TaskScores(_prefixed(found), _prefixed(by_item))
+        by_item = {name: scores.by_item for name, scores in metrics.items() if isinstance(scores, TaskScores)}
+        return TaskScores(_prefixed(metrics), _prefixed(by_item))
 
     def judge(self, representations: Mapping[str, Tensor], samples: Samples) -> float | None:
         return self.tasks[0].judge(representations, samples)

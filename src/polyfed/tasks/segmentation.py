@@ -108,7 +108,7 @@ class Segmentation(Task):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """See ``Task``."""
-        own = [f"{kind}_{name}" for kind in ("dice", "iou") for name in self.names]
+        own = [f"{metric}_{name}" for metric in ("dice", "iou") for name in self.names]
         return "dice", "iou", *own, "dice_of_constant", "loss", "n", "classes", "items"
 
     @property
@@ -202,9 +202,9 @@ class Segmentation(Task):
 
     def _overlaps(self, counts: Int64[Tensor, "c 3"]) -> dict[str, float]:
         metrics = {}
-        for kind, each in (("dice", 100.0 * dice(counts)), ("iou", 100.0 * iou(counts))):
-            metrics[kind] = float(each[self._first :].nanmean().nan_to_num(100.0))
-            metrics |= {f"{kind}_{self.names[k]}": float(each[k]) for k in (~each.isnan()).nonzero()[:, 0].tolist()}
+        for metric, each in (("dice", 100.0 * dice(counts)), ("iou", 100.0 * iou(counts))):
+            metrics[metric] = float(each[self._first :].nanmean().nan_to_num(100.0))
+            metrics |= {f"{metric}_{self.names[k]}": float(each[k]) for k in (~each.isnan()).nonzero()[:, 0].tolist()}
         return metrics | {"dice_of_constant": 100.0 * float(dice_of_constant(counts, self._first))}
 
     def _dice_by_item(self, counts: Int64[Tensor, "n c 3"], items: Int64[Tensor, " n"]) -> list[Tensor]:

@@ -184,7 +184,7 @@ class VQA(Task):
     def _scores(
         self, samples: Samples, answers: int, ending: str, predicted: Int64[Tensor, " n"], guessed: Tensor | None
     ) -> dict[str, float]:
-        """Percent of the questions that what the model said, and a guess, get right."""
+        """Percent of the questions that the predictions, and a guess, get right."""
         labels, metrics = samples.targets[self.target].long(), {}
         given_by = {"accuracy": predicted} | ({} if guessed is None else {"prior": guessed})
         for name, given in given_by.items():

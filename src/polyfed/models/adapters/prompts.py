@@ -19,7 +19,7 @@ from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapters.adapter import Adapter
 from polyfed.models.adapters.layers import start_folder, start_tensors
-from polyfed.models.trunks import NetworkTrunk, PromptPlaces, layers_path
+from polyfed.models.trunks import NetworkTrunk, PromptPositions, layers_path
 
 TENSOR = "prompt_embeddings"
 """What ``peft`` calls prompts in a folder."""
@@ -77,7 +77,7 @@ class Prompts(Adapter):
             )
         words: nn.Embedding = body.get_input_embeddings()
         _hold(words, self._first_values(words, folder, context), _in_place_of_fillers, at)
-        trunk.prompt(PromptPlaces(at, self.length, plain_ids(body.config, trunk)[0]))
+        trunk.prompt(PromptPositions(at, self.length, plain_ids(body.config, trunk)[0]))
 
     def _attach_to_pictures(self, trunk: NetworkTrunk, body: Any) -> None:
         for key in ("start", "start_text"):
@@ -93,7 +93,7 @@ class Prompts(Adapter):
         sides = config.patch_size if isinstance(config.patch_size, list | tuple) else (config.patch_size,) * 2
         limit = math.sqrt(6 / (getattr(config, "num_channels", 3) * math.prod(sides) + width))
         _hold(body.embeddings, torch.empty(self.length, width).uniform_(-limit, limit), _between, 1)
-        trunk.prompt(PromptPlaces(1, self.length, None))
+        trunk.prompt(PromptPositions(1, self.length, None))
 
     def _first_values(self, words: nn.Embedding, folder: Path, context: DataContext) -> Float[Tensor, "p e"]:
         shape = (self.length, words.embedding_dim)

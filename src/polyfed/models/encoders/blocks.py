@@ -87,7 +87,7 @@ class Blocks(Encoder):
         """Maps the view's input [b, ...] to [b, dim].
 
         Raises:
-            ConfigError: the view's input is of no known kind, or pictures that patches do not divide; or the
+            ConfigError: the view's input is of no known shape, or pictures that patches do not divide; or the
                 weights cannot be had, have fewer blocks than ``depth`` or another number of channels.
         """
         source: Any = self._source(context) if self.weights else None
@@ -225,7 +225,7 @@ def _plan_of(config: Any, name: str) -> _Plan:
 def _weights_of(source: Any, embedding: Embedding | None) -> dict[str, Tensor]:
     """A ViTModel's parameters under our names; positions interpolated to the grid of ``embedding``, if wanted."""
     weights = renamed_block(source.state_dict())
-    norm = {f"norm.{kind}": value.detach() for kind, value in source.layernorm.named_parameters()}
+    norm = {f"norm.{name}": value.detach() for name, value in source.layernorm.named_parameters()}
     return weights | norm | (_embedding_weights(source, embedding) if isinstance(embedding, PatchEmbedding) else {})
 
 

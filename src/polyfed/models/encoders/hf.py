@@ -97,8 +97,8 @@ class HF(Encoder):
     def _contradictions(self) -> Iterator[str]:
         """What cannot be trained as it says."""
         if (self.trainable == "adapters") != (self.adapter is not None):
-            kind = self.adapter and self.adapter.component_name()
-            yield f"trainable is {self.trainable}, adapter is {kind}; adapters need one, and nothing else takes one"
+            adapter = self.adapter and self.adapter.component_name()
+            yield f"trainable is {self.trainable}, adapter is {adapter}; adapters need one, and nothing else takes one"
         if isinstance(self.trainable, int) and self.trainable < 1:
             yield f"trainable is {self.trainable}; give none, all, adapters, or 1 or more last layers"
 

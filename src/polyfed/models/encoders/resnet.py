@@ -16,13 +16,13 @@ from polyfed.models.convolutional import MapNorm, laid_out, normed
 from polyfed.models.encoder import Encoder, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
-_BlockKind = Literal["basic", "bottleneck"]
+_BlockType = Literal["basic", "bottleneck"]
 
 
 class _Preset(NamedTuple):
     widths: tuple[int, ...]
     depths: tuple[int, ...]
-    block: _BlockKind
+    block: _BlockType
 
 
 _WIDE = (256, 512, 1024, 2048)
@@ -51,7 +51,7 @@ class ResNet(Encoder):
     size: Literal["tiny", "small", "18", "34", "50", "101"] = Field(default="tiny", description="architecture")
     widths: tuple[int, ...] | None = Field(default=None, min_length=1, description="channels by stage, over `size`")
     depths: tuple[int, ...] | None = Field(default=None, min_length=1, description="blocks by stage, over `size`")
-    block: _BlockKind | None = Field(default=None, description="kind of block, over `size`")
+    block: _BlockType | None = Field(default=None, description="type of block, over `size`")
     stem: Literal["auto", "small", "medium", "large"] = Field(default="auto", description="first convolution")
     pie: bool = Field(default=False, description="attention over the map (PVSE, CreamFL)")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
@@ -99,14 +99,14 @@ class _Trunk(nn.Module):
     Its own code, as transformers takes seconds to import.
     """
 
-    def __init__(self, channels: int, widths: Sequence[int], depths: Sequence[int], block: _BlockKind) -> None:
+    def __init__(self, channels: int, widths: Sequence[int], depths: Sequence[int], block: _BlockType) -> None:
         super().__init__()
         before = min(64, widths[0])
         self.embedder = _Stem(channels, before)
         self.encoder = nn.Module()
         stages = []
-        for place, (width, depth) in enumerate(zip(widths, depths, strict=True)):
-            first = _Block(before, width, 2 if place else 1, block)
+        for number, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+            first = _Block(before, width, 2 if number else 1, block)
             stage = nn.Module()
             stage.layers = nn.Sequential(first, *(_Block(width, width, 1, block) for _ in range(depth - 1)))
             stages.append(stage)
@@ -160,14 +160,14 @@ class _Layer(nn.Module):
 class _Block(nn.Module):
     """Two convolutions, or three of which the middle one has a quarter of the channels, and a shortcut."""
 
-    def __init__(self, channels: int, width: int, stride: int, kind: _BlockKind) -> None:
+    def __init__(self, channels: int, width: int, stride: int, block: _BlockType) -> None:
         super().__init__()
         changes = channels != width or stride != 1
         self.shortcut = _Layer(channels, width, 1, stride, linear=True) if changes else nn.Identity()
         narrow = width // 4
         self.layer = (
             nn.Sequential(_Layer(channels, width, 3, stride), _Layer(width, width, linear=True))
-            if kind == "basic"
+            if block == "basic"
             else nn.Sequential(
                 _Layer(channels, narrow, 1), _Layer(narrow, narrow, 3, stride), _Layer(narrow, width, 1, linear=True)
             )
