@@ -85,8 +85,8 @@ class FusionGuidance:
         if table is None:
             return self.encoded(modality, self.samples.rows[modality][index.cpu()])
         if modality not in self._inverse_index:  # where the table is, so that a step need not wait for a GPU
-            index = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
-            self._inverse_index[modality] = index.to(table.values.device)
+            inverse_index = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
+            self._inverse_index[modality] = inverse_index.to(table.values.device)
         return table.at(self._inverse_index[modality][index.to(table.values.device)])
 
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
