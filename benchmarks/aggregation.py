@@ -8,8 +8,8 @@ three types by FedCola's rule the global models, their means and the results; fo
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -17,10 +17,9 @@ import harness
 import torch
 from torch import Tensor, nn
 
-from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings.by_slot import BySlot, CollaborativeAveraging
-from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.aggregation.mean import GlobalModel, Rule, Update, WeightedMean, interpolate
+from polyfed.aggregation.averaging import GlobalModel, Update
+from polyfed.aggregation.averagings.tensors import ByType, CollaborativeAveraging, Rule, interpolate
+from polyfed.aggregation.mean import WeightedMean
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.model import Model
@@ -44,7 +43,7 @@ def global_model(*modalities: str) -> GlobalModel:
         encoders = {name: encoder.build(WIDTH, INPUTS[name], context) for name in modalities}
         heads = {"label": nn.Linear(WIDTH, CLASSES[modalities[0]])} if alone else {}
         model = Model(encoders, heads, WIDTH, final_norm=None if alone else nn.LayerNorm(WIDTH))
-    return GlobalModel(modalities, places(model), {name: value.shape for name, value in model.state_dict().items()})
+    return GlobalModel(model.state_dict(), places(model), modalities)
 
 
 class Population:
@@ -55,19 +54,20 @@ class Population:
         sizes: bytes of a model by type.
     """
 
-    def __init__(self, averaging: Averaging, *types: tuple[str, ...]) -> None:
+    def __init__(self, averaging: ByType, *types: tuple[str, ...]) -> None:
         self.averaging = averaging
         self.kinds = {"+".join(modalities): global_model(*modalities) for modalities in types}
-        self.sizes = {kind: 4 * sum(map(math.prod, held.shapes.values())) for kind, held in self.kinds.items()}
+        self.sizes = {
+            kind: 4 * sum(value.numel() for value in held.weights.values()) for kind, held in self.kinds.items()
+        }
 
     def rule(self, samples: Mapping[str, float]) -> Rule:
         """Of the averaging, given samples by type; of one type alone it is the type's own mean."""
-        rule: BySlot = self.averaging if isinstance(self.averaging, BySlot) else BySlot()
-        return rule.rule(self.kinds, samples)
+        return self.averaging.rule(self.kinds, samples)
 
     def model(self, kind: str, value: float) -> Weights:
         """A model or update in memory of its own; what its numbers are changes no time."""
-        return {name: torch.full(shape, value) for name, shape in self.kinds[kind].shapes.items()}
+        return {name: torch.full(meta.shape, value) for name, meta in self.kinds[kind].weights.items()}
 
     def models(self) -> dict[str, Weights]:
         """The global models."""
@@ -75,12 +75,20 @@ class Population:
 
     def exact(self, models: Models, updates: int) -> Models:
         """One round of so many updates."""
-        return self.averaging.average(models, self.kinds, self.updates(updates), {})
+        means = {kind: WeightedMean() for kind in self.kinds}
+        for update in self.updates(updates):
+            means[update[0]].add(*update[1:])
+            del update
+        return self.averaging.of_means(self.at(models), means)
+
+    def at(self, models: Models) -> dict[str, GlobalModel]:
+        """The global models with these weights."""
+        return {kind: replace(held, weights=models[kind]) for kind, held in self.kinds.items()}
 
     def sequential(self, models: Models, updates: int) -> Models:
         """The released code's, likewise."""
         sequential = self.averaging.model_copy(update={"mean": "sequential"})
-        return sequential.average(models, self.kinds, self.updates(updates), self.samples(updates))
+        return sequential.of_updates(self.at(models), self.updates(updates), self.samples(updates))
 
     def updates(self, number: int) -> Iterator[Update]:
         """So many updates of the types in turn, each made when it is asked for."""

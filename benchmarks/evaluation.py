@@ -137,7 +137,7 @@ def known(session: Session) -> Representations:
     size, dim = len(session.server.public_set), session.server.model.dim
     draw = generator(0, "known")
     values = {name: F.normalize(torch.randn(size, dim, generator=draw), dim=1) for name in ("image", "text")}
-    return Representations(values, order=session.server.public_order)
+    return Representations(values, order=session.server.public.order)
 
 
 def participation(session: Session, number: int) -> Payload:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.tiles import TileSize
-from polyfed.aggregation.weighting import Evidence
-from polyfed.aggregation.weightings.gca import GCA
+from polyfed.aggregation.statistics import TileSize
+from polyfed.aggregation.weighting import GCA, Evidence
 from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.25

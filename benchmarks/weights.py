@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.statistics import Statistic, row_statistics
-from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.statistics import Statistic, TileSize, row_statistics
 from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.5

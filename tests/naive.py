@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from polyfed.aggregation.averaging import GlobalModel
+
 Vector = Sequence[float]
+
+
+def global_models(weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, GlobalModel]:
+    """Type -> its global model, of which no more than the weights matters."""
+    return {name: GlobalModel(tensors, {}, ()) for name, tensors in weights.items()}
 
 
 def dot(a: Vector, b: Vector) -> float:

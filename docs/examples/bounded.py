@@ -22,7 +22,7 @@ class Bounded(FedAvg):
         """As FedAvg, of updates that are not too long."""
         cut: list[bool] = []
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights((self.bounded(server, reply, cut) for reply in replies), cohort.clients, self.averaging)
+        self.average(server, cohort, (self.bounded(server, reply, cut) for reply in replies))
         server.record(clipped=sum(cut) / max(len(cut), 1))
 
     def bounded(self, server: Server, reply: Reply, cut: list[bool]) -> Reply:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings.by_slot import BySlot
-from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.aggregation.mean import Contribution, GlobalModel, Rule
+from polyfed.aggregation.averaging import Averages, Averaging, GlobalModel
+from polyfed.aggregation.averagings.tensors import BySlot, ByType
+from polyfed.aggregation.mean import WeightedMean
 from polyfed.models.slots import Slot, TensorPlace
 
 ROLES = ("attention", "mlp")
@@ -18,11 +20,10 @@ ROLES = ("attention", "mlp")
 def global_model(*modalities: str) -> GlobalModel:
     places = {f"{m}.{role}": TensorPlace(Slot(m, role), role) for m in modalities for role in ROLES}
     places["count"] = TensorPlace(Slot("+".join(modalities), "head"), "count")
-    return GlobalModel(modalities, places, {name: () if name == "count" else (3,) for name in places})
+    return GlobalModel({name: torch.zeros(() if name == "count" else (3,)) for name in places}, places, modalities)
 
 
 MODELS = {"image": global_model("image"), "text": global_model("text"), "paired": global_model("image", "text")}
-ONE = {"image": global_model("image")}
 Model = dict[str, Tensor]
 
 
@@ -41,17 +42,22 @@ def federation(seed: int = 0) -> tuple[dict[str, Model], list[tuple[str, Model, 
     return start, [(kind, model(kind, stream), 10 * k + 5) for k, kind in enumerate(kinds)]
 
 
-def rule_of(averaging: Averaging, sizes: dict[str, float]) -> Rule:
-    """Types alone take the mean of their own."""
-    if isinstance(averaging, BySlot):
-        return averaging.rule(MODELS, sizes)
-    return {(kind, slot): (Contribution(kind, slot, 1.0),) for kind, model in MODELS.items() for slot in model.keys}
+def models_of(start: dict[str, Model]) -> dict[str, GlobalModel]:
+    return {kind: replace(MODELS[kind], weights=weights) for kind, weights in start.items()}
 
 
-def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], averaging: Averaging) -> dict[str, Model]:
+def exact(averaging: Averaging, start: dict[str, Model], clients: Iterable[tuple[str, Model, int]]) -> Averages:
+    """As FedAvg averages."""
+    means = {kind: WeightedMean() for kind in start}
+    for kind, weights, n in clients:
+        means[kind].add(weights, n)
+    return averaging.of_means(models_of(start), means)
+
+
+def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], averaging: ByType) -> dict[str, Model]:
     """W + sum over clients of coefficient x n_k / n_type x (W_k - W), in float64, client by client."""
     sizes = {kind: float(sum(n for other, _, n in clients if other == kind)) for kind in start}
-    rule = rule_of(averaging, sizes)
+    rule = averaging.rule(MODELS, sizes)
     found = {kind: {name: value.double() for name, value in weights.items()} for kind, weights in start.items()}
     for kind, held in MODELS.items():
         for name, place in held.places.items():
@@ -81,12 +87,12 @@ def own_count(clients: list[tuple[str, Model, int]], kind: str) -> Tensor:
         BySlot(layers="attention", denominator="model"),
     ],
 )
-def test_exact_equals_the_naive_sum_in_any_order(averaging: Averaging) -> None:
+def test_exact_equals_the_naive_sum_in_any_order(averaging: ByType) -> None:
     start, clients = federation()
     before = {kind: {name: value.clone() for name, value in weights.items()} for kind, weights in start.items()}
     expected = naive(start, clients, averaging)
     for order in (clients, clients[::-1]):
-        found = averaging.average(start, MODELS, order, {})
+        found = exact(averaging, start, order)
         for kind, weights in expected.items():
             for name, value in weights.items():
                 wanted = own_count(clients, kind) if name == "count" else value
@@ -98,7 +104,7 @@ def test_exact_equals_the_naive_sum_in_any_order(averaging: Averaging) -> None:
 def test_absent_types_stay_or_follow_the_others() -> None:
     start, clients = federation()
     paired = (client for client in clients if client[0] == "paired")
-    found = BySlot(layers="attention", compensation=True).average(start, MODELS, paired, {})
+    found = exact(BySlot(layers="attention", compensation=True), start, paired)
     assert torch.equal(found["image"]["image.mlp"], start["image"]["image.mlp"])
     update = found["paired"]["image.attention"] - start["paired"]["image.attention"]
     assert torch.allclose(found["image"]["image.attention"] - start["image"]["image.attention"], update, atol=1e-6)
@@ -106,7 +112,7 @@ def test_absent_types_stay_or_follow_the_others() -> None:
 
 def test_nobody_at_all_leaves_everything() -> None:
     start, _ = federation()
-    found = BySlot(layers="attention", compensation=True).average(start, MODELS, (), {})
+    found = exact(BySlot(layers="attention", compensation=True), start, ())
     assert all(torch.equal(found[kind][name], start[kind][name]) for kind in start for name in start[kind])
 
 
@@ -117,7 +123,7 @@ def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     for k in range(-1, 3):
         clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
         old = _only(start, 1.0 if k < 0 else 0.0)
-        found = ByType(mean="sequential").average(old, ONE, clients, {"image": 30.0})
+        found = ByType(mean="sequential").of_updates(models_of(old), clients, {"image": 30.0})
         shares.append(float(found["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
@@ -151,7 +157,7 @@ def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
         return running
 
     def streamed(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
-        return averaging.average(start, MODELS, order, sizes)
+        return averaging.of_updates(models_of(start), order, sizes)
 
     found, expected = streamed(clients), loop(clients)
     for kind, weights in found.items():

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from naive import global_models
+from polyfed.aggregation.averaging import GlobalModel
 from polyfed.aggregation.averagings.low_rank import (
     Factors,
     LowRankAveraging,
@@ -21,7 +23,6 @@ from polyfed.aggregation.averagings.low_rank import (
     leading,
     without,
 )
-from polyfed.aggregation.mean import GlobalModel
 from polyfed.core.errors import ConfigError
 
 LAYERS = {"encoders.image.q": (6, 5), "encoders.text.v": (4, 7)}
@@ -51,7 +52,7 @@ def averaged(
     rule: LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]
 ):
     updates = [(kind, tensors, count) for (kind, tensors), count in zip(sent, COUNTS, strict=False)]
-    return rule.average(old, {}, updates, {})
+    return rule.of_updates(global_models(old), updates, {})
 
 
 def mean_change(sent: list[tuple[str, dict[str, Tensor]]], layer: str) -> Tensor:
@@ -132,7 +133,7 @@ def test_clients_of_one_modality_average_what_they_have() -> None:
 def test_nobody_replied_or_counts(rule: LowRankAveraging) -> None:
     old = {"both": with_offsets(model(2, 0))}
     for updates in ([], [("both", model(2, 1), 0.0)]):
-        new = rule.average(old, {}, updates, {})
+        new = rule.of_updates(global_models(old), updates, {})
         assert all(torch.equal(new["both"][name], value) for name, value in old["both"].items())
 
 
@@ -171,7 +172,7 @@ def test_the_nearest_factors_and_the_first_directions() -> None:
 
 def test_rules_are_refused_where_there_is_nothing_to_average() -> None:
     def outline(tensors: Mapping[str, Tensor]) -> dict[str, GlobalModel]:
-        return {"both": GlobalModel(("image",), {}, {name: tuple(v.shape) for name, v in tensors.items()}, ("a-1",))}
+        return {"both": GlobalModel(tensors, {}, ("image",), ("a-1",))}
 
     with pytest.raises(ConfigError, match="no client's model has low-rank adapters"):
         Separate().require(outline({"encoders.image.project.weight": torch.zeros(2)}))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.ensemble import Ensembled, Rows
-from polyfed.aggregation.relations import relational_losses, relations
+from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses, relations
 from polyfed.losses.distillation import relational_kl
 
 N, WIDTH = 9, 5

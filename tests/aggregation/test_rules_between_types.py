@@ -6,12 +6,11 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 
-from polyfed.aggregation.averaging import Averaging
-from polyfed.aggregation.averagings.by_name import ByName
-from polyfed.aggregation.averagings.by_slot import BySlot
+from polyfed.aggregation.averaging import Averaging, GlobalModel
 from polyfed.aggregation.averagings.low_rank import Separate, SingularValues
-from polyfed.aggregation.mean import GlobalModel, Rule
+from polyfed.aggregation.averagings.tensors import ByName, BySlot, Rule
 from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Slot, TensorPlace
 
@@ -27,7 +26,7 @@ def global_model(*modalities: str, head: str) -> GlobalModel:
     if len(modalities) > 1:
         found["shared"] = TensorPlace(Slot("+".join(modalities), "final_norm"), "weight")
     found["head"] = TensorPlace(Slot(head, "head"), "weight")
-    return GlobalModel(modalities, found, dict.fromkeys(found, SHAPE), (f"{head}-0", f"{head}-1"))
+    return GlobalModel(dict.fromkeys(found, torch.zeros(SHAPE)), found, modalities, (f"{head}-0", f"{head}-1"))
 
 
 MODELS = {
@@ -137,7 +136,7 @@ def test_a_third_modality_needs_nothing_new() -> None:
 
 def test_slots_that_differ_are_named_with_their_clients() -> None:
     paired = MODELS["paired"]
-    odd = MODELS | {"paired": replace(paired, shapes={**paired.shapes, "image.attention": (8, 4)})}
+    odd = MODELS | {"paired": replace(paired, weights={**paired.weights, "image.attention": torch.zeros(8, 4)})}
     BySlot(layers="mlp").require(odd)
     message = (
         r"slot 'image/attention' of clients cifar-0, cifar-1 cannot be averaged with slot 'image/attention' of clients "
@@ -158,11 +157,11 @@ def behind(model: GlobalModel, **digests: str) -> GlobalModel:
 
 @pytest.mark.parametrize("rule", [BySlot(), CA_ONLY, ByName(), Separate()])
 def test_layers_behind_other_frozen_values_are_not_averaged(rule: Averaging) -> None:
-    factors = {"image.q.lora_A.default.weight": (2, 5), "image.q.lora_B.default.weight": (6, 2)}
+    factors = {"image.q.lora_A.default.weight": torch.zeros(2, 5), "image.q.lora_B.default.weight": torch.zeros(6, 2)}
 
     def with_factors(model: GlobalModel) -> GlobalModel:
         place = TensorPlace(Slot("image", "attention"), "q", model.places["image.attention"].frozen)
-        return replace(model, places=model.places | dict.fromkeys(factors, place), shapes={**model.shapes, **factors})
+        return replace(model, places=model.places | dict.fromkeys(factors, place), weights={**model.weights, **factors})
 
     image, paired = MODELS["image"], MODELS["paired"]
     for digests in ({}, {"image": "9xaa"}, {"text": "9xbb"}, {"image": "9xaa", "text": "9xbb"}):
@@ -174,9 +173,12 @@ def test_layers_behind_other_frozen_values_are_not_averaged(rule: Averaging) -> 
 
 def test_factors_of_all_ranks_need_one_frozen_network_and_tensors_of_other_shapes_do_not() -> None:
     def model(rank: int, width: int, digest: str) -> GlobalModel:
-        shapes = {"q.lora_A.default.weight": (rank, width), "q.lora_B.default.weight": (width, rank)}
+        weights = {
+            "q.lora_A.default.weight": torch.zeros(rank, width),
+            "q.lora_B.default.weight": torch.zeros(width, rank),
+        }
         place = TensorPlace(Slot("image", "trunk"), "q", (("image", digest),))
-        return GlobalModel(("image",), dict.fromkeys(shapes, place), shapes, (f"rank-{rank}",))
+        return GlobalModel(weights, dict.fromkeys(weights, place), ("image",), (f"rank-{rank}",))
 
     with pytest.raises(ConfigError, match=r"clients rank-1 cannot .* of clients rank-3: .* \(9xbb and 9xaa\)"):
         SingularValues().require({"a": model(3, 4, "9xaa"), "b": model(1, 4, "9xbb")})
@@ -185,6 +187,10 @@ def test_factors_of_all_ranks_need_one_frozen_network_and_tensors_of_other_shape
 
 
 def test_layers_that_nobody_has_are_an_error() -> None:
-    bare = {"image": GlobalModel(("image",), {"w": TensorPlace(Slot("image", "trunk"), "w")}, {"w": SHAPE}, ("a",))}
+    bare = {
+        "image": GlobalModel(
+            {"w": torch.zeros(SHAPE)}, {"w": TensorPlace(Slot("image", "trunk"), "w")}, ("image",), ("a",)
+        )
+    }
     with pytest.raises(ConfigError, match="no client's model has such layers; roles there are: trunk"):
         CA_ONLY.require(bare)

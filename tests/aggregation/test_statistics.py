@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from naive import Largest
-from polyfed.aggregation.statistics import Rivals, row_statistics, scores_statistics
-from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.statistics import Rivals, TileSize, row_statistics, scores_statistics
 from polyfed.core.errors import ConfigError, PayloadError
 
 ALL = ("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance")

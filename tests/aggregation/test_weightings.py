@@ -8,8 +8,7 @@ from torch.nn import functional as F
 from weighting_clients import SIZE, choose, client, ensemble, evidence, known, labels, voter
 
 from naive import cosine, dot, softmax
-from polyfed.aggregation.weighting import Evidence
-from polyfed.aggregation.weightings.gca import GCA
+from polyfed.aggregation.weighting import GCA, Evidence
 
 FLOOR = 1e-3
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.alignment import Alignment
 from polyfed.aggregation.ensemble import Ensembled, Rows
-from polyfed.aggregation.weightings.by_client import Mean
+from polyfed.aggregation.weighting import Mean
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.randomness import isolated

@@ -220,7 +220,7 @@ def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch
     assert bool(sent["text"]["text"].any())
     assert set(session.cohorts.accepted) == set(CLIENTS)
     assert metrics(session)["senders.text"] == 3
-    weights, senders = session.server.arrays["weights.text"]
+    weights, senders = session.server.diagnostics.arrays["weights.text"]
     assert weights[senders.index("text")].eq(0).all()
     changes = [per_sample(session, sent[name])["text"] for name in ("paired-0", "paired-1")]
     torch.testing.assert_close(found["text"], F.normalize(known["text"] + sum(changes), dim=1), atol=1e-6, rtol=0)

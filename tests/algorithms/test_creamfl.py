@@ -136,10 +136,10 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
     algorithm: CreamFL = session.experiment.algorithm
     known = session.server.represent_public()
     client = woken(session, "paired-0")
-    previous = {name: F.normalize(torch.randn(len(client.public), 8), dim=1) for name in known}
+    previous = {name: F.normalize(torch.randn(len(client.public.pairs), 8), dim=1) for name in known}
     client.state["previous"] = previous
     client.model.eval()
-    batch = client.public.batch(torch.tensor([3, 0, 7]))
+    batch = client.public.pairs.batch(torch.tensor([3, 0, 7]))
     loss = contrasts(algorithm, client, batch, known)
     expected = 0.0
     for modality, partner in (("image", "text"), ("text", "image")):
@@ -160,9 +160,9 @@ def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
     algorithm: CreamFL = session.experiment.algorithm
     known = session.server.represent_public()
     client = woken(session, name)
-    client.state["previous"] = {key: F.normalize(torch.randn(len(client.public), 8), dim=1) for key in known}
+    client.state["previous"] = {key: F.normalize(torch.randn(len(client.public.pairs), 8), dim=1) for key in known}
     client.model.eval()
-    batch = client.public.batch(torch.tensor([3, 0, 7]))
+    batch = client.public.pairs.batch(torch.tensor([3, 0, 7]))
     rows = []
     for modality in client.model.modalities:
         u = client.model.represent(modality, batch.inputs[modality])
@@ -184,7 +184,7 @@ def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_pa
         client = woken(session, "image")
         client.model.eval()
         known = session.server.represent_public()
-        batch = client.public.batch(torch.arange(10))
+        batch = client.public.pairs.batch(torch.arange(10))
         losses[masked] = contrasts(session.experiment.algorithm, client, batch, known).item()
     assert losses[True] < losses[False]  # five captions a picture: four negatives fewer
 
@@ -196,10 +196,10 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
     client = woken(session, "image", (2, 0), after=(1, 0))
     assert torch.equal(client.state["previous"]["image"], sent)
     reference = session.experiment.algorithm.reference(client)
-    batch = client.public.batch(torch.arange(4))
+    batch = client.public.pairs.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)  # the live model moves on
-    assert not torch.equal(client.represent(client.public)["image"], sent)
+    assert not torch.equal(client.represent(client.public.pairs)["image"], sent)
     assert torch.equal(reference("image", batch), before)
 
 
@@ -207,7 +207,7 @@ def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, 
     session = session_of(creamfl, tmp_path, contrast={"intra": {"previous": "on_the_fly"}})
     client = woken(session, "image")
     reference = session.experiment.algorithm.reference(client)
-    batch = client.public.batch(torch.arange(4))
+    batch = client.public.pairs.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)
     assert torch.equal(reference("image", batch), before)
@@ -246,7 +246,7 @@ def test_public_batches_of_an_epoch(
     client = woken(session, "image")
     steps = list(session.experiment.algorithm.batches(client, 0))
     assert len(client.train) == 24
-    assert len(client.public) == 80
+    assert len(client.public.pairs) == 80
     assert sum(batch is not None for batch, _ in steps) == private
     assert sum(batch is not None for _, batch in steps) == public
     if (settings["contrast"] or {}).get("schedule") == "separate_pass":

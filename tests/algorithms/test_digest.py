@@ -134,7 +134,7 @@ def goals_of(seed: int = 3) -> dict[str, Tensor]:
 
 def features_of(client: Client, modality: str) -> Tensor:
     """What the last layer gets of all samples that have goals, by hand."""
-    samples = {"": client.public_set} | {name: part for name, part in client.parts.items() if modality in name}
+    samples = {"": client.public_set} | {name: part for name, part in client.public.parts.items() if modality in name}
     found = []
     for part in samples.values():
         x = part.batch(torch.arange(len(part)), modalities=[modality]).inputs[modality]
@@ -158,7 +158,7 @@ def test_the_closed_form_is_the_least_squares_optimum_of_a_real_tower(tmp_path: 
     solution = torch.linalg.lstsq(one, goal.double(), driver="gelsd").solution
     take_in(session, client, goals)
     # in evaluation mode: with dropout there would have been other features and another optimum
-    parts = [client.public_set, *(part for name, part in client.parts.items() if modality in name)]
+    parts = [client.public_set, *(part for name, part in client.public.parts.items() if modality in name)]
     inputs = torch.cat([part.batch(torch.arange(len(part)), modalities=[modality]).inputs[modality] for part in parts])
     reached = client.model.eval().embed(modality, inputs).detach().double()
     torch.testing.assert_close(reached, one @ solution, atol=2e-3, rtol=1e-3)

@@ -247,7 +247,7 @@ def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
     adam = {"optimizer": {"kind": "adam"}}
     session = session_of(tmp_path, fusion={"reset": True, "training": adam})
     play(session, 1, 2)
-    state = as_left(session, "image").optimizer_state["fusion"]
+    state = as_left(session, "image").optimizers.states["fusion"]
     steps = {int(value) for key, value in state.items() if key.startswith("step:")}
     assert steps == {2}  # of one epoch of two batches, not of two
 

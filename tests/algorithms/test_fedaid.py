@@ -26,7 +26,7 @@ from aligned_sessions import (
 from by_hand import assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
 from polyfed.algorithms import fedaid
-from polyfed.algorithms.shared.robust_alignment import anchored_loss, local_view
+from polyfed.algorithms.shared.robust_alignment import local_view
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten
@@ -88,7 +88,7 @@ def test_anchors_are_the_teachers_and_do_not_learn(tmp_path: Path) -> None:
     teacher = {name: value + 0.1 for name, value in global_model(session).items() if value.is_floating_point()}
     weights = {name: teacher.get(name, value) for name, value in global_model(session).items()}
     anchors = frozen_aligners(client.model, {name: weights[name] for name in parts_of(session).aligner})
-    loss = anchored_loss(client, algorithm.task_weight, algorithm.guidance, anchors)
+    loss = algorithm.anchored_loss(client, anchors)
     batch = next(client.batches(client.train, "x"))
     client.model.train()
     loss(client.model, batch).backward()

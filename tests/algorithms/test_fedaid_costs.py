@@ -137,8 +137,8 @@ def on_paper(folder: Path, **algorithm: Any) -> dict[tuple[int, str, str], float
     model = Model({"image": image, "text": text}, {}, 128)
     server, ledger = session.server, Ledger()
     (kind,) = server.types.values()
-    server.blueprints = {kind.architecture: Blueprint(model.state_dict(), places(model))}
-    server.weights = {"hospital": dict(model.state_dict())}
+    server.global_models.blueprints = {kind.architecture: Blueprint(model.state_dict(), places(model))}
+    server.global_models.weights = {"hospital": dict(model.state_dict())}
     for number in (1, 2):
         server.begin(number)
         paper: Any = OnPaper(session, parts_of(session), ledger, number)

@@ -190,7 +190,7 @@ def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool)
     session, method = session_of(tiny, tmp_path, form, epsilon=0.6, temperature=0.4)
     known, client = method.public.server_outputs(session.server), woken(session, "paired-0")
     client.model.eval()
-    batch, items = client.public.batch(torch.tensor([3, 40, 7])), client.public.items
+    batch, items = client.public.pairs.batch(torch.tensor([3, 40, 7])), client.public.pairs.items
     loss = method.study_loss(client, batch, known, items if masked else None)
     expected = 0.0
     for name, own in method.public.batch_outputs(client, client.model, batch, list(known)).items():

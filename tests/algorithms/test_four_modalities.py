@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import polyfed
-from polyfed.aggregation.ensemble import Ensembled, Rows
-from polyfed.aggregation.relations import relational_losses
-from polyfed.aggregation.weighting import Evidence
-from polyfed.aggregation.weightings.gca import GCA
+from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses
+from polyfed.aggregation.weighting import GCA, Evidence
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.losses.distillation import relational_kl

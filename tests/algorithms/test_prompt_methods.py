@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import polyfed
 from by_hand import assert_mean, copies, plain_training
-from polyfed.aggregation.averagings.by_name import ByName
-from polyfed.aggregation.averagings.by_type import ByType
+from naive import global_models
+from polyfed.aggregation.averagings.tensors import ByName, ByType
 from polyfed.core.errors import ConfigError
 from polyfed.privacy.private_training import PerSampleGradients
 from polyfed.privacy.settings import SampleProtection
@@ -53,10 +53,10 @@ def test_by_name_is_a_mean_over_all_who_have_the_tensor() -> None:
         ("c", {"x": other}, 5),
         ("b", {"x": one}, 0),
     ]
-    new = ByName().average(old, {}, iter(updates), {})
+    new = ByName().of_updates(global_models(old), iter(updates), {})
     assert (new["a"]["x"].tolist(), new["b"]["x"].tolist()) == ([2.0, 2.0], [2.0, 2.0])
     assert (new["a"]["y"].tolist(), new["c"]["x"].tolist()) == ([1.0], [1.0] * 3)
-    assert ByName().average(old, {}, iter([]), {})["a"]["x"] is old["a"]["x"]
+    assert ByName().of_updates(global_models(old), iter([]), {})["a"]["x"] is old["a"]["x"]
     with pytest.raises(ConfigError, match="sequential goes through clients of one type"):
         ByName(mean="sequential")
 

@@ -39,7 +39,7 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         session.experiment = Experiment.parse(three_kinds() | {"algorithm": settings})
         session.experiment.algorithm.setup(server)
         targets = taught(session)
-        weights, senders = server.arrays["weights.image"]
+        weights, senders = server.diagnostics.arrays["weights.image"]
         assert senders == ["image", "paired-0", "paired-1"]
         valid = targets["image"].valid  # entropy lets clients be silent
         torch.testing.assert_close(weights.sum(0), valid.float())

@@ -58,7 +58,7 @@ def test_representations_have_unit_norm_and_are_the_models(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["image", "text", "paired-0"])
 def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
     client = woken(prepared(one_classification(three_kinds(name="fedmd", public={"form": "scores"})), tmp_path), name)
-    client.evaluation_batch = 5  # 16 samples in four batches
+    client.setup.evaluation_batch = 5  # 16 samples in four batches
     client.model.train()
     outputs = SCORES.outputs(client)
     assert client.model.training

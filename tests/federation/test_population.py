@@ -67,7 +67,7 @@ def test_what_only_reads_names_of_classes_is_no_modality_of_a_participant(own: s
     session = prepared(plain_sgd(config, batch_size=8), tmp_path)
     server, info = session.server, session.federation.infos[-1]
     assert (info.id, info.modalities) == ("few", (own,))
-    assert server.global_models[server.type_of(info)].modalities == (own,)
+    assert server.types[server.type_of(info)].modalities == (own,)
     assert server.modalities == server.public_set.modalities == ("image",)
     client = woken(session, "few")
     assert client.modalities == client.public_set.modalities == (own,)

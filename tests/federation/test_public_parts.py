@@ -139,18 +139,18 @@ def test_the_digest_tells_parts_apart_and_is_the_old_one_without_them() -> None:
 
 def test_every_participant_sees_the_parts_of_its_own_modalities(tmp_path: Path) -> None:
     session = prepared(config_of(), tmp_path)
-    assert {name: len(part) for name, part in session.server.parts.items()} == {
+    assert {name: len(part) for name, part in session.server.public.parts.items()} == {
         "unpaired/image": 5,
         "unpaired/text": 6,
         "gallery/image": 8,  # a sample a caption, as among the pairs
         "gallery/text": 8,
     }
     for name in ("image", "text"):
-        parts = woken(session, name).parts
+        parts = woken(session, name).public.parts
         assert list(parts) == [f"unpaired/{name}", f"gallery/{name}"]
         for output, part in parts.items():
             assert part.modalities == (name,)
-            assert torch.equal(part.items, session.server.parts[output].items)
+            assert torch.equal(part.items, session.server.public.parts[output].items)
 
 
 # ---- refusals
@@ -297,15 +297,15 @@ def test_the_distillation_weighs_every_row_alike(
     assert isinstance(method, ChangeDistillation)
     exchanged, seen = server.exchanged(public_samples), list[Tensor]()
     counts = {"image": len(exchanged), "text": len(exchanged)} | {
-        name: len(part) for name, part in server.parts.items()
+        name: len(part) for name, part in server.public.parts.items()
     }
     targets = {
         name: Ensembled(unit(count, 8, seed=k), torch.arange(count) % 3 > 0)
         for k, (name, count) in enumerate(counts.items())
     }
     before = method.public.outputs(server)
-    index = {"": torch.arange(16)} | {name: torch.arange(len(part)) for name, part in server.parts.items()}
-    whole = {"": server.public_set} | dict(server.parts)
+    index = {"": torch.arange(16)} | {name: torch.arange(len(part)) for name, part in server.public.parts.items()}
+    whole = {"": server.public_set} | dict(server.public.parts)
 
     def in_one_batch(*given: Any, **more: Any) -> Iterable[Any]:
         for _ in server.epochs(1):
@@ -379,7 +379,7 @@ def test_nobody_learns_from_the_gallery(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Model, "embed", noted)
     play(session, 1, 1)
-    server, parts = session.server, session.server.parts
+    server, parts = session.server, session.server.public.parts
     pairs = rows_of(server.public_set)
     for modality in ("image", "text"):
         unpaired = rows_of(parts[f"unpaired/{modality}"])[modality]

@@ -20,6 +20,7 @@ from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
+from polyfed.federation.client import Protection
 from polyfed.federation.participant import Participant
 from polyfed.privacy.accounting import PrivacyCost
 from polyfed.privacy.private_training import PerSampleGradients, PrivateTraining, training_cost
@@ -311,7 +312,7 @@ def test_losses_and_layers_that_mix_samples_are_refused_by_name(tiny: Config, tm
 
 def test_a_method_cannot_train_beside_it_or_longer_than_is_accounted_for(client: Any) -> None:
     protection = SampleProtection(noise_multiplier=1.0)
-    client.private = PrivateTraining(protection, KEY, training_cost(protection, 60, 20, 1, None))
+    client.protection = Protection(PrivateTraining(protection, KEY, training_cost(protection, 60, 20, 1, None)))
     with pytest.raises(ConfigError, match="the method trains by itself"):
         client.task_loss(client.train.batch(torch.arange(4), None))
     with pytest.raises(ConfigError, match="the method adds to it"):

@@ -21,6 +21,7 @@ from misbehaving import Stops, interrupted
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.export.model import export_model
 from polyfed.federation.server import Server
+from polyfed.federation.types import GlobalModels
 from polyfed.models.frozen import frozen_tensors
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
@@ -119,10 +120,10 @@ def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(
         }
         clients = [replace(one, architecture=architectures[one.id]) if one.id in ids else one for one in server.clients]
         known = {
-            new.architecture: server.blueprints[old.architecture]
+            new.architecture: server.global_models.blueprints[old.architecture]
             for new, old in zip(clients, server.clients, strict=True)
         }
-        return replace(server, clients=tuple(clients), blueprint=lambda: known)
+        return replace(server, global_models=GlobalModels(tuple(clients), lambda: known))
 
     assert elsewhere().own_type == "paired"
     one_differs = elsewhere("paired-1")

@@ -147,7 +147,7 @@ def test_rules_hold_for_representations_of_each_type(tmp_path: Path) -> None:
     session = prepared(config, tmp_path)
     method: Any = session.experiment.algorithm
     sent = method.public.to_wire(
-        session.server, method.public.server_outputs(session.server), session.server.public_order
+        session.server, method.public.server_outputs(session.server), session.server.public.order
     )
     replies = list(first_cohort(session).ask(method.fit, representations=sent))
     by_group: dict[str, list[Any]] = {}

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.tiles import working_dtype
+from polyfed.aggregation.statistics import working_dtype
 from polyfed.core.settings import Settings
 
 _RIDGE_PENALTY = 0.01

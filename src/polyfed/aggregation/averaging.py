@@ -7,18 +7,60 @@ global model takes, and with which coefficient: W <- W + sum of coefficient x up
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.aggregation.mean import GlobalModel, Update
+from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.model import ModelSettings
-from polyfed.optim.servers import Models, Replace, ServerOptimizer
+from polyfed.models.slots import Slot, TensorPlaces
+from polyfed.optim.servers import Replace, ServerOptimizer
+
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """What aggregation knows of the global model of a type of clients.
+
+    Attributes:
+        weights: the model at the start of the round, tensors by name.
+        places: of its tensors.
+        modalities: that the type's clients have.
+        clients: ids of the type's clients, for messages.
+    """
+
+    weights: Mapping[str, Tensor]
+    places: TensorPlaces
+    modalities: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+
+    @property
+    def some_clients(self) -> str:
+        """Ids of a few of the type's clients."""
+        return ", ".join(self.clients[:3]) + (f" and {len(self.clients) - 3} more" if len(self.clients) > 3 else "")
+
+    @cached_property
+    def keys(self) -> Mapping[Slot, Mapping[str, str]]:
+        """Slot -> key -> name of the tensor."""
+        keys: dict[Slot, dict[str, str]] = {}
+        for name, place in self.places.items():
+            keys.setdefault(place.slot, {})[place.key] = name
+        return keys
+
+
+ModelsByType = Mapping[str, GlobalModel]
+"""Type of clients -> its global model."""
+
+Update = tuple[str, Mapping[str, Tensor], float]
+"""A client's type, the weights that it has trained, and on how many samples."""
+
+Averages = dict[str, dict[str, Tensor]]
+"""Type -> its new global model; a tensor that nobody has moved is the very one of before."""
 
 
 class Averaging(Settings):
@@ -38,22 +80,24 @@ class Averaging(Settings):
         description="how the global models follow the averages: replace, momentum, adam, adagrad",
     )
 
-    @abstractmethod
-    def average(
-        self,
-        weights: Models,
-        models: Mapping[str, GlobalModel],
-        updates: Iterable[Update],
-        asked: Mapping[str, float],
-    ) -> dict[str, dict[str, Tensor]]:
-        """The averages by type; a tensor that nobody has moved is the very one of before.
+    @property
+    def starts_from_means(self) -> bool:
+        """Whether it goes on from the weighted mean of each type (``of_means``), or takes updates (``of_updates``)."""
+        return self.mean == "exact"
+
+    def of_means(self, models: ModelsByType, means: Mapping[str, WeightedMean]) -> Averages:
+        """New global models from the means over the clients of each type; these means are used up."""
+        raise NotImplementedError(f"'{self.component_name()}' does not go on from means of types")
+
+    def of_updates(self, models: ModelsByType, updates: Iterable[Update], asked: Mapping[str, float]) -> Averages:
+        """New global models from the updates of clients.
 
         Args:
-            weights: type -> its global model at the start of the round.
-            models: type -> what its global model consists of.
+            models: as they were sent.
             updates: one by one; none is kept.
             asked: type -> samples of the clients that are asked.
         """
+        raise NotImplementedError(f"'{self.component_name()}' goes on from means of types")
 
     def require_adapters(self, models: Sequence[tuple[str, ModelSettings]]) -> None:
         """Check that clients will have what is averaged, by their groups' settings of models; see ``require``.
@@ -62,7 +106,7 @@ class Averaging(Settings):
             ConfigError: naming what is missing.
         """
 
-    def require(self, models: Mapping[str, GlobalModel]) -> None:
+    def require(self, models: ModelsByType) -> None:
         """Check that all that is averaged with each other are the same tensors, behind the same frozen values.
 
         Raises:
@@ -70,17 +114,18 @@ class Averaging(Settings):
         """
 
 
-def _whole(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape
+def name_and_shape(name: str, value: Tensor) -> str:
+    """What tensors have in common that are averaged over all types."""
+    return f"{name} {tuple(value.shape)}"
 
 
 def require_one_frozen(
-    models: Mapping[str, GlobalModel], form: Callable[[str, tuple[int, ...]], tuple[int, ...]] = _whole
+    models: ModelsByType, form: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda name, shape: shape
 ) -> None:
     """Check that tensors of one name and form stand behind the same frozen values in all types that have them.
 
     Args:
-        models: type -> what its global model consists of.
+        models: type -> its global model.
         form: what of a tensor's shape must be equal for it to be averaged, by its name and shape; by default all.
 
     Raises:
@@ -90,7 +135,7 @@ def require_one_frozen(
     for model in models.values():
         for name, place in model.places.items():
             for modality, digest in place.frozen:
-                key = name, form(name, model.shapes[name]), modality
+                key = name, form(name, tuple(model.weights[name].shape)), modality
                 known, other = first.setdefault(key, (digest, model))
                 if known != digest:
                     raise ConfigError(

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.distinct import Distinct
-from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics
-from polyfed.aggregation.tiles import working_dtype
+from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics, working_dtype
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 
@@ -127,12 +127,9 @@ class Evidence:
 
 
 class Weighting(Settings):
-    """A weight of each client on each public sample, before they are made to sum to 1 by ``Ensemble``.
+    """A weight of each client on each public sample, before they are made to sum to 1 by ``Ensemble``."""
 
-    Subclasses live in ``polyfed.aggregation.weightings``.
-    """
-
-    home: ClassVar[str] = "polyfed.aggregation.weightings"
+    home: ClassVar[str] = "polyfed.aggregation.weighting"
     needs_partner: ClassVar[bool] = False
     """Whether representations of a modality can only be weighed beside those of another one."""
     needs_labels: ClassVar[bool] = False
@@ -155,3 +152,181 @@ def log_share(statistics: Statistics) -> Float[Tensor, " n"]:
 def log_count(examples: float) -> float:
     """log n; -inf, so that the client does not count, if it has no sample."""
     return math.log(examples) if examples > 0 else -math.inf
+
+
+# ---- by who a client is: its samples, and its modalities
+
+
+class Mean(Weighting):
+    """Every client counts alike: FedMD's consensus (Li & Wang 2019), and CreamFL's ablation without weights."""
+
+    short_name: ClassVar[str] = "mean"
+
+    def log_weights(self, evidence: Evidence) -> float:
+        """0."""
+        return 0.0
+
+
+class Count(Weighting):
+    """n_c, the private samples of a client, as FedAvg weighs models (McMahan et al. 2017): reamFL+Avg."""
+
+    short_name: ClassVar[str] = "count"
+
+    def log_weights(self, evidence: Evidence) -> float:
+        return log_count(evidence.examples)
+
+
+class IoT(Weighting):
+    """a_c n_c, a_c being ``factor`` for clients of several modalities and 1 for others (Zhao et al., IoTDI 2022).
+
+    FedIoT's weights of models, applied to clients' outputs on public samples: reamFL+IoT of the CreamFL paper.
+    """
+
+    short_name: ClassVar[str] = "iot"
+
+    factor: float = Field(default=100.0, gt=0, description="FedIoT's alpha, for clients of several modalities")
+
+    def log_weights(self, evidence: Evidence) -> float:
+        return log_count(evidence.examples * (self.factor if evidence.modalities > 1 else 1.0))
+
+
+class PairedOnly(Weighting):
+    """Only clients that encode more than one modality count, all alike (FedAFD, CVPR 2026, supplement, Table 9:
+    Aggr-MM)."""
+
+    short_name: ClassVar[str] = "paired_only"
+
+    def log_weights(self, evidence: Evidence) -> float:
+        """0, or -inf for a client of one modality."""
+        return 0.0 if evidence.modalities > 1 else -math.inf
+
+
+# ---- sample by sample, by how sure or right a client is
+
+
+class GCA(Weighting):
+    """Global-local contrastive aggregation (CreamFL, Yu et al. 2023, Eqs. 4-5).
+
+    A client's representation of a sample counts by how well it picks the server's representation of the same sample
+    in the other modality out of the public set; with several others, by the mean of the scores. On class scores, by
+    log softmax(scores / tau) of the true class.
+    """
+
+    short_name: ClassVar[str] = "gca"
+
+    needs_partner: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
+
+    tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
+    include_self: bool = Field(default=False, description="keep j = k in the sum of Eq. 4, as released")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 4's sum")
+
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
+        """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
+        if evidence.is_scores:
+            return log_share(evidence.statistics({"positive", "negatives_lse"}, tau=self.tau))
+        others = [modality for modality in evidence.server_outputs if modality != evidence.output]
+        if not others:
+            raise ConfigError(
+                f"weighting 'gca' contrasts '{evidence.output}' with another modality, but the server has none; "
+                "choose 'sed', which needs no other"
+            )
+        contrasts = [
+            evidence.compared(name, {"positive", "negatives_lse"}, tau=self.tau, mask_siblings=self.mask_siblings)
+            for name in others
+        ]
+        return torch.stack([self._score(statistics) for statistics in contrasts]).mean(0)
+
+    def _score(self, statistics: Statistics) -> Float[Tensor, " n"]:
+        if self.include_self:
+            return log_share(statistics)
+        positive, negatives = statistics["positive"], statistics["negatives_lse"]
+        # with no negative the difference is infinite, and one client would outweigh all
+        return (positive - negatives).masked_fill_(negatives == -math.inf, 0)
+
+
+class SED(Weighting):
+    """Similarity-guided ensemble distillation (FedAFD, arXiv 2603.04890).
+
+    log softmax_j(cos(u_k, g_j) / T) at j = k, g being the server's representations of the same modality. On class
+    scores, log softmax(scores / T) of the true class. Cosines lie in [-1, 1]: at T = 1 a client at cosine 0.9 gets
+    hardly more than twice the weight of one at 0.05.
+    """
+
+    short_name: ClassVar[str] = "sed"
+
+    needs_labels: ClassVar[bool] = True
+
+    temperature: float = Field(default=1.0, gt=0, description="T, by which cosines are divided; the paper has none: 1")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of the softmax")
+
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
+        statistics = evidence.statistics(
+            {"positive", "negatives_lse"}, tau=self.temperature, mask_siblings=self.mask_siblings
+        )
+        return log_share(statistics)
+
+
+class Entropy(Weighting):
+    """Selective ensemble of FedGEMS (Cheng et al., arXiv 2110.11027): softmax over clients of 1 / H(p).
+
+    p = softmax(x / tau) over classes, x being class scores; clients whose argmax is not the true class do not count.
+    For representations x is the row of cosines to the server's representations of the same modality, and the true
+    class the sample itself; that version is unpublished, and at tau = 1 its entropies are all near log |P|.
+    """
+
+    short_name: ClassVar[str] = "entropy"
+
+    needs_labels: ClassVar[bool] = True
+
+    tau: float = Field(default=1.0, gt=0, description="temperature of the softmax whose entropy is taken")
+    floor: float = Field(
+        default=1e-3, gt=0, description="smallest entropy told apart, in nats: 1 / H is 1 / floor at most"
+    )
+    mask_siblings: bool = Field(default=False, description="a caption of the same picture ranked first is right too")
+
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
+        """1 / H, since the softmax over clients is taken of it; -inf where the client is wrong."""
+        truth = evidence.truth()
+        statistics = evidence.statistics({"winner", "entropy"}, tau=self.tau, mask_siblings=self.mask_siblings)
+        # a one-hot prediction has entropy 0, whose inverse would silence all others
+        certainty = statistics["entropy"].clamp(min=self.floor).reciprocal()
+        return certainty.masked_fill_(statistics["winner"] != truth, -math.inf)
+
+
+class Margin(Weighting):
+    """softmax over clients of (x_kk - max_{j != k} x_kj) / tau, x being cosines to the server's own modality.
+
+    On class scores, of (largest - second largest) / tau, without labels. In the spirit of what FedAFD
+    (arXiv 2603.04890) compares with as boundary-aware distillation weights (FedDFA), whose formula is unpublished.
+    """
+
+    short_name: ClassVar[str] = "margin"
+
+    tau: float = Field(default=1.0, gt=0, description="temperature of the softmax over clients")
+    mask_siblings: bool = Field(default=False, description="captions of the same picture are no rivals")
+
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
+        """The margin over tau; 0 for a sample, or a class, that has no rival."""
+        if evidence.is_scores:
+            scores = evidence.values.to(working_dtype(evidence.values, evidence.values))
+            # of a single class the first is also the last: no lead
+            leading = scores.topk(min(2, scores.shape[1]), dim=1).values
+            return torch.sub(leading[:, 0], leading[:, -1]) / self.tau
+        statistics = evidence.statistics({"positive", "best_negative"}, tau=self.tau, mask_siblings=self.mask_siblings)
+        margin = statistics["positive"] - statistics["best_negative"]
+        return margin.masked_fill_(statistics["best_negative"] == -math.inf, 0)
+
+
+class Variance(Weighting):
+    """Weighted consensus of FedET (Cho et al., IJCAI 2022): Var_j(x_kj), over classes.
+
+    A client that tells classes apart spreads its scores. For representations x is the row of cosines to the server's
+    representations of the same modality; that version is unpublished. Temperatures cancel.
+    """
+
+    short_name: ClassVar[str] = "variance"
+
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
+        """Log of the variance; -inf where all scores are equal."""
+        return evidence.statistics({"variance"})["variance"].log()

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -129,7 +128,9 @@ class Centralised(Algorithm):
 
         budget = server.state.setdefault("budget", {})
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(initial))
-        server.average_weights(tap(replies, account), cohort.clients, ByType())
+        # the one client of its type is its mean
+        new = {server.type_of(reply.sender): dict(reply.weights) for reply in tap(replies, account)}
+        server.update_weights(new)
         names = [name for name in server.types if name in budget]  # a checkpoint has an order of its own
         server.record(**{f"{what}.{name}": float(budget[name][k]) for name in names for k, what in enumerate(_BUDGET)})
 

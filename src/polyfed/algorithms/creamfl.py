@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.aggregation.weightings.gca import GCA
+from polyfed.aggregation.weighting import GCA
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

@@ -9,27 +9,23 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.aggregation.weightings.gca import GCA
+from polyfed.aggregation.weighting import GCA
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     ClientInfo,
     Cohort,
     FederationPlan,
-    LocalEpochs,
-    LocalSteps,
     Reply,
     ReplyCheck,
     Representations,
     Server,
-    WeightAveraging,
     Weights,
     client_step,
     each,
     tap,
 )
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
 from polyfed.algorithms.shared.public_exchange import PublicExchange, PublicOutputs, of_part
 from polyfed.algorithms.shared.public_training import Stored
@@ -58,7 +54,7 @@ class StepContrast(Settings):
         return Contrast(weight=self.weight, inter=InterModal(tau=self.tau_inter), intra=IntraModal(tau=self.tau_intra))
 
 
-class CreamFLAveraged(Algorithm):
+class CreamFLAveraged(FedAvg):
     """CreamFL (Yu et al., ICLR 2023) in a federation that averages weights (Sun et al., ECCV 2024, baselines).
 
     Every type of clients has an averaged global model; the server's model is that of the clients with several
@@ -75,14 +71,10 @@ class CreamFLAveraged(Algorithm):
     As clients keep nothing, the previous representations of Eq. 2 are those of the model that a client receives.
     """
 
-    takes_late_replies: ClassVar[bool] = True
-    has_global_models: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
+    fit: ClassVar[None] = None  # type: ignore[assignment]  # clients take ``contrasted_fit``
 
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     contrast: StepContrast | None = Field(default=StepContrast(), description="contrasts; null: clients train plainly")
     teacher: Teacher = Teacher(weights=GCA())
     distiller: Distiller | None = Field(
@@ -100,6 +92,10 @@ class CreamFLAveraged(Algorithm):
         return self
 
     @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
+
+    @property
     def server_passes(self) -> int:
         """Those of the distillation: the averaged model has no training of its own."""
         return 0 if self.distiller is None else self.distiller.epochs
@@ -114,9 +110,6 @@ class CreamFLAveraged(Algorithm):
                 "the model and task of clients with several modalities"
             )
 
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
-
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
         own = _PUBLIC.server_outputs(server)
@@ -130,7 +123,7 @@ class CreamFLAveraged(Algorithm):
             representations=each(lambda client: sent if _is_single(client) else nothing),
         )
         folded = tap(replies, lambda reply: ensembles.add(reply, reply.representations))
-        server.average_weights(folded, cohort.clients, self.averaging)
+        self.average(server, cohort, folded)
         targets = ensembles.targets()
         if self.distiller is not None:
             self.distiller.distil(server, _PUBLIC, targets, diagnostic_samples=self.teacher.diagnostic_samples)

@@ -70,7 +70,7 @@ class FedMAE(FedAvg):
         unable = [
             client.id
             for name, client_type in server.types.items()
-            if not any(tensor.startswith(f"extras.{_DECODER}") for tensor in server.shapes(name))
+            if not any(tensor.startswith(f"extras.{_DECODER}") for tensor in server.global_models.initial(name))
             for client in client_type.clients
         ]
         if unable and (self.task_weight == 0 or len(unable) == len(server.clients)):
@@ -90,7 +90,7 @@ class FedMAE(FedAvg):
                 losses.append((reply.reconstruction, reply.num_examples))
 
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(tap(replies, note), cohort.clients, self.averaging)
+        self.average(server, cohort, tap(replies, note))
         total = sum(count for _, count in losses)
         if total:
             mean = sum(loss * count for loss, count in losses) / total

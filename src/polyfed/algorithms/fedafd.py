@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.aggregation.weightings.by_evidence import SED
+from polyfed.aggregation.weighting import SED
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

@@ -11,33 +11,23 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
-    FederationPlan,
     Lifetime,
-    LocalEpochs,
-    LocalSteps,
     LocalTraining,
     Reply,
     Server,
     Weights,
     client_step,
     each,
-    tap,
 )
 from polyfed.algorithms.shared.robust_alignment import (
-    AnchorGuidance,
-    ModelMean,
+    RobustAlignment,
     RobustWeights,
-    anchored_loss,
-    average_of,
     loss_reports,
     measured,
     only_type,
     parts_of,
-    require_alignable,
-    require_aligned,
     selected,
     server_parts,
     task_loss,
@@ -153,7 +143,7 @@ class RobustTeacher(Settings):
         return loss
 
 
-class FedAID(Algorithm):
+class FedAID(RobustAlignment):
     """Cross-modal alignment binding (FedAID, arXiv 2404.03854, Algorithms 1-3).
 
     Encoders f (Theta) and align modules g (theta) train at the clients on their task, while a teacher aligner g*
@@ -171,24 +161,10 @@ class FedAID(Algorithm):
         "aligner": Lifetime.ROUND,
         "teacher": Lifetime.ROUND,
     }
-    has_global_models: ClassVar[bool] = True
 
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = 50
-    task_weight: float = Field(default=1.0, ge=0, description="alpha of Eq. 2, factor of the task's loss")
-    guidance: AnchorGuidance | None = Field(default=AnchorGuidance(), description="by the teacher; null: none")
     teacher: RobustTeacher | None = Field(
         default=RobustTeacher(), description="the second stage; null: the mean of the aligners (ablation, Table 17)"
     )
-    mean: ModelMean = Field(
-        default="uniform", description="average of models over clients: all alike (paper), or by sample count"
-    )
-
-    @model_validator(mode="after")
-    def _trainable(self) -> Self:
-        if self.guidance is None and self.task_weight == 0:
-            raise ValueError("guidance is null and task_weight 0: there is nothing to train; set one of them")
-        return self
 
     @property
     def local_training(self) -> LocalTraining:
@@ -196,18 +172,9 @@ class FedAID(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: FederationPlan) -> None:
-        super().require(plan)
-        require_alignable(plan, self.component_name())
-
     def setup(self, server: Server) -> None:
-        """One initial model for all, and uniform weights.
-
-        Raises:
-            ConfigError: clients differ in architecture or task.
-        """
-        require_aligned(server, self.component_name())
-        server.share_weights()
+        """One initial model for all, and uniform weights."""
+        super().setup(server)
         if self.teacher:
             self.teacher.weights.start(server)
 
@@ -238,7 +205,7 @@ class FedAID(Algorithm):
             weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=selected(now, parts.aligner if repeated else ()),
         )
-        return average_of(tap(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
+        return self.average(replies, losses)
 
     def robust_aligner(
         self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor], teacher: RobustTeacher
@@ -271,7 +238,7 @@ class FedAID(Algorithm):
         # what was just received is both the start and the anchor, unless the broadcast is repeated
         anchors = dict(teacher or selected(weights, parts.aligner))
         client.state["teacher"] = anchors
-        loss = anchored_loss(client, self.task_weight, self.guidance, frozen_aligners(client.model, anchors))
+        loss = self.anchored_loss(client, frozen_aligners(client.model, anchors))
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
         trained = client.model.exchanged()
         if stage_two and stage_two.aligner == "local":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from polyfed.aggregation.averagings.by_type import ByType
+from polyfed.aggregation.averagings.tensors import ByType
+from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -45,9 +46,26 @@ class FedAvg(Algorithm):
         server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast, train, average: w <- sum_k n_k w_k / sum_k n_k."""
+        """Broadcast, train, average."""
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(replies, cohort.clients, self.averaging)
+        self.average(server, cohort, replies)
+
+    def average(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
+        """w <- sum_k n_k w_k / sum_k n_k over the clients of each type, as replies come; none is held.
+
+        From these means ``averaging`` makes the new global models, unless it averages in another way.
+        """
+        models = server.global_models.by_type()
+        if self.averaging.starts_from_means:
+            means = {name: WeightedMean() for name in models}
+            for reply in replies:
+                means[server.type_of(reply.sender)].add(reply.weights, reply.num_examples)
+                del reply  # before the next client trains
+            new = self.averaging.of_means(models, means)
+        else:  # unlike a loop, map lets go of a reply before it asks for the next
+            updates = map(lambda reply: (server.type_of(reply.sender), reply.weights, reply.num_examples), replies)
+            new = self.averaging.of_updates(models, updates, server.global_models.samples_by_type(cohort.clients))
+        server.update_weights(self.averaging.server_optimizer.step(server.weights, new, server.state))
 
     # ---- client half
 

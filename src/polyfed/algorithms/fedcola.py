@@ -10,14 +10,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.averagings.by_slot import CollaborativeAveraging, require_equal
+from polyfed.aggregation.averagings.tensors import CollaborativeAveraging, require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
-    LocalEpochs,
-    LocalSteps,
     Reply,
     Server,
     WeightAveraging,
@@ -25,6 +22,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.gates import ROLES, gated, linears
@@ -61,7 +59,7 @@ class Complement(Settings):
         Raises:
             ConfigError: naming clients and layers.
         """
-        models = server.global_models
+        models = server.global_models.by_type()
         for kind, source in [(name, source) for name in server.types for source in self.sources(server, name)]:
             (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
             roles = sorted({slot.role for slot in models[kind].keys} & ROLES[self.layers])
@@ -93,7 +91,7 @@ class Complement(Settings):
         tensors = server.weights[kind]
         return {
             key: tensors[name]
-            for slot, keys in server.global_models[kind].keys.items()
+            for slot, keys in server.global_models.by_type()[kind].keys.items()
             if slot.role in ROLES[self.layers] and slot.modality in server.types[kind].modalities
             for key, name in keys.items()
             if self.send == "modules" or tensors[name].ndim == 2
@@ -109,7 +107,7 @@ class Complement(Settings):
         return gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out)
 
 
-class FedCola(Algorithm):
+class FedCola(FedAvg):
     """Federated modality complementary and collaboration (Sun et al., ECCV 2024).
 
     Transformers of equal blocks, a global model for each type of client, no public data. Clients of one modality
@@ -121,11 +119,8 @@ class FedCola(Algorithm):
     ``fedcola-released`` has them all.
     """
 
-    takes_late_replies: ClassVar[bool] = True
-    has_global_models: ClassVar[bool] = True
+    fit: ClassVar[None] = None  # type: ignore[assignment]  # clients take ``complemented_fit``
 
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
     averaging: WeightAveraging = CollaborativeAveraging()
     complement: Complement | None = Field(default=Complement(), description="complementary local training; null: none")
 
@@ -141,7 +136,7 @@ class FedCola(Algorithm):
         Raises:
             ConfigError: types that are to exchange layers cannot.
         """
-        server.share_weights(self.averaging)
+        super().setup(server)
         if self.complement is not None:
             self.complement.require(server)
 
@@ -158,7 +153,7 @@ class FedCola(Algorithm):
             weights=each(server.weights_for),
             others=each(lambda client: out_weights(server.type_of(client))),
         )
-        server.average_weights(replies, cohort.clients, self.averaging)
+        self.average(server, cohort, replies)
 
     # ---- client half
 

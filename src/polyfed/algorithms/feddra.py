@@ -9,35 +9,25 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
-    FederationPlan,
     Lifetime,
-    LocalEpochs,
-    LocalSteps,
     LocalTraining,
     Reply,
     Server,
     Weights,
     client_step,
     each,
-    tap,
 )
 from polyfed.algorithms.shared.robust_alignment import (
     AnchorGuidance,
-    ModelMean,
+    RobustAlignment,
     RobustWeights,
-    anchored_loss,
-    average_of,
-    local_loss,
     local_view,
     loss_reports,
     measured,
     only_type,
     parts_of,
-    require_alignable,
-    require_aligned,
     selected,
     server_parts,
     task_loss,
@@ -72,7 +62,7 @@ class StagedGuidance(AnchorGuidance):
     )
 
 
-class FedDRA(Algorithm):
+class FedDRA(RobustAlignment):
     """Federated distributionally robust alignment (TMLR; the third version of arXiv 2404.03854).
 
     First the align modules alone train at the clients, on frozen encoders, and become the robust aligner: their mean,
@@ -90,20 +80,13 @@ class FedDRA(Algorithm):
         "aligner": Lifetime.ROUND,
         "teacher": Lifetime.ROUND,
     }
-    has_global_models: ClassVar[bool] = True
 
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = 50
     robust_steps: int = Field(default=20, ge=1, description="batches of the first stage, which trains aligners alone")
-    task_weight: float = Field(default=1.0, ge=0, description="alpha of Eq. 2, factor of the task's loss")
     guidance: StagedGuidance | None = Field(default=StagedGuidance(), description="by the robust aligner; null: none")
     weights: RobustWeights = Field(default=RobustWeights(), description="of clients, by their losses v")
     weighted_stages: Literal["first", "both"] = Field(
         default="first",
         description="stages whose losses w is a factor of, with weights.use loss or both; released: both",
-    )
-    mean: ModelMean = Field(
-        default="uniform", description="average of models over clients: all alike (paper), or by sample count"
     )
     aligner_in_stage_two: Literal["averaged", "local"] = Field(
         default="averaged",
@@ -124,8 +107,6 @@ class FedDRA(Algorithm):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.guidance is None and self.task_weight == 0:
-            raise ValueError("guidance is null and task_weight 0: there is nothing to train; set one of them")
         if self.guidance and self.guidance.measured and self.measured_on == "received":
             raise ValueError("guidance.measured needs measured_on 'aggregated': the received model gives the anchors")
         if self.weighted_stages == "both" and self.weights.use not in ("loss", "both"):
@@ -138,18 +119,9 @@ class FedDRA(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: FederationPlan) -> None:
-        super().require(plan)
-        require_alignable(plan, self.component_name())
-
     def setup(self, server: Server) -> None:
-        """One initial model for all, and uniform weights.
-
-        Raises:
-            ConfigError: clients differ in architecture or task.
-        """
-        require_aligned(server, self.component_name())
-        server.share_weights()
+        """One initial model for all, and uniform weights."""
+        super().setup(server)
         self.weights.start(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -163,7 +135,7 @@ class FedDRA(Algorithm):
             aligner=Weights(robust),
             factor=factor,
         )
-        aggregated = average_of(tap(replies, lambda reply: losses.update(loss_reports([reply]))), self.mean)
+        aggregated = self.average(replies, losses)
         server.update_weights({only_type(server): aggregated})
         if self.measured_on == "aggregated":
             losses = loss_reports(cohort.ask(self.judge, weights=Weights(aggregated)))
@@ -238,7 +210,7 @@ class FedDRA(Algorithm):
             if guidance is None or guidance.stages == "second":
                 return client.task.loss(local, client.head, batch)
             own = EncoderFeatures(encoder, frozen=True) if redrawn else features  # dropout draws for the anchors anew
-            return local_loss(client, self.task_weight, guidance, local, Bound(own, anchors), batch)
+            return self.guided_task_loss(client, local, Bound(own, anchors), batch)
 
         return loss
 
@@ -247,7 +219,7 @@ class FedDRA(Algorithm):
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
             anchors = Bound(EncoderFeatures(received, frozen=True), aligners_of(received))
-            return local_loss(client, self.task_weight, self.guidance, local_view(client.model), anchors, batch)
+            return self.guided_task_loss(client, local_view(client.model), anchors, batch)
 
         return loss
 
@@ -258,7 +230,7 @@ class FedDRA(Algorithm):
         # layers of the robust aligner, embedding heads of the average, as in the released code
         weights = {**client.model.exchanged(), **client.state["teacher"]}
         anchors = frozen_aligners(client.model, weights, training=False)
-        return anchored_loss(client, self.task_weight, self.guidance, anchors)
+        return self.anchored_loss(client, anchors)
 
 
 def _trains(guidance: StagedGuidance | None) -> bool:

@@ -121,7 +121,7 @@ class FedEMA(FedAvg):
                 idle.append(reply.sender.id)
 
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(tap(replies, note), cohort.clients, self.averaging)
+        self.average(server, cohort, tap(replies, note))
         if idle:
             raise ConfigError(
                 f"algorithm.task_weight is 0, and no training view of {', '.join(idle)} is random, so that there is "

@@ -16,7 +16,7 @@ from polyfed.aggregation.distinct import packed, unpacked
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
-from polyfed.aggregation.weightings.by_evidence import Variance
+from polyfed.aggregation.weighting import Variance
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -154,13 +154,9 @@ class FedET(Algorithm):
             ConfigError: somebody lacks what the method exchanges.
         """
         require_server(server, self.public, self.teacher, self.task)
-        server.weights = {
-            kind: {
-                name: value.to(server.device, copy=True)
-                for name, value in server.blueprints[members.architecture].tensors.items()
-            }
-            for kind, members in server.types.items()
-        }
+        for kind in server.types:
+            initial = server.global_models.initial(kind).items()
+            server.weights[kind] = {name: value.to(server.device, copy=True) for name, value in initial}
         self.return_head(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -193,7 +189,7 @@ class FedET(Algorithm):
                 rows = ensembles.mix_with_server(output, values, reply.mixing)
                 votes.setdefault(output, []).append(ClientOutput(reply.sender.id, rows, weights))
         head, own = means.pop(_HEAD, None), server.model.exchanged()
-        server.weights |= {kind: mean.take() for kind, mean in means.items()}
+        server.weights.update({kind: mean.take() for kind, mean in means.items()})
         with torch.no_grad():
             for name, value in head.take().items() if head is not None else ():
                 own[name].copy_(value)
@@ -275,7 +271,8 @@ class FedET(Algorithm):
 
     def shared(self, server: Server, kind: str) -> list[str]:
         own = {name: value.shape for name, value in server.model.exchanged().items() if name.startswith("heads.")}
-        return [name for name, shape in server.shapes(kind).items() if self.share_head and own.get(name) == shape]
+        initial = server.global_models.initial(kind).items() if self.share_head else ()
+        return [name for name, value in initial if own.get(name) == value.shape]
 
     def return_head(self, server: Server) -> None:
         own = server.model.exchanged()

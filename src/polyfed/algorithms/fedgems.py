@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.statistics import row_statistics
-from polyfed.aggregation.weightings.by_evidence import Entropy
+from polyfed.aggregation.weighting import Entropy
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

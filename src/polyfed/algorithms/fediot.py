@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyfed.aggregation.averagings.by_slot import BySlot, MultimodalAveraging
+from polyfed.aggregation.averagings.tensors import BySlot, MultimodalAveraging
 from polyfed.algorithms.algorithm import Cohort, Reply, Server, WeightAveraging, each, tap
 from polyfed.algorithms.fedavg import FedAvg
 
@@ -35,7 +35,7 @@ class FedIoT(FedAvg):
             sizes[server.type_of(reply.sender)] += reply.num_examples
 
         replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        server.average_weights(tap(replies, count), cohort.clients, self.averaging)
+        self.average(server, cohort, tap(replies, count))
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
@@ -45,7 +45,7 @@ class FedIoT(FedAvg):
         """
         if not isinstance(self.averaging, BySlot):
             return {}
-        models = server.global_models
+        models = server.global_models.by_type()
         shares: dict[str, float] = {}
         for (_, slot), contributions in self.averaging.rule(models, sizes).items():
             # all shared slots of a modality have the same shares: the first tells

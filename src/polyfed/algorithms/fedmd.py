@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.aggregation.weightings.by_evidence import Margin
+from polyfed.aggregation.weighting import Margin
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,

@@ -180,7 +180,7 @@ class FedMKD(Algorithm):
             with torch.no_grad():
                 rows = F.normalize(own[name], dim=1)
                 _, weights = student.attention(name, rows, values[:, index.to(values.device)])
-            server.arrays[f"weights.{name}"] = (weights, senders)
+            server.diagnostics.arrays[f"weights.{name}"] = (weights, senders)
 
     # ---- client half
 

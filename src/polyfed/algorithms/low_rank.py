@@ -58,7 +58,7 @@ class FFALoRA(FedAvg):
         sent = without(_names(server), factor="a")
         part = each(lambda client: server.weights_for(client).part(sent))
         replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
-        server.average_weights(replies, cohort.clients, self.averaging)
+        self.average(server, cohort, replies)
 
     # ---- client half
 
@@ -98,7 +98,7 @@ class FLoRA(FedAvg):
         server.update_weights({name: {**tensors, **fresh(tensors, *key)} for name, tensors in server.weights.items()})
         sent = without(_names(server), offsets=True)
         replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
-        server.average_weights(replies, cohort.clients, self.averaging)
+        self.average(server, cohort, replies)
 
     # ---- client half
 
@@ -151,7 +151,7 @@ class FedExLoRA(FedAvg):
         """Broadcast adapters and offsets, train the adapters, average them exactly."""
         sent = without(_names(server), offsets=True)
         replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
-        server.average_weights(replies, cohort.clients, self.averaging)
+        self.average(server, cohort, replies)
 
     # ---- client half
 
@@ -184,7 +184,7 @@ class FedSALoRA(FedAvg):
         sent = without(_names(server), factor="b")
         part = each(lambda client: self.judged(server, client))
         replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
-        server.average_weights(replies, cohort.clients, self.averaging)
+        self.average(server, cohort, replies)
 
     def judged(self, server: Server, client: ClientInfo) -> Weights:
         """See ``Algorithm``; of a client's global model all but B, as in a round."""

@@ -89,7 +89,7 @@ class MFCPL(FedAvg):
             weights=each(server.weights_for),
             prototypes=each(lambda client: prototypes_for(server, client)),
         )
-        server.average_weights(tap(replies, fold), cohort.clients, self.averaging)
+        self.average(server, cohort, tap(replies, fold))
         for space, means in sent.items():
             known[space] = renewed(mean_prototypes(means), known.get(space))
         server.state[PROTOTYPES] = {
@@ -100,7 +100,9 @@ class MFCPL(FedAvg):
     # ---- client half
 
     @client_step(weights=Weights, prototypes=Prototypes, num_examples=int)
-    def fit(self, client: Client, weights: Weights, prototypes: Prototypes) -> Reply:
+    def fit(  # type: ignore[override]  # it is sent prototypes besides
+        self, client: Client, weights: Weights, prototypes: Prototypes
+    ) -> Reply:
         """Train the received model on the task and the three terms; send it, and its own complete prototypes."""
         client.load_weights(weights)
         known = received_prototypes(client, prototypes)
@@ -135,14 +137,14 @@ class MFCPL(FedAvg):
         task, average = client.task, ClassAverage(_classes(client), client.model.dim, client.device)
         complete = task.usable(client.train.having(*client.modalities))
         with evaluating(client.model):
-            for batch in (one.to(client.device) for one in complete.batches(client.evaluation_batch)):
+            for batch in (one.to(client.device) for one in complete.batches(client.setup.evaluation_batch)):
                 with client.autocast():
                     features = task.feature(client.model, client.head, batch)
                 average.add(F.normalize(features.float(), dim=-1), batch.targets[task.target].long())
         means = average.result()
         # where noise hides which classes a client has, so must the layout
-        is_sent = len(means.counts) or client.protected
-        return Prototypes(prototype_tensors(class_space(client.head_name), means) if is_sent else {})
+        is_sent = len(means.counts) or client.protection is not None
+        return Prototypes(prototype_tensors(class_space(client.setup.head_name), means) if is_sent else {})
 
 
 class SentCheck:
@@ -183,7 +185,7 @@ def received_prototypes(client: Client, prototypes: Prototypes) -> GlobalPrototy
     Raises:
         PayloadError: they have another number of classes or another width.
     """
-    space = class_space(client.head_name)
+    space = class_space(client.setup.head_name)
     known = by_space(prototypes, GlobalPrototypes).get(space)
     if known is None or not isinstance(client.task, Classification):
         return None

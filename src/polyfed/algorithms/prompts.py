@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyfed.aggregation.averagings.by_name import ByName
+from polyfed.aggregation.averagings.tensors import ByName
 from polyfed.algorithms.algorithm import WeightAveraging
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError

@@ -10,32 +10,28 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     ClientInfo,
     Cohort,
     Lifetime,
-    LocalEpochs,
-    LocalSteps,
     Reply,
     ReplyCheck,
     Server,
-    WeightAveraging,
     Weights,
     client_step,
     each,
     tap,
 )
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import PayloadError
 from polyfed.federation.types import outline_of
 
 Tensors = Mapping[str, Tensor]
 
 
-class Scaffold(Algorithm):
+class Scaffold(FedAvg):
     """Stochastic controlled averaging (Karimireddy et al., ICML 2020, Algorithm 1).
 
     The server keeps a control variate c for each type of clients, every client one of its own, c_k; all start at
@@ -55,19 +51,18 @@ class Scaffold(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"control": Lifetime.RUN}
 
-    has_global_models: ClassVar[bool] = True
+    takes_late_replies: ClassVar[bool] = False
+    fit: ClassVar[None] = None  # type: ignore[assignment]  # clients take ``controlled_fit``
 
-    local_epochs: LocalEpochs = 5
-    local_steps: LocalSteps = None
-    averaging: WeightAveraging = ByType()
     objective: Literal["clients", "samples"] = Field(
         default="clients", description="c is the mean of all c_k: by clients, as in the paper, or by their samples"
     )
 
     # ---- server half
 
-    def setup(self, server: Server) -> None:
-        server.share_weights(self.averaging)
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast W and c, train, average both."""
@@ -86,7 +81,7 @@ class Scaffold(Algorithm):
             weights=each(server.weights_for),
             controls=each(lambda client: self.control_for(server, client)),
         )
-        server.average_weights(tap(replies, fold), cohort.clients, self.averaging)
+        self.average(server, cohort, tap(replies, fold))
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for kind, mean in means.items():
             part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)
@@ -125,7 +120,7 @@ def controls_check(server: Server) -> ReplyCheck:
 
     def check(reply: Reply) -> None:
         check_weights(reply)
-        outline = server.outline(server.type_of(reply.sender))
+        outline = outline_of(server.global_models.initial(server.type_of(reply.sender)))
         for name, change in outline_of(reply.controls).items():
             if change != outline.get(name) or not change[1].is_floating_point:
                 raise PayloadError(f"controls do not match the architecture, first at '{name}'")

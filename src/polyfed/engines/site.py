@@ -28,12 +28,13 @@ from polyfed.engines.leaving import (
     left_by,
 )
 from polyfed.engines.run_spec import RunSpec
-from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.client import Client, ClientInfo, Protection
 from polyfed.federation.membership import Member
+from polyfed.federation.participant import PublicSamples, TrainingSetup
 from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
-from polyfed.federation.trainer import Clock
+from polyfed.federation.trainer import Clock, Optimizers
 from polyfed.models.model import Model, ModelSettings
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.privacy.masking.mask_keeper import MASKING, MaskKeeper
@@ -75,8 +76,7 @@ class _SiteServerEncoders:
 class _Data:
     train: Samples
     test: Samples | None
-    public: Samples | None
-    parts: Mapping[str, Samples]
+    public: PublicSamples
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Site:
     _idle: set[str] = field(default_factory=set)  # clients that were told to have made no step
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
-    _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
+    _public: dict[str, PublicSamples] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -211,14 +211,23 @@ class Site:
 
     def _accepted(self, request: Request) -> Callable[[], Payload]:
         """What performs a request that is not refused for what it asks."""
-        member = self._member(request)
-        if self._masks is not None and request.step in MASKING:
-            reply = self._masks.answer(request, request.payload)
+        member, masks, method = self.federation.members.get(request.client), self._masks, self.spec.algorithm
+        if member is None:
+            valid = ", ".join(self.federation.members)
+            raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
+        if masks is not None and request.step in MASKING:
+            reply = masks.answer(request, request.payload)
             return lambda: reply
-        schema = self._schema(request)
+        schema = self._steps.get(request.step)
+        if schema is None:
+            valid = ", ".join(self._steps)
+            raise PayloadError(f"'{request.step}' is not a client step of '{method.component_name()}'; valid: {valid}")
         if schema.kind == "query" and not self.terms.measures:
             raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
-        received, finished = self._received(request)
+        received = self.spec.transport.decode(request.payload, self.limits)
+        encode: Callable[[Payload], Payload] = self.spec.transport.encode
+        if masks is not None and request.step in method.summed:
+            received, encode = masks.prepared(request, received, method.summed[request.step])
         schema.require_request(received)
         received.require_sound(self.limits)
         perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard).perform
@@ -229,7 +238,7 @@ class Site:
             content = perform(step)
             for passing in self.filters if schema.kind == "step" else ():
                 content = passing(content, step)
-            return finished(content)
+            return encode(content)
 
         return performed
 
@@ -252,7 +261,8 @@ class Site:
             client = self.build_client(
                 step.member, version, None if step.schema.kind == "fresh" else request.after, blank=blank
             )
-            client.private = training
+            if self.guard is not None:
+                client.protection = Protection(training)
             try:
                 reply = getattr(self.spec.algorithm, request.step)(client, **step.received.fields)
             finally:
@@ -266,34 +276,13 @@ class Site:
             client.tell_idle(self._idle)
         return detach_reply(reply.payload, self._models.get(client.info.architecture))
 
-    def _member(self, request: Request) -> Member:
-        member = self.federation.members.get(request.client)
-        if member is None:
-            valid = ", ".join(self.federation.members)
-            raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
-        return member
-
-    def _schema(self, request: Request) -> StepSchema:
-        schema = self._steps.get(request.step)
-        if schema is None:
-            method, valid = self.spec.algorithm.component_name(), ", ".join(self._steps)
-            raise PayloadError(f"'{request.step}' is not a client step of '{method}'; valid: {valid}")
-        return schema
-
-    def _received(self, request: Request) -> tuple[Payload, Callable[[Payload], Payload]]:
-        received, summed = self.spec.transport.decode(request.payload, self.limits), self.spec.algorithm.summed
-        if self._masks is not None and request.step in summed:
-            return self._masks.prepared(request, received, summed[request.step])
-        return received, self.spec.transport.encode
-
     @cached_property
     def _masks(self) -> MaskKeeper | None:
-        secure = self.spec.secure
-        if secure is None:
-            return None
         spec, terms = self.spec, self.terms
+        if spec.secure is None:
+            return None
         asks, folder = spec.algorithm.asks, self.store.folder
-        return MaskKeeper(secure, spec.fingerprint, spec.terms, asks, folder, terms.sums, terms.identity)
+        return MaskKeeper(spec.secure, spec.fingerprint, spec.terms, asks, folder, terms.sums, terms.identity)
 
     def train_of(self, member: Member) -> Samples:
         """What a client trains on."""
@@ -310,15 +299,16 @@ class Site:
         return Client(
             name=member.id,
             load_model=lambda weights: self._model(member, own if weights is None else weights),
-            objective=member.settings.task,
-            head_name=member.head,
-            training=member.settings.training,
+            setup=TrainingSetup(
+                member.settings.task,
+                member.head,
+                member.settings.training,
+                self.spec.precision,
+                self.evaluation_batch,
+            ),
             clock=Clock(self.spec.seed, version[0], self.spec.rounds, self.spec.algorithm.epochs_a_round),
             public=data.public,
-            parts=data.parts,
-            precision=self.spec.precision,
-            evaluation_batch=self.evaluation_batch,
-            optimizer_state=unflatten(kept.pop("optimizer", {}), ":"),
+            optimizers=Optimizers(unflatten(kept.pop("optimizer", {}), ":")),
             info=self.info[member.id],
             train=data.train.blank() if blank else data.train,
             test=None if blank else data.test,
@@ -326,7 +316,6 @@ class Site:
             server_encoders=None
             if server is None
             else _SiteServerEncoders(self.federation, member, server, lambda: self._shared, blank),
-            protected=self.guard is not None,
         )
 
     @cached_property
@@ -349,7 +338,7 @@ class Site:
         if "model" in keeps or self.spec.keep_models:  # what is not declared is never given back to a client
             values["model"] = client.model.exchanged()
         if "optimizer" in keeps:
-            values["optimizer"] = flatten(client.trainer_states(), ":")
+            values["optimizer"] = flatten(client.optimizers.kept(), ":")
         self.store.save(client.name, version, flatten(values) | left_by(digest), after)
 
     def _model(self, member: Member, weights: Mapping[str, Tensor] | None) -> Model:
@@ -366,10 +355,10 @@ class Site:
         if member.id not in self._data:
             key = f"{member.model.architecture} {list(member.views)}"
             if key not in self._public:
-                public = self.federation.public_samples(member.views), self.federation.public_parts(member.views)
-                self._public[key] = public
+                pairs, parts = self.federation.public_samples(member.views), self.federation.public_parts(member.views)
+                self._public[key] = PublicSamples(pairs, parts)
             train, test = self.train_of(member), self.federation.test(member)
-            self._data[member.id] = _Data(train, test, *self._public[key])
+            self._data[member.id] = _Data(train, test, self._public[key])
         return self._data[member.id]
 
 

@@ -88,6 +88,17 @@ class ServerEncoders(Protocol):
         """Its test samples likewise."""
 
 
+@dataclass(frozen=True)
+class Protection:
+    """Noise that hides a client's reply, which then has the same layout whatever the data are.
+
+    Attributes:
+        training: trains in place of the client, by gradients with noise, where samples are protected one by one.
+    """
+
+    training: PrivateTraining | None = None
+
+
 @dataclass(kw_only=True)
 class Client(Participant):
     """A client during one step; rebuilt for every step from its data and its kept state.
@@ -98,8 +109,7 @@ class Client(Participant):
         test: its test samples, if it has any.
         state: the values that the algorithm declares to keep on a client.
         server_encoders: the server's encoders, for methods that send them.
-        private: trains in place of the client, by gradients with noise.
-        protected: whether noise hides its reply, which then has the same layout whatever the data are.
+        protection: what protects its samples or its reply, in runs with ``privacy``.
     """
 
     info: ClientInfo
@@ -107,22 +117,21 @@ class Client(Participant):
     test: Samples | None
     state: ClientState = field(default_factory=lambda: ClientState({}, {}))
     server_encoders: ServerEncoders | None = None
-    private: PrivateTraining | None = None
-    protected: bool = False
+    protection: Protection | None = None
 
     def fit(self, samples: Samples, *, epochs: int, steps: int | None = None, **more: Any) -> int:
         """As ``Participant.fit``; with DP-SGD where the run protects samples."""
-        if self.private is None:
+        if self.protection is None or self.protection.training is None:
             return super().fit(samples, epochs=epochs, steps=steps, **more)
         added = [name for name in ("regulariser", "correct", "once") if more.get(name)]
         if added or more.get("task_weight", 1.0) != 1:
             raise ConfigError("privacy.samples protects training on the task alone, and the method adds to it")
         self.prepare_task()  # gradients of single samples are no place for it
-        return self.private.fit(self, samples, epochs, steps)
+        return self.protection.training.fit(self, samples, epochs, steps)
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
         """As ``Participant.task_loss``; refused where the run protects samples, as nothing would clip its gradient."""
-        if self.private is not None:
+        if self.protection is not None and self.protection.training is not None:
             raise ConfigError("privacy.samples protects what client.fit learns, and the method trains by itself")
         return super().task_loss(batch, model)
 
@@ -134,7 +143,7 @@ class Client(Participant):
     @property
     def num_examples(self) -> int:
         """Number of private training samples that the task has a use for."""
-        return len(self.task.usable(self.train)) if self.objective is not None else len(self.train)
+        return len(self.task.usable(self.train)) if self.setup.task is not None else len(self.train)
 
     @property
     def steps_an_epoch(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from polyfed.data.item_classes import Indices, ItemClasses, item_classes, item_g
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.union import union
-from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
+from polyfed.federation.data import Views, sample_views
 from polyfed.federation.settings import GroupSettings, Lacking
-from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
 from polyfed.partitions.partition import dealt, grouped
 from polyfed.tasks.task import Task
@@ -208,87 +207,13 @@ class Member:
         return self.holdings[0].items
 
     @property
+    def test_items(self) -> Int64[Tensor, " k"]:
+        return self.holdings[0].dealt.test_items(self.place)
+
+    @property
     def views(self) -> Views:
         """How it sees each modality that its samples have."""
         return sample_views(self.model, self.settings.task)
-
-
-@dataclass(frozen=True)
-class Membership:
-    """The groups of a federation and how their items are assigned to clients.
-
-    Attributes:
-        groups: settings of the groups by name, in client order.
-        public: the public set, which nobody holds privately unless a group says so.
-        data: opens the groups' splits.
-        seed: of the run.
-    """
-
-    groups: Mapping[str, GroupSettings]
-    public: PublicSet | None
-    data: OpenedData
-    seed: int
-
-    @cached_property
-    def members(self) -> dict[str, Member]:
-        """All clients by id, in client order."""
-        return {member.id: member for name in self.groups for member in self._members_of(name)}
-
-    @cached_property
-    def assignments(self) -> dict[str, tuple[Assignment, ...]]:
-        """Group -> how its items are assigned to its clients, and then what they hold in addition."""
-        return {name: self._assignments_of(name, group) for name, group in self.groups.items()}
-
-    def test_items(self, member: Member) -> Int64[Tensor, " k"]:
-        return self.assignments[member.group][0].test_items(member.place)
-
-    def _members_of(self, name: str) -> list[Member]:
-        group, assignments = self.groups[name], self.assignments[name]
-        head = head_name(group.task, self.data.split(group.source, group.split), group.type)
-        return [
-            Member(
-                member_id,
-                name,
-                k,
-                group,
-                group.models[k % len(group.models)],
-                head,
-                tuple(ItemShare(dealt, dealt.parts[k], dealt.lacking(k)) for dealt in assignments),
-            )
-            for k, member_id in enumerate(member_ids(name, group.count))
-        ]
-
-    def _assignments_of(self, name: str, group: GroupSettings) -> tuple[Assignment, ...]:
-        public = group.items == "public"
-        own = Assignment(name, group, self.seed, self.data.split, partial(self._items, name, group, public), public)
-        if group.also is None:
-            return (own,)
-        second = group.additional(None if self.public is None else self.public.settings)
-        items = partial(self._additional_items, name, group, second, group.also.public)
-        return own, Assignment(f"{name}.also", second, self.seed, self.data.split, items, group.also.public)
-
-    def _additional_items(
-        self, name: str, group: GroupSettings, second: GroupSettings, public: bool
-    ) -> Int64[Tensor, " n"]:
-        _require_alike(name, group, *(self.data.split(one.source, one.split) for one in (group, second)))
-        return self._items(f"{name}.also", second, public)
-
-    def _items(self, name: str, group: GroupSettings, public: bool) -> Int64[Tensor, " n"]:
-        """The items that a group deals out."""
-        if public and self.public is not None:
-            return self._drawn(name, group, self.public.items)
-        items = torch.arange(len(self.data.split(group.source, group.split)))
-        if self.public is not None and group.is_of(self.public.settings):
-            items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
-        return self._drawn(name, group, items)
-
-    def _drawn(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
-        """As many of the items as the group's clients share, in split order."""
-        require_enough_items(name, group, len(items))
-        if isinstance(group.items, int):
-            order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
-            items = items[order[: group.items]].sort().values
-        return items
 
 
 def require_enough_items(name: str, group: GroupSettings, there: int) -> None:
@@ -320,7 +245,7 @@ def member_ids(group: str, count: int) -> list[str]:
 # ---- what clients hold in addition to the items of their own source: ``also`` in the settings of a group
 
 
-def _require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> None:
+def require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> None:
     """Check that one model and one task fit both splits that the clients of a group hold."""
     key = f"clients.{name}.also"
     encoded = {name: None for model in group.models for name in model.encoders}

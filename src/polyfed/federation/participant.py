@@ -21,7 +21,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.settings import TrainingSettings
-from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Regulariser, Trainer
+from polyfed.federation.trainer import Clock, Correction, Epoch, Optimizers, Regulariser, Trainer
 from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.tasks.task import Task
 
@@ -36,6 +36,40 @@ def never() -> bool:
 Precision = Literal["float32", "bfloat16"]
 
 
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What a participant trains for, and how.
+
+    Attributes:
+        task: if the participant has one.
+        head_name: name of the task's head in ``model.heads``.
+        settings: optimiser, schedule and batch size.
+        precision: autocast type of forward passes.
+        evaluation_batch: samples a batch when no gradient is needed.
+    """
+
+    task: Task | None = None
+    head_name: str = ""
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
+    precision: Precision = "float32"
+    evaluation_batch: int = 256
+
+
+@dataclass(frozen=True)
+class PublicSamples:
+    """The public set in a participant's own views.
+
+    Attributes:
+        pairs: its samples, if the federation has a public set.
+        parts: public samples beside its pairs, each of one modality, by output; see ``PublicSet.parts``.
+        order: identifies the set and its order; empty where that does not matter.
+    """
+
+    pairs: Samples | None = None
+    parts: Mapping[str, Samples] = field(default_factory=dict)
+    order: str = ""
+
+
 @dataclass(kw_only=True)
 class Participant:
     """A server or a client while it works in a round.
@@ -43,29 +77,18 @@ class Participant:
     Attributes:
         name: ``server`` or the client id; part of every random stream.
         load_model: gives the model, on its device: with the given weights, or else with the participant's own.
-        objective: the task, if the participant has one.
-        head_name: name of the task's head in ``model.heads``.
-        training: optimiser, schedule and batch size.
         clock: seed and round.
-        public: the public set in the participant's own views, if the federation has one.
-        parts: public samples beside its pairs, each of one modality, by output; see ``PublicSet.parts``.
-        precision: autocast type of forward passes.
-        evaluation_batch: samples a batch when no gradient is needed.
+        setup: what it trains for, and how.
+        public: the public set in the participant's own views.
+        optimizers: with their states.
     """
 
     name: str
     load_model: Callable[[Mapping[str, Tensor] | None], Model]
     clock: Clock
-    objective: Task | None = None
-    head_name: str = ""
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-    public: Samples | None = None
-    parts: Mapping[str, Samples] = field(default_factory=dict)
-    precision: Precision = "float32"
-    evaluation_batch: int = 256
-    optimizer_state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    _trainers: dict[str, Trainer] = field(default_factory=dict)
-    _epochs: Epochs = field(default_factory=Epochs)
+    setup: TrainingSetup = field(default_factory=TrainingSetup)
+    public: PublicSamples = field(default_factory=PublicSamples)
+    optimizers: Optimizers = field(default_factory=Optimizers)
     _model: Model | None = None
     _ready_in: int = -1
     _exchanged: tuple[tuple[int, int], Samples | None] = ((0, 0), None)
@@ -88,26 +111,32 @@ class Participant:
     @property
     def task(self) -> Task:
         """What the model is trained for."""
-        if self.objective is None:
+        if self.setup.task is None:
             raise ConfigError(f"the {self.name} has no task; the method needs a '{self.name}' section")
-        return self.objective
+        return self.setup.task
+
+    @property
+    def training(self) -> TrainingSettings:
+        """Optimiser, schedule and batch size."""
+        return self.setup.settings
 
     @property
     def modalities(self) -> tuple[str, ...]:
         """What its model encodes of samples; it may encode names of classes besides."""
-        own = frozenset[str]() if self.objective is None else self.objective.own_modalities
+        own = frozenset[str]() if self.setup.task is None else self.setup.task.own_modalities
         return tuple(name for name in self.model.modalities if name not in own)
 
     @property
     def head(self) -> nn.Module | None:
-        return self.model.heads[self.head_name] if self.head_name in self.model.heads else None
+        name = self.setup.head_name
+        return self.model.heads[name] if name in self.model.heads else None
 
     @property
     def public_set(self) -> Samples:
         """The public set; raises if the federation has none."""
-        if self.public is None:
+        if self.public.pairs is None:
             raise ConfigError(f"{self.name} has no public set; add a 'public' section")
-        return self.public
+        return self.public.pairs
 
     def generator(self, purpose: str) -> torch.Generator:
         # one stream a purpose: what one draws must not depend on whether another did, nor on what is kept
@@ -124,24 +153,26 @@ class Participant:
 
         It trains the parameters of ``module`` (None: the model) whose names ``only`` holds to be its own.
         """
-        if name not in self._trainers:
-            trainer = Trainer(module or self.model, training or self.training, self.clock, self._epochs, only)
-            if name in self.optimizer_state:
-                trainer.load(self.optimizer_state[name])
-            self._trainers[name] = trainer
-        return self._trainers[name]
+        trainers, states = self.optimizers.trainers, self.optimizers.states
+        if name not in trainers:
+            trainers[name] = Trainer(
+                module or self.model, training or self.training, self.clock, self.optimizers.epochs, only
+            )
+            if name in states:
+                trainers[name].load(states[name])
+        return trainers[name]
 
     def epochs(self, number: int, *, once: bool = False) -> Iterator[int]:
         """The epochs of a training loop, from 0; only within one do trainers step, at their rates for this epoch.
 
         A loop that runs ``once``, before a participant's first round, has the rates of the first epochs of a schedule.
         """
-        return self._epochs.through(number, once=once)
+        return self.optimizers.epochs.through(number, once=once)
 
     def tell_idle(self, told: set[str]) -> None:
         """Warn, once a run, that it has taken up optimisers in the round and made no step with any."""
-        idle = self._trainers and not any(trainer.steps for trainer in self._trainers.values())
-        if idle and self.name not in told:
+        trainers = self.optimizers.trainers.values()
+        if trainers and not any(trainer.steps for trainer in trainers) and self.name not in told:
             told.add(self.name)
             _log.warning(
                 "%s made no step of its optimiser in round %d: no batch of it can be learnt from; give it more data",
@@ -149,13 +180,9 @@ class Participant:
                 self.clock.round,
             )
 
-    def trainer_states(self) -> dict[str, dict[str, Tensor]]:
-        """States of all optimisers, those used and those only kept."""
-        return self.optimizer_state | {name: trainer.state() for name, trainer in self._trainers.items()}
-
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The precision of forward passes; losses are computed in fp32 by themselves."""
-        if self.precision == "float32":
+        if self.setup.precision == "float32":
             return contextlib.nullcontext()
         # bfloat16 has the range of fp32, so losses need no scaling
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -168,14 +195,14 @@ class Participant:
         """
         device, size = self.device, size or self.training.batch_size
         shuffled = samples.batches(size, self.generator(purpose))
-        for batch in self._counted(shuffled, purpose, math.ceil(len(samples) / size)):
+        for batch in self._reported(shuffled, purpose, math.ceil(len(samples) / size)):
             if len(batch) > 1:
                 batch = batch.without_lone()
                 # ``to`` would look at every tensor of the batch
                 yield batch if device.type == "cpu" else batch.to(device)
 
-    def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
-        epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
+    def _reported(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
+        epoch, epochs, _ = self.optimizers.epochs.current or Epoch(0, 1)
         return passed(self.name, _unnumbered(purpose), batches, epochs * a_pass, before=epoch * a_pass)
 
     def exchanged_index(self, count: int | None = None) -> Tensor:
@@ -211,7 +238,7 @@ class Participant:
         chosen, stream = samples or self.public_set, self.generator(purpose)
         order = torch.randperm(len(chosen), generator=stream)
         starts = range(0, len(order), size)[:wanted]
-        for start in self._counted(starts, purpose, len(starts)):
+        for start in self._reported(starts, purpose, len(starts)):
             index = order[start : start + size]
             if len(index) > 1:
                 yield chosen.batch(index, stream if augment else None).to(self.device)
@@ -238,7 +265,7 @@ class Participant:
         """Prepare the task for the model's weights: once a round for training, and anew for each evaluation."""
         if not to_train or self._ready_in != self.clock.round:
             with self.autocast():
-                self.task.prepare(self.model, self.head, self.public, self.evaluation_batch)
+                self.task.prepare(self.model, self.head, self.public.pairs, self.setup.evaluation_batch)
         # training never uses what an evaluation prepared
         self._ready_in = self.clock.round if to_train else -1
 
@@ -277,7 +304,7 @@ class Participant:
             return 0
         self.model.train()
         trainer, done = self.trainer(), 0
-        for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
+        for epoch in self.epochs(epochs, once=once) if steps is None else self.optimizers.epochs.as_one():
             before = done
             wanted = None if steps is None else steps - done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
@@ -320,7 +347,7 @@ class Participant:
         stream = self.generator(f"represent-{modality}") if training else None
         # every sample is augmented in its own way
         rows, places = (samples.rows[modality], torch.arange(len(samples))) if training else samples.distinct(modality)
-        parts, chunks = [], torch.split(rows, self.evaluation_batch)
+        parts, chunks = [], torch.split(rows, self.setup.evaluation_batch)
         for chunk in passed(self.name, f"encoding {modality}", chunks, len(chunks)):
             inputs = samples.load(modality, chunk, stream).to(self.device, non_blocking=True)
             with self.autocast():
@@ -331,7 +358,7 @@ class Participant:
         """The task's metrics on samples."""
         self.prepare_task(to_train=False)
         with self.autocast():
-            return self.task.evaluate(self.model, self.head, samples, batch_size=self.evaluation_batch)
+            return self.task.evaluate(self.model, self.head, samples, batch_size=self.setup.evaluation_batch)
 
 
 @lru_cache  # every pass of every client asks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,13 +14,21 @@ from torch import Tensor, nn
 
 from polyfed.core.activity import preparing
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.core.randomness import isolated
+from polyfed.core.randomness import generator, isolated
 from polyfed.data.assembly import of_items, require_disjoint
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
-from polyfed.federation.membership import Assignment, ItemShare, Member, Membership, joined
+from polyfed.federation.membership import (
+    Assignment,
+    ItemShare,
+    Member,
+    joined,
+    member_ids,
+    require_alike,
+    require_enough_items,
+)
 from polyfed.federation.plan import FederationPlan, unexpected_test_items
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
@@ -57,7 +65,6 @@ class Population:
         self.server, self.groups, self.seed = server, groups, seed
         self.data = OpenedData(data, seed, bundles, lambda: {} if self.public is None else self.public.columns())
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)
-        self.membership = Membership(groups, self.public, self.data, seed)
         self._add_modules = add_modules
         # of all clients once ``infos`` asks: made among the tensors of a round, each small one would keep the allocator
         # from using a freed large one again
@@ -66,9 +73,45 @@ class Population:
 
     # ---- who
 
-    @property
+    @cached_property
     def members(self) -> dict[str, Member]:
-        return self.membership.members
+        """All clients by id, in client order."""
+        members: dict[str, Member] = {}
+        for name, group in self.groups.items():
+            public = group.items == "public"
+            dealt = [
+                Assignment(name, group, self.seed, self.data.split, partial(self._items, name, group, public), public)
+            ]
+            if group.also is not None:
+                also, public = f"{name}.also", group.also.public
+                second = group.additional(None if self.public is None else self.public.settings)
+                items = partial(self._items, also, second, public, group)
+                dealt.append(Assignment(also, second, self.seed, self.data.split, items, public))
+            head = head_name(group.task, self.data.split(group.source, group.split), group.type)
+            for k, member_id in enumerate(member_ids(name, group.count)):
+                holdings = tuple(ItemShare(one, one.parts[k], one.lacking(k)) for one in dealt)
+                model = group.models[k % len(group.models)]
+                members[member_id] = Member(member_id, name, k, group, model, head, holdings)
+        return members
+
+    def _items(
+        self, name: str, group: GroupSettings, public: bool, beside: GroupSettings | None = None
+    ) -> Int64[Tensor, " n"]:
+        """The items that a group deals out, in split order; ``beside`` those of another one that it must be like."""
+        split = self.data.split(group.source, group.split)
+        if beside is not None:
+            require_alike(name, beside, self.data.split(beside.source, beside.split), split)
+        if public and self.public is not None:
+            items = self.public.items
+        else:
+            items = torch.arange(len(split))
+            if self.public is not None and group.is_of(self.public.settings):
+                items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
+        require_enough_items(name, group, len(items))
+        if isinstance(group.items, int):
+            order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
+            items = items[order[: group.items]].sort().values
+        return items
 
     @cached_property
     def infos(self) -> tuple[ClientInfo, ...]:
@@ -96,7 +139,7 @@ class Population:
         entry: dict[str, object] = {"group": member.group, **own}
         dealt = member.holdings[0].dealt
         if member.settings.test == "dealt":
-            entry["test"] = dealt.test_counts(self.test_items(member))
+            entry["test"] = dealt.test_counts(member.test_items)
         for also, holding in zip(more, member.holdings[1:], strict=True):
             entry["also"] = {"public": holding.dealt.public, **also}
             entry |= {key: own[key] + also[key] for key in ("items", "samples")}
@@ -164,11 +207,8 @@ class Population:
         if key not in self._tests:
             split = self.data.split(group.source, group.test_split)
             lacking = member.holdings[0].dealt.lacking(member.place, test=True)
-            self._tests[key] = of_items(self._viewed(split, member, model), self.test_items(member), lacking)
+            self._tests[key] = of_items(self._viewed(split, member, model), member.test_items, lacking)
         return self._tests[key]
-
-    def test_items(self, member: Member) -> Int64[Tensor, " k"]:
-        return self.membership.test_items(member)
 
     def server_samples(self, split: str) -> Samples:
         assert self.server is not None
@@ -247,7 +287,11 @@ class Population:
         Raises:
             DataError, ConfigError: it is not so.
         """
-        self._require_test_items()
+        settings = self.server
+        if settings is not None and settings.expected_test_items is not None:
+            count = len(self.data.split(settings.source, settings.test_split))
+            if count != settings.expected_test_items:
+                raise unexpected_test_items(settings, count)
         self._require_use()
         self._require_disjoint_data()
         self._require_models()
@@ -273,7 +317,7 @@ class Population:
             task = member.settings.task
             task.require_public([name for name in public if name in member.views])
             if member.settings.test != "all":
-                self.test_items(member)  # refuses what cannot be dealt out
+                _ = member.test_items  # refuses what cannot be dealt out
             if member.settings.missing is not None or any(_has_gaps(one.dealt.split) for one in member.holdings):
                 _require_usable(member, "training", self.train(member))
                 _require_usable(member, "test", self.test(member))
@@ -284,19 +328,24 @@ class Population:
                     f"{member.settings.items}), lower count ({member.settings.count}), or choose another partition"
                 )
 
-    def _require_test_items(self) -> None:
-        settings = self.server
-        if settings is None or settings.expected_test_items is None:
-            return
-        count = len(self.data.split(settings.source, settings.test_split))
-        if count != settings.expected_test_items:
-            raise unexpected_test_items(settings, count)
-
     def _require_disjoint_data(self) -> None:
         """What clients hold in addition is not tested on nor held twice, and public items are only public."""
-        judged = list(self._judged())
+        splits = {(group.source, group.test_split) for group in self.groups.values()}
+        if self.server is not None:
+            splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
+        judged = [
+            (f"'{source}' {name}, which participants are judged on", self.data.split(source, name).ids)
+            for source, name in sorted((source, name) for source, name in splits if name is not None)
+        ]
         for member in self.members.values():
-            self._require_new_items(member, judged)
+            own, *more = member.holdings
+            also = {name for holding in more for name in holding.ids}
+            for where, ids in (*judged, ("its own", own.ids)) if more else ():
+                if shared := also & set(ids):
+                    raise DataError(
+                        f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {where}, for "
+                        f"example '{min(shared)}'; name data that nobody is tested on and that it does not hold already"
+                    )
         if self.public is not None:
             private = [
                 (f"client '{member.id}'", holding.ids)
@@ -307,23 +356,6 @@ class Population:
             public = [self.public.split.ids[item] for item in self.public.all_items.tolist()]
             for where, ids in (*private, *judged):
                 require_disjoint(public, ids, where)
-
-    def _judged(self) -> Iterator[tuple[str, Sequence[str]]]:
-        splits = {(group.source, group.test_split) for group in self.groups.values()}
-        if self.server is not None:
-            splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
-        for source, name in sorted((source, name) for source, name in splits if name is not None):
-            yield f"'{source}' {name}, which participants are judged on", self.data.split(source, name).ids
-
-    def _require_new_items(self, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
-        own, *more = member.holdings
-        also = {name for holding in more for name in holding.ids}
-        for where, ids in (*judged, ("its own", own.ids)) if more else ():
-            if shared := also & set(ids):
-                raise DataError(
-                    f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {where}, for "
-                    f"example '{min(shared)}'; name data that nobody is tested on and that it does not hold already"
-                )
 
 
 def _has_gaps(split: Split) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -151,6 +151,25 @@ class Trainer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore ``state``, to which learning rates do not belong."""
         load_optimizer_tensors(self.optimizer, self._named, state)
+
+
+@dataclass
+class Optimizers:
+    """A participant's optimisers by name.
+
+    Attributes:
+        states: kept ones, which the optimisers of that name go on from.
+        trainers: those that were asked for in this round.
+        epochs: counts the passes of training loops, by which all take their rates.
+    """
+
+    states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    trainers: dict[str, Trainer] = field(default_factory=dict)
+    epochs: Epochs = field(default_factory=Epochs)
+
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        """States of all optimisers, those used and those only kept."""
+        return self.states | {name: trainer.state() for name, trainer in self.trainers.items()}
 
 
 def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:

@@ -1,16 +1,18 @@
-"""Types of clients: those whose models can be averaged as a whole, and the names that tell their heads apart."""
+"""Types of clients: those whose models can be averaged as a whole, their global models, names of their heads."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from polyfed.aggregation.averaging import GlobalModel
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import TensorPlaces
@@ -81,6 +83,69 @@ def client_types(clients: Sequence[ClientInfo]) -> dict[str, ClientType]:
         name: ClientType(name, architecture, members[0].modalities, tuple(members))
         for name, (architecture, members) in zip(names, kinds.items(), strict=True)
     }
+
+
+@dataclass
+class GlobalModels:
+    """A global model for each type of clients.
+
+    Attributes:
+        clients: everybody in the federation, in client order.
+        blueprint: gives the initial tensors of every architecture among the clients, and their places.
+        counted: client -> samples that it counts for in averages, where these may be fewer than it joined with.
+        weights: type of clients -> tensors by name; none before ``start``.
+    """
+
+    clients: tuple[ClientInfo, ...]
+    blueprint: Callable[[], Mapping[str, Blueprint]]
+    counted: Mapping[str, int] = field(default_factory=dict)
+    weights: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    @cached_property
+    def types(self) -> dict[str, ClientType]:
+        return client_types(self.clients)
+
+    @cached_property
+    def blueprints(self) -> Mapping[str, Blueprint]:
+        """Architecture -> initial tensors and their places; asked for when first needed."""
+        return self.blueprint()
+
+    def type_of(self, client: ClientInfo) -> str:
+        return next(name for name, own in self.types.items() if own.architecture == client.architecture)
+
+    def samples(self, *clients: ClientInfo) -> int:
+        """Samples that clients count for in averages, together."""
+        return sum(self.counted.get(client.id, client.samples) for client in clients)
+
+    def samples_by_type(self, clients: Iterable[ClientInfo]) -> dict[str, float]:
+        """Type -> samples that its clients count for."""
+        sizes: dict[str, float] = {}
+        for client in clients:
+            sizes[self.type_of(client)] = sizes.get(self.type_of(client), 0.0) + self.samples(client)
+        return sizes
+
+    def initial(self, type_name: str) -> Mapping[str, Tensor]:
+        """A type's tensors as its clients start."""
+        return self.blueprints[self.types[type_name].architecture].tensors
+
+    def start(self, own: Mapping[str, Tensor], device: torch.device) -> None:
+        """Initial weights: of tensors of one name and shape the server's ``own``, or those of the first type."""
+        common = {(name, value.shape): value for name, value in own.items()}
+        for name in self.types:
+            first = {key: common.setdefault((key, value.shape), value) for key, value in self.initial(name).items()}
+            self.weights[name] = {key: value.to(device, copy=True) for key, value in first.items()}
+
+    def by_type(self) -> dict[str, GlobalModel]:
+        """Type -> its global model, as aggregation sees it."""
+        return {
+            name: GlobalModel(
+                self.weights[name],
+                self.blueprints[own.architecture].places,
+                own.modalities,
+                tuple(client.id for client in own.clients),
+            )
+            for name, own in self.types.items()
+        }
 
 
 # ---- names of heads

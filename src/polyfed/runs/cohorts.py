@@ -167,7 +167,7 @@ class Cohorts:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
         pace = self.experiment.run.pace
         return (
-            checks(self.server.counted),
+            checks(self.server.global_models.counted),
             # bounds are on what a client has changed, not on what that counts for; rules compare what does
             *(() if clip is None else (NormClip(clip, self.recent_norms),)),
             *((LateReplies(pace),) if isinstance(pace, LatePace) else ()),

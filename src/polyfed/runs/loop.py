@@ -218,7 +218,7 @@ class Checkpoints:
             self.folder.append("pace", self.cohorts.timeline.taken())
         if seconds is not None:
             self.folder.append("timing", [{"round": number, "seconds": round(seconds, 3)}])
-        for name, (values, clients) in self.server.arrays.items():
+        for name, (values, clients) in self.server.diagnostics.arrays.items():
             path = f"arrays/{name}/round-{number:04d}.safetensors"
             self.folder.save_tensors(path, {"values": values}, {"clients": json.dumps(clients)})
         self.save_last()

@@ -151,7 +151,7 @@ def save_model(folder: RunFolder, name: str, server: Server, experiment: Experim
         "round": server.clock.round,
         "model": experiment.server.model.model_dump(mode="json"),
         "task": experiment.server.task.model_dump(mode="json"),
-        "head": server.head_name,
+        "head": server.setup.head_name,
         "samples": None if server.test is None else _facts(server.test),
         "public": {modality: column.fingerprint for modality, column in context.public.items()},
     }

@@ -13,11 +13,12 @@ from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import sample_views
 from polyfed.federation.filters import counted
+from polyfed.federation.participant import PublicSamples, TrainingSetup
 from polyfed.federation.population import Population
-from polyfed.federation.server import Server, loaded, no_model
+from polyfed.federation.server import Diagnostics, Server, loaded, no_model
 from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.trainer import Clock
-from polyfed.federation.types import Blueprint
+from polyfed.federation.types import Blueprint, GlobalModels
 from polyfed.models.slots import decode_places, encode_places
 from polyfed.runs.events import Metrics
 from polyfed.runs.experiment import Experiment
@@ -58,31 +59,30 @@ def build_server(
         blueprint: gives what clients' models are like.
         measured: is given the server's metrics of training.
     """
-    clip = experiment.aggregation.clip
+    run, clip = experiment.run, experiment.aggregation.clip
     common: dict[str, Any] = {
         "name": "server",
         "clock": Clock(experiment.run.seed, 0, experiment.run.rounds, experiment.algorithm.epochs_a_round),
-        "precision": experiment.run.precision,
-        "evaluation_batch": experiment.run.evaluation_batch,
-        "clients": clients,
-        "counted": counted(clients, None if clip is None else clip.weight),
-        "public_order": federation.public_order,
-        "blueprint": blueprint,
-        "measured": measured,
+        "global_models": GlobalModels(clients, blueprint, counted(clients, None if clip is None else clip.weight)),
+        "diagnostics": Diagnostics(measured),
     }
     settings = experiment.server
     if settings is None:
-        return Server(load_model=no_model, **common)
+        public = PublicSamples(order=federation.public_order)
+        return Server(load_model=no_model, setup=TrainingSetup(precision=run.precision), public=public, **common)
     model = federation.server_model().to(resolve_device(experiment.run.device))  # drawn on the CPU: same bits anywhere
     views = sample_views(settings.model, settings.task)
     validation = settings.validation_split
     return Server(
         load_model=lambda weights: loaded(model, weights),  # one module for all models that a server juggles
-        objective=settings.task,
-        head_name=federation.server_head,
-        training=settings.training,
-        public=federation.public_samples(views, settings.task.target_views),
-        parts=federation.public_parts(views),
+        setup=TrainingSetup(
+            settings.task, federation.server_head, settings.training, run.precision, run.evaluation_batch
+        ),
+        public=PublicSamples(
+            federation.public_samples(views, settings.task.target_views),
+            federation.public_parts(views),
+            federation.public_order,
+        ),
         validation=federation.server_samples(validation) if validation else None,
         test=federation.server_samples(settings.test_split),
         has_model=True,

@@ -9,7 +9,7 @@ name and shape.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -18,13 +18,19 @@ from jaxtyping import Float
 from pydantic import AfterValidator, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging, require_one_frozen
-from polyfed.aggregation.mean import GlobalModel, Update, WeightedMean
+from polyfed.aggregation.averaging import (
+    Averages,
+    Averaging,
+    ModelsByType,
+    Update,
+    name_and_shape,
+    require_one_frozen,
+)
+from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.models.adapters.layers import LoRA
 from polyfed.models.model import ModelSettings
-from polyfed.optim.servers import Models
 
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 OFFSET = "base_layer.offset"
@@ -100,85 +106,17 @@ def best_factors(change: Float[Tensor, "out in"], rank: int) -> Factors:
     return leading(Factors(v, u * s), rank)
 
 
-class LayerMean(ABC):
-    """What clients made of a layer, folded one client at a time."""
-
-    @abstractmethod
-    def add(self, factors: Factors, weight: float) -> None:
-        """Fold the next client in.
-
-        Args:
-            factors: of its adapter.
-            weight: n_c, its number of samples.
-        """
-
-
-class ChangeMean(LayerMean):
-    """The mean of the changes.
-
-    Attributes:
-        change: sum_c n_c B_c A_c / n.
-    """
-
-    def __init__(self) -> None:
-        self.change, self._total = torch.zeros(()), 0.0
-
-    def add(self, factors: Factors, weight: float) -> None:
-        self._total += weight
-        change = factors.change
-        self.change = torch.lerp(self.change.to(change.device), change, weight / self._total)
-
-
-class FactorMean(LayerMean):
-    """The means of A and of B."""
-
-    def __init__(self) -> None:
-        self._mean = WeightedMean()
-
-    def add(self, factors: Factors, weight: float) -> None:
-        self._mean.add(factors._asdict(), weight)
-
-    @property
-    def factors(self) -> Factors:
-        return Factors(**self._mean.result())
-
-
-class BothMeans(LayerMean):
-    """The means of A, of B and of the changes."""
-
-    def __init__(self) -> None:
-        self.of_factors, self.of_changes = FactorMean(), ChangeMean()
-
-    def add(self, factors: Factors, weight: float) -> None:
-        self.of_factors.add(factors, weight)
-        self.of_changes.add(factors, weight)
-
-
-class PaddedMean(LayerMean):
-    """The means of factors filled up with zeros, weighted by n_c and the size of the client's change."""
-
-    def __init__(self) -> None:
-        self.factors: Factors | None = None
-        self.total = 0.0
-
-    def add(self, factors: Factors, weight: float) -> None:
-        size = weight * float(torch.linalg.matrix_norm(factors.change))
-        old = self.factors or Factors(torch.zeros_like(factors.a), torch.zeros_like(factors.b))
-        rank = max(old.rank, factors.rank)
-        self.total += size
-        share = size / self.total if self.total > 0 else 0.0
-        pairs = zip(leading(old, rank), leading(factors, rank), strict=True)
-        self.factors = Factors(*(torch.lerp(before, own, share) for before, own in pairs))
-
-
 class LowRankAveraging(Averaging):
-    """Averages adapters layer by layer; subclasses say how those of one layer."""
+    """Averages adapters layer by layer; subclasses say what of them, and what new ones are made of that."""
 
     between_types = True
     is_of_changes = True
-    layer_mean: ClassVar[type[LayerMean]]
     has_offset: ClassVar[bool] = False
     needs_equal_ranks: ClassVar[bool] = False
+
+    @property
+    def starts_from_means(self) -> bool:
+        return False
 
     @model_validator(mode="after")
     def _is_exact(self) -> Self:
@@ -188,57 +126,59 @@ class LowRankAveraging(Averaging):
             )
         return self
 
-    @abstractmethod
-    def factors(self, mean: Any, old: Factors) -> Factors:
-        """A layer's new adapter, of the rank of the old one of a type.
+    def fold(self, mean: Any, factors: Factors, weight: float) -> Any:
+        """The mean of a layer over the clients so far and one more.
 
         Args:
-            mean: of what clients sent, a ``layer_mean``.
-            old: what the type had.
+            mean: so far, or None: a running mean of ``averaged``, or what a subclass keeps.
+            factors: of the client's adapter.
+            weight: n_c, its number of samples.
         """
+        mean = mean or WeightedMean()
+        mean.add(self.averaged(factors), weight)
+        return mean
+
+    def averaged(self, factors: Factors) -> dict[str, Tensor]:
+        """What is averaged of a client's adapter of a layer; by default its change."""
+        return {"change": factors.change}
+
+    @abstractmethod
+    def factors(self, mean: Any, old: Factors) -> Factors:
+        """A layer's new adapter, of the rank of the old one of a type, from the clients' ``mean``."""
 
     def offset(self, mean: Any, new: Factors) -> Float[Tensor, "out in"] | None:
         """What the new adapter leaves out, to be added to the layer for good; None: nothing is."""
         return None
 
-    def average(
-        self,
-        weights: Models,
-        models: Mapping[str, GlobalModel],
-        updates: Iterable[Update],
-        asked: Mapping[str, float],
-    ) -> dict[str, dict[str, Tensor]]:
-        names = {kind: factor_names(tensors) for kind, tensors in weights.items()}
-        layers: dict[str, LayerMean] = {}
-        others, counted = WeightedMean(), 0.0
-        for kind, tensors, samples in updates:
+    def of_updates(self, models: ModelsByType, updates: Iterable[Update], asked: Mapping[str, float]) -> Averages:
+        names = {type_name: factor_names(model.weights) for type_name, model in models.items()}
+        layers: dict[str, Any] = {}
+        others = WeightedMean()
+        for type_name, tensors, samples in updates:
             if samples > 0:
-                counted += samples
-                for layer, own in names[kind].items():
+                own, old = names[type_name], models[type_name].weights
+                for layer, (a, b, _) in own.items():
                     # a factor that is not sent is as it was: methods keep one of the two still, or at clients
-                    factors = Factors(*(tensors.get(name, weights[kind][name]).float() for name in own[:2]))
-                    layers.setdefault(layer, self.layer_mean()).add(factors, samples)
-                others.add(_others(tensors, names[kind]), samples)
+                    factors = Factors(*(tensors.get(name, old[name]).float() for name in (a, b)))
+                    layers[layer] = self.fold(layers.get(layer), factors, samples)
+                of_adapters = {name for layer in own.values() for name in layer}
+                rest = {name: value for name, value in tensors.items() if name not in of_adapters}
+                others.add({name_and_shape(name, value): value for name, value in rest.items()}, samples)
             del tensors  # before the next come
-        means = others.take() if counted else {}
-        return {kind: self._of_type(old, names[kind], layers, means) for kind, old in weights.items()}
-
-    def _of_type(
-        self,
-        old: Mapping[str, Tensor],
-        names: Mapping[str, FactorNames],
-        layers: Mapping[str, LayerMean],
-        means: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        new = {name: means.get(_key(name, value), value) for name, value in old.items()}
-        for layer, own in names.items():
-            if layer in layers:
-                given, mean = Factors(old[own.a], old[own.b]), layers[layer]
-                factors = self.factors(mean, given)
-                new[own.a], new[own.b] = factors.a.to(given.a), factors.b.to(given.b)
-                if own.offset in old and (left := self.offset(mean, factors)) is not None:
-                    new[own.offset] = old[own.offset] + left.to(old[own.offset])
-        return new
+        means = others.take() if others.total else {}
+        averages: Averages = {}
+        for type_name, model in models.items():
+            old = model.weights
+            new = {name: means.get(name_and_shape(name, value), value) for name, value in old.items()}
+            for layer, own_names in names[type_name].items():
+                if layer in layers:
+                    given, mean = Factors(old[own_names.a], old[own_names.b]), layers[layer]
+                    made = self.factors(mean, given)
+                    new[own_names.a], new[own_names.b] = made.a.to(given.a), made.b.to(given.b)
+                    if own_names.offset in old and (left := self.offset(mean, made)) is not None:
+                        new[own_names.offset] = old[own_names.offset] + left.to(old[own_names.offset])
+            averages[type_name] = new
+        return averages
 
     def require_adapters(self, models: Sequence[tuple[str, ModelSettings]]) -> None:
         """See ``Averaging``."""
@@ -247,15 +187,15 @@ class LowRankAveraging(Averaging):
         for name, adapter in adapters:
             self._require_fit(f"of '{name}'", has_offset=adapter.offset)
 
-    def require(self, models: Mapping[str, GlobalModel]) -> None:
+    def require(self, models: ModelsByType) -> None:
         require_one_frozen(models, _without_rank)
         for model in models.values():
-            has_offset = all(own.offset in model.shapes for own in factor_names(model.shapes).values())
+            has_offset = all(own.offset in model.weights for own in factor_names(model.weights).values())
             self._require_fit(", ".join(model.clients[:3]), has_offset=has_offset)
         ranks = {
-            (layer, model.shapes[own.a][0]): model.clients[:1]
+            (layer, len(model.weights[own.a])): model.clients[:1]
             for model in models.values()
-            for layer, own in factor_names(model.shapes).items()
+            for layer, own in factor_names(model.weights).items()
         }
         if self.needs_equal_ranks:
             self._require_equal(ranks)
@@ -286,15 +226,6 @@ class LowRankAveraging(Averaging):
                 )
 
 
-def _others(tensors: Mapping[str, Tensor], names: Mapping[str, FactorNames]) -> dict[str, Tensor]:
-    factors = {name for own in names.values() for name in own}
-    return {_key(name, value): value for name, value in tensors.items() if name not in factors}
-
-
-def _key(name: str, value: Tensor) -> str:
-    return f"{name} {tuple(value.shape)}"
-
-
 def only(rule: type[LowRankAveraging]) -> AfterValidator:
     """Lets a method have no averaging but a rule that it is made of, of whatever settings."""
 
@@ -312,11 +243,13 @@ class Separate(LowRankAveraging):
 
     short_name: ClassVar[str] = "separate"
     is_of_changes = False
-    layer_mean = FactorMean
     needs_equal_ranks = True
 
-    def factors(self, mean: FactorMean, old: Factors) -> Factors:
-        return mean.factors
+    def averaged(self, factors: Factors) -> dict[str, Tensor]:
+        return factors._asdict()
+
+    def factors(self, mean: WeightedMean, old: Factors) -> Factors:
+        return Factors(**mean.result())
 
 
 class Residual(LowRankAveraging):
@@ -326,14 +259,17 @@ class Residual(LowRankAveraging):
     """
 
     short_name: ClassVar[str] = "residual"
-    layer_mean = BothMeans
     has_offset = needs_equal_ranks = True
 
-    def factors(self, mean: BothMeans, old: Factors) -> Factors:
-        return mean.of_factors.factors
+    def averaged(self, factors: Factors) -> dict[str, Tensor]:
+        return {**factors._asdict(), "change": factors.change}
 
-    def offset(self, mean: BothMeans, new: Factors) -> Float[Tensor, "out in"]:
-        return mean.of_changes.change - new.change
+    def factors(self, mean: WeightedMean, old: Factors) -> Factors:
+        means = mean.result()
+        return Factors(means["a"], means["b"])
+
+    def offset(self, mean: WeightedMean, new: Factors) -> Float[Tensor, "out in"]:
+        return mean.result()["change"] - new.change
 
 
 class Stacked(LowRankAveraging):
@@ -343,35 +279,40 @@ class Stacked(LowRankAveraging):
     """
 
     short_name: ClassVar[str] = "stacked"
-    layer_mean = ChangeMean
     has_offset = True
 
-    def factors(self, mean: ChangeMean, old: Factors) -> Factors:
+    def factors(self, mean: WeightedMean, old: Factors) -> Factors:
         return Factors(old.a, torch.zeros_like(old.b))
 
-    def offset(self, mean: ChangeMean, new: Factors) -> Float[Tensor, "out in"]:
-        return mean.change
+    def offset(self, mean: WeightedMean, new: Factors) -> Float[Tensor, "out in"]:
+        return mean.result()["change"]
 
 
 class SingularValues(LowRankAveraging):
     """FlexLoRA (Bai et al., NeurIPS 2024, Algorithm 1): a type gets the factors of its rank nearest to the mean."""
 
     short_name: ClassVar[str] = "singular_values"
-    layer_mean = ChangeMean
 
-    def factors(self, mean: ChangeMean, old: Factors) -> Factors:
-        return best_factors(mean.change, old.rank)
+    def factors(self, mean: WeightedMean, old: Factors) -> Factors:
+        return best_factors(mean.result()["change"], old.rank)
 
 
 class Padded(LowRankAveraging):
-    """HetLoRA (Cho et al., EMNLP 2024, Eq. 2 to 4): factors filled up with zeros, weighted by the norm of B A.
+    """HetLoRA (Cho et al., EMNLP 2024, Eq. 2 to 4): factors filled up with zeros, weighted by n_c and the norm of B A.
 
     Each type gets the first directions, as many as its rank.
     """
 
     short_name: ClassVar[str] = "padded"
-    layer_mean = PaddedMean
 
-    def factors(self, mean: PaddedMean, old: Factors) -> Factors:
+    def fold(self, mean: tuple[Factors, float] | None, factors: Factors, weight: float) -> tuple[Factors, float]:
+        old, total = mean or (Factors(torch.zeros_like(factors.a), torch.zeros_like(factors.b)), 0.0)
+        size = weight * float(torch.linalg.matrix_norm(factors.change))
+        total += size
+        share, rank = size / total if total > 0 else 0.0, max(old.rank, factors.rank)
+        pairs = zip(leading(old, rank), leading(factors, rank), strict=True)
+        return Factors(*(torch.lerp(before, own, share) for before, own in pairs)), total
+
+    def factors(self, mean: tuple[Factors, float], old: Factors) -> Factors:
         # where no client's B has moved, all weigh nothing, and a mean of nothing could never be learnt from again
-        return leading(mean.factors, old.rank) if mean.factors and mean.total else old
+        return leading(mean[0], old.rank) if mean[1] else old

@@ -78,10 +78,8 @@ def fit_in_closed_form(
     In evaluation mode. Targets are output -> [n, d]; rows of zeros are no target.
     """
     own = {name: rows for name, rows in targets.items() if modality_of(name) == modality}
-    inputs = [
-        layer_inputs(client, layer, client.parts[name] if name in client.parts else public.drawn(client), modality)
-        for name in own
-    ]
+    samples = [client.public.parts[name] if name in client.public.parts else public.drawn(client) for name in own]
+    inputs = [layer_inputs(client, layer, part, modality) for part in samples]
     features, target = torch.cat(inputs), torch.cat(list(own.values()))
     valid = target.any(1)
     if bool(valid.any()):

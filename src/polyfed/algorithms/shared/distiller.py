@@ -10,8 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.ensemble import Ensembled, Rows
-from polyfed.aggregation.relations import relational_losses
+from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses
 from polyfed.algorithms.algorithm import FederationPlan, Server
 from polyfed.algorithms.shared.public_exchange import (
     GALLERY,

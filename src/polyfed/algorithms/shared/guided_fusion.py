@@ -113,7 +113,7 @@ class GuidedFusion(Settings):
         partner, samples = of_rows(self._guidance(client, there, kept), client.test)
         fused = self.fused(client.model, partner)
         with client.autocast():
-            return client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)
+            return client.task.evaluate(fused, client.head, samples, batch_size=client.setup.evaluation_batch)
 
     def task_loss(self, client: Client, batch: Batch, guidance: FusionGuidance | None) -> Tensor:
         """The task's loss of a batch, fused where there is guidance."""
@@ -127,7 +127,7 @@ class GuidedFusion(Settings):
         """Start the round with a new fusion, if so asked."""
         if self.reset:
             client.model.extras[FUSION] = self._new_fusion(client.model.dim).to(client.device)
-            client.optimizer_state.pop(FUSION, None)  # moments of other weights
+            client.optimizers.states.pop(FUSION, None)  # moments of other weights
 
     def trainer(self, client: Client) -> Trainer:
         """The optimiser of the fusion."""
@@ -165,7 +165,7 @@ class GuidedFusion(Settings):
         own = samples.only(
             [name for name in samples.modalities if any(key.startswith(f"encoders.{name}.") for key in kept)]
         )
-        return FusionGuidance(model, own, self.level == "maps", client.evaluation_batch, {})
+        return FusionGuidance(model, own, self.level == "maps", client.setup.evaluation_batch, {})
 
     def _remember(self, client: Client, guidance: FusionGuidance, version: int) -> None:
         """Encode private data once a broadcast; between broadcasts the features are kept."""

@@ -138,7 +138,7 @@ class PublicExchange(Settings):
         """A participant's outputs on the exchanged samples, output -> [n, w], without gradient."""
         training = self.extraction == "train"
         outputs = self.outputs_of(participant, self.drawn(participant), training=training)
-        for name, samples in participant.parts.items():
+        for name, samples in participant.public.parts.items():
             outputs[name] = participant.represent(samples, training=training)[modality_of(name)]
         return outputs
 
@@ -151,7 +151,7 @@ class PublicExchange(Settings):
         participant.model.train(training)
         try:
             with torch.no_grad():
-                for index in torch.split(torch.arange(len(samples)), participant.evaluation_batch):
+                for index in torch.split(torch.arange(len(samples)), participant.setup.evaluation_batch):
                     batch = samples.batch(index, stream).to(participant.device)
                     scores.append(_scores(participant, task, participant.model, batch))
         finally:
@@ -183,7 +183,7 @@ class PublicExchange(Settings):
         # of all modalities of the public set: a client may get those that it has not
         samples = self.drawn(participant)
         pairs = {} if self.exchanges_scores else {name: samples.distinct(name)[1] for name in samples.rows}
-        return pairs | {name: part.distinct(modality_of(name))[1] for name, part in participant.parts.items()}
+        return pairs | {name: part.distinct(modality_of(name))[1] for name, part in participant.public.parts.items()}
 
     def server_outputs(self, server: Server) -> PublicOutputs:
         """The server's own outputs on the samples that are exchanged in this round, output -> [n, w]."""
@@ -251,7 +251,7 @@ class PublicExchange(Settings):
         """``passes`` over the pairs, as part "", and beside each batch as large a share of every other part."""
         others = {
             name: self._endless(participant, f"{purpose}-{name}", max(2, round(size * len(part) / len(samples))), part)
-            for name, part in participant.parts.items()
+            for name, part in participant.public.parts.items()
             if name in outputs
         }
         for batch in self.passes(participant, purpose, epochs, size, samples):

@@ -1,9 +1,9 @@
-"""What FedAID and FedDRA hold: guidance by anchors of a teacher aligner, and weights of clients by their losses."""
+"""What FedAID and FedDRA share: guidance by anchors of a teacher aligner, and weights of clients by their losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, Self
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -11,7 +11,18 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Reply, Server, Weights
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    FederationPlan,
+    LocalEpochs,
+    LocalSteps,
+    Reply,
+    Server,
+    Weights,
+    tap,
+)
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
@@ -25,8 +36,6 @@ from polyfed.models.slots import places
 from polyfed.tasks.pairing import PairTask
 
 _W = "robust_weights"
-
-ModelMean = Literal["uniform", "samples"]
 
 
 class AnchorGuidance(Settings):
@@ -122,56 +131,95 @@ class RobustWeights(Settings):
         )
 
 
-# ---- server half
+class RobustAlignment(Algorithm):
+    """Clients train one model whose encoders have align modules (``model.aligner``), guided by a robust teacher."""
 
+    has_global_models: ClassVar[bool] = True
 
-def require_aligned(server: Server, method: str) -> None:
-    """Check that all clients have one model, with align modules.
+    local_epochs: LocalEpochs = 5
+    local_steps: LocalSteps = 50
+    task_weight: float = Field(default=1.0, ge=0, description="alpha of Eq. 2, factor of the task's loss")
+    guidance: AnchorGuidance | None = Field(default=AnchorGuidance(), description="by the teacher; null: none")
+    mean: Literal["uniform", "samples"] = Field(
+        default="uniform", description="average of models over clients: all alike (paper), or by sample count"
+    )
 
-    Raises:
-        ConfigError: clients differ in architecture or task, or lack align modules.
-    """
-    if len(server.types) > 1:
-        raise _several(method, server.types)
-    kind = only_type(server)
-    slots = {place.slot for place in server.blueprints[server.types[kind].architecture].places.values()}
-    for modality in server.types[kind].modalities:
-        if (modality, "aligner") not in slots:
-            raise _unaligned(method, modality)
+    @model_validator(mode="after")
+    def _trainable(self) -> Self:
+        if self.guidance is None and self.task_weight == 0:
+            raise ValueError("guidance is null and task_weight 0: there is nothing to train; set one of them")
+        return self
 
+    # ---- server half
 
-def require_alignable(plan: FederationPlan, method: str) -> None:
-    """Check that all clients have at least two modalities, and one model with align modules, by their settings.
+    def require(self, plan: FederationPlan) -> None:
+        """See ``Algorithm``; all clients need two modalities, and one model with align modules."""
+        super().require(plan)
+        self._require_one({model.architecture: name for name, model in plan.models()}.values())
+        for _, model in plan.models():
+            self._require_aligned(list(model.encoders)[:1] if model.aligner is None else ())
+        for client in plan.clients:
+            if len(client.modalities) < 2:
+                raise ConfigError(
+                    f"algorithm '{self.component_name()}' aligns modalities, and clients of '{client.group}' have only "
+                    f"'{client.modalities[0]}'; give them pairs, or leave them to another method"
+                )
 
-    Raises:
-        ConfigError: somebody has not.
-    """
-    kinds = {model.architecture: name for name, model in plan.models()}
-    if len(kinds) > 1:
-        raise _several(method, kinds.values())
-    for _, model in plan.models():
-        if model.aligner is None:
-            raise _unaligned(method, next(iter(model.encoders)))
-    for client in plan.clients:
-        if len(client.modalities) < 2:
+    def setup(self, server: Server) -> None:
+        """One initial model for all.
+
+        Raises:
+            ConfigError: clients differ in architecture or task, or lack align modules.
+        """
+        self._require_one(server.types)
+        (clients,) = server.types.values()
+        places = server.global_models.blueprints[clients.architecture].places
+        slots = {place.slot for place in places.values()}
+        self._require_aligned([name for name in clients.modalities if (name, "aligner") not in slots])
+        server.share_weights()
+
+    def _require_one(self, types: Collection[str]) -> None:
+        if len(types) > 1:
             raise ConfigError(
-                f"algorithm '{method}' aligns modalities, and clients of '{client.group}' have only "
-                f"'{client.modalities[0]}'; give them pairs, or leave them to another method"
+                f"algorithm '{self.component_name()}' trains one model, but there are clients of types "
+                f"{', '.join(types)}; give all one architecture and task, and no other 'type'"
             )
 
+    def _require_aligned(self, lacking: Sequence[str]) -> None:
+        if lacking:
+            raise ConfigError(
+                f"algorithm '{self.component_name()}' needs an align module for '{lacking[0]}'; set aligner in "
+                "clients' model (and in server.model)"
+            )
 
-def _several(method: str, types: Iterable[str]) -> ConfigError:
-    return ConfigError(
-        f"algorithm '{method}' trains one model, but there are clients of types {', '.join(types)}; give all one "
-        "architecture and task, and no other 'type'"
-    )
+    def average(self, replies: Iterable[Reply], losses: dict[str, float]) -> dict[str, Tensor]:
+        """Mean of the replies' weights, as they come; the losses that they report are entered in ``losses``."""
+        mean = WeightedMean()
+        for reply in tap(replies, lambda reply: losses.update(loss_reports([reply]))):
+            mean.add(reply.weights, 1.0 if self.mean == "uniform" else reply.num_examples)
+            del reply  # before the next client trains
+        return mean.take()
 
+    # ---- client half
 
-def _unaligned(method: str, modality: str) -> ConfigError:
-    return ConfigError(
-        f"algorithm '{method}' needs an align module for '{modality}'; set aligner in clients' model (and in "
-        "server.model)"
-    )
+    def guided_task_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
+        """Guidance and task, each with its factor (Eq. 2)."""
+        parts = []
+        if self.task_weight:  # first: a task that looks at positions leaves embeddings for the other
+            parts.append(self.task_weight * client.task.loss(local, client.head, batch))
+        if self.guidance:
+            parts.append(self.guidance.loss(client, local, anchors, batch))
+        return torch.stack(parts).sum()
+
+    def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Callable[[Embedder, Batch], Tensor]:
+        """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            features = EncoderFeatures(client.model)
+            own = Bound(features, aligners_of(client.model))
+            return self.guided_task_loss(client, own, Bound(features, anchors), batch)
+
+        return loss
 
 
 def only_type(server: Server) -> str:
@@ -180,15 +228,7 @@ def only_type(server: Server) -> str:
 
 def server_parts(server: Server) -> Parts:
     """Which tensors of the one model are what."""
-    return Parts(server.blueprints[server.types[only_type(server)].architecture].places)
-
-
-def average_of(replies: Iterable[Reply], how: ModelMean) -> dict[str, Tensor]:
-    """Mean of the replies' weights, as they come."""
-    mean = WeightedMean()
-    for reply in replies:
-        mean.add(reply.weights, 1.0 if how == "uniform" else reply.num_examples)
-    return mean.take()
+    return Parts(server.global_models.blueprints[server.types[only_type(server)].architecture].places)
 
 
 def loss_reports(replies: Iterable[Reply]) -> dict[str, float]:
@@ -197,34 +237,6 @@ def loss_reports(replies: Iterable[Reply]) -> dict[str, float]:
 
 def selected(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
     return Weights({name: tensors[name] for name in names})
-
-
-# ---- client half
-
-
-def local_loss(
-    client: Client, task_weight: float, guidance: AnchorGuidance | None, local: Bound, anchors: Bound, batch: Batch
-) -> Tensor:
-    """AnchorGuidance and task, each with its factor (Eq. 2)."""
-    parts = []
-    if task_weight:  # first: a task that looks at positions leaves embeddings for the other
-        parts.append(task_weight * client.task.loss(local, client.head, batch))
-    if guidance:
-        parts.append(guidance.loss(client, local, anchors, batch))
-    return torch.stack(parts).sum()
-
-
-def anchored_loss(
-    client: Client, task_weight: float, guidance: AnchorGuidance | None, anchors: Mapping[str, Aligner]
-) -> Callable[[Embedder, Batch], Tensor]:
-    """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
-
-    def loss(model: Embedder, batch: Batch) -> Tensor:
-        features = EncoderFeatures(client.model)
-        own = Bound(features, aligners_of(client.model))
-        return local_loss(client, task_weight, guidance, own, Bound(features, anchors), batch)
-
-    return loss
 
 
 def task_loss(client: Client) -> Callable[[Embedder, Batch], Tensor]:

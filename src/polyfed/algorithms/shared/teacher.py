@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.alignment import Alignment
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
-from polyfed.aggregation.weighting import Evidence, Weighting
-from polyfed.aggregation.weightings.by_client import Count, Mean
+from polyfed.aggregation.weighting import Count, Evidence, Mean, Weighting
 from polyfed.algorithms.algorithm import FederationPlan, Reply, Server
 from polyfed.algorithms.shared.public_exchange import (
     GALLERY,
@@ -169,7 +168,7 @@ class Ensembles:
             known = {modality_of(output): self._server_outputs[output]}
         if part and len(known) < 2 and weights.needs_partner:
             return 0.0  # without a partner nobody can be told from others
-        items = self._server.parts[output].items if part else self._samples.items
+        items = self._server.public.parts[output].items if part else self._samples.items
         evidence = Evidence(
             values=values,
             output=modality_of(output),
@@ -216,7 +215,9 @@ class Ensembles:
         """
         server, own, target = self._server, self._server_outputs, target or self._teacher.target
         senders = of_part(self._senders)
-        server.arrays |= {f"weights.{name}": (self._ensembles[name].weights(), senders[name]) for name in senders}
+        server.diagnostics.arrays |= {
+            f"weights.{name}": (self._ensembles[name].weights(), senders[name]) for name in senders
+        }
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items()})
         means = {name: ensemble.result() for name, ensemble in self._ensembles.items()}
         server.record(**mean_norms(means))
@@ -263,7 +264,7 @@ def teacher_quality(
         index: among these, where there is no ``public.gallery``, on which nobody learns: on these pairs the server
             ranks better than on others, as it has trained on them.
     """
-    gallery = of_part(server.parts, GALLERY)
+    gallery = of_part(server.public.parts, GALLERY)
     judge_samples = next(iter(gallery.values())) if gallery else samples.subset(index)
     index = index.to(server.device)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -204,11 +204,11 @@ class _FewPublic:
 
     def cut(self, participant: Participant) -> None:
         """Leave a participant these alone, and as large a share of the other parts of the public set."""
-        if participant.public is None:
+        public = participant.public
+        if public.pairs is None:
             return
-        participant.public = participant.public.subset(self.index)
-        parts = participant.parts.items()
-        participant.parts = {name: _first(part, max(2, round(self.share * len(part)))) for name, part in parts}
+        parts = {name: _first(part, max(2, round(self.share * len(part)))) for name, part in public.parts.items()}
+        participant.public = replace(public, pairs=public.pairs.subset(self.index), parts=parts)
 
     def whole(self, moved: Moved) -> Moved:
         """What would cross of the whole public set."""

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Participant
+from polyfed.federation.participant import Participant, TrainingSetup
 from polyfed.federation.population import Population
 from polyfed.federation.server import loaded
 from polyfed.federation.settings import TrainingSettings
@@ -199,11 +199,7 @@ class Simulated:
             name=name,
             load_model=lambda weights: loaded(trained.model, weights),
             clock=Clock(run.seed if seed is None else seed, number, max(run.rounds, number), epochs),
-            objective=trained.task,
-            head_name=trained.head,
-            training=training,
-            precision=run.precision,
-            evaluation_batch=run.evaluation_batch,
+            setup=TrainingSetup(trained.task, trained.head, training, run.precision, run.evaluation_batch),
         )
 
     def figures(self, trained: TrainedModel, members: Mapping[str, Member]) -> dict[str, dict[str, float]]:

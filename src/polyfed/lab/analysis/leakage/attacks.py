@@ -27,9 +27,9 @@ from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples
 from polyfed.data.union import union
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Participant
+from polyfed.federation.participant import Participant, TrainingSetup
 from polyfed.federation.server import loaded
-from polyfed.federation.trainer import Clock
+from polyfed.federation.trainer import Clock, Optimizers
 from polyfed.lab.analysis.leakage.figures import Discrimination, Finding, leak_verdict
 from polyfed.lab.analysis.leakage.replies import SeenReply, SeenRound, is_equal, seen_round
 from polyfed.lab.analysis.simulated import Simulated, TrainedModel
@@ -393,16 +393,15 @@ class _Target:
                 name=f"{self.member.id}-shadow-{place}",
                 load_model=lambda weights: loaded(model, weights),
                 clock=Clock(seed, number, rounds, experiment.algorithm.epochs_a_round),
-                objective=self.member.settings.task,
-                head_name=self.head,
-                training=self.member.settings.training,
-                precision=experiment.run.precision,
-                optimizer_state=state,
+                setup=TrainingSetup(
+                    self.member.settings.task, self.head, self.member.settings.training, experiment.run.precision
+                ),
+                optimizers=Optimizers(state),
             )
             with isolated(seed, "shadow", place, number):
                 participant.fit(samples, epochs=local.epochs, steps=local.steps)
             # momentum goes on where the client's does
-            state = participant.trainer_states() if "optimizer" in experiment.algorithm.keeps else {}
+            state = participant.optimizers.kept() if "optimizer" in experiment.algorithm.keeps else {}
 
 
 def halves(samples: Samples, number: int, seed: int) -> Bool[Tensor, "k n"]:

@@ -1,1 +1,0 @@
-"""Weights over clients, one a module."""
