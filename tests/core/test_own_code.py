@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.core.own_code import own_code
+from polyfed.core.declarations import own_code
 from polyfed.core.settings import Settings
 
 OURS = """

@@ -12,9 +12,9 @@ import pytest
 
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_fully
-from polyfed.core.secret import kept_secret
 from polyfed.privacy.accounting import PrivacyCost
 from polyfed.privacy.guard import ledger_at
+from polyfed.privacy.secret import kept_secret
 from polyfed.privacy.spending import LedgerLine, SpendingLedger
 
 KEY = b"k" * 32

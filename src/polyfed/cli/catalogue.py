@@ -126,7 +126,7 @@ def _settings_in(
     owner: type[Settings], *, sections: bool, path: str = "", given: Settings | None = None
 ) -> Iterator[Setting]:
     """Settings of a class with its defaults, or those of an instance; of ``sections``, each of theirs with its path."""
-    from polyfed.core.effects import shown
+    from polyfed.core.settings import shown
 
     for field, info in owner.model_fields.items():
         default = getattr(given, field) if given else info.get_default(call_default_factory=True)

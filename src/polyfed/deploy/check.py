@@ -21,7 +21,6 @@ from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, PayloadError
 from polyfed.core.randomness import isolated
-from polyfed.core.secret import read_secret
 from polyfed.deploy.check_network import Finding, Level, check_server, expiry, guarded
 from polyfed.deploy.demands import planned_for_samples, read_plan, require_affordable_here, require_protection, unlike
 from polyfed.deploy.files import SiteFolder, is_private
@@ -36,6 +35,7 @@ from polyfed.privacy.accounting import between_sets, epsilon_of, fits
 from polyfed.privacy.guard import PRIVATE, ledger_at
 from polyfed.privacy.masking.mask_keeper import masking_replies
 from polyfed.privacy.policy import Sendable, SentField
+from polyfed.privacy.secret import read_secret
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import KIND_KEYS
 from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
-from polyfed.core.files import write_atomically
-from polyfed.core.places import paths_from
+from polyfed.core.files import paths_from, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
 from polyfed.deploy.flower_programs import link_to

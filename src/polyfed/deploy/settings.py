@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.places import Place, paths_from
+from polyfed.core.files import Place, paths_from
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.settings import SiteSettings
 from polyfed.privacy.accounting import Neighbours

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.files import require_plain
-from polyfed.core.places import named_in, whole
+from polyfed.core.files import named_in, require_plain, whole
 from polyfed.core.untrusted import file_json
 from polyfed.data.backbones import NO_CODE
 from polyfed.data.samples import Inputs

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from torch import Tensor
 
 from polyfed.core.device import Threads
-from polyfed.core.places import Place, named_in
+from polyfed.core.files import Place, named_in
 from polyfed.core.settings import Settings
 from polyfed.data.images import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source

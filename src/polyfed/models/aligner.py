@@ -14,9 +14,8 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, require_default
 from polyfed.models.blocks import PostBlock, TransformerBlock, initialise
 from polyfed.models.towers import LocalFeatures, Positions, Splittable
 

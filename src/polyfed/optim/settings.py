@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from polyfed.core.effects import require_default
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, require_default
 from polyfed.optim.adamp import AdamP
 
 

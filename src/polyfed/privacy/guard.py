@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 
 from polyfed.core.errors import BudgetError, PayloadError
-from polyfed.core.secret import kept_secret, keyed_digest, read_secret
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, epsilon_of, fits
 from polyfed.privacy.private_training import PrivateTraining
 from polyfed.privacy.release import released
+from polyfed.privacy.secret import kept_secret, keyed_digest, read_secret
 from polyfed.privacy.settings import Budget, PrivacySettings, uncovered
 from polyfed.privacy.spending import LedgerLine, SpendingLedger
 from polyfed.wire.messages import Request

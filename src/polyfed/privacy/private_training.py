@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_map
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import brought_by
-from polyfed.core.secret import keyed_digest, uniform_draws
 from polyfed.data.samples import Batch, Samples
 from polyfed.models.trunks import by_sample
 from polyfed.privacy.accounting import EXTRA, PrivacyCost
 from polyfed.privacy.release import noisy
+from polyfed.privacy.secret import keyed_digest, uniform_draws
 from polyfed.privacy.settings import SampleProtection
 from polyfed.tasks.task import Task
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
-from polyfed.core.secret import keyed_digest, normal_draws
+from polyfed.privacy.secret import keyed_digest, normal_draws
 from polyfed.privacy.settings import EXAMPLES, ReplyProtection
 from polyfed.wire.payload import Logits, Payload, Prototypes, PublicRows, TensorBundle, Weights
 

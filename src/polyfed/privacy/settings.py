@@ -10,10 +10,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
-from polyfed.core.places import Place
-from polyfed.core.settings import Settings
+from polyfed.core.files import Place
+from polyfed.core.settings import Settings, require_default
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, noise_for
 from polyfed.privacy.clipping import Clipping
 from polyfed.privacy.rules import RobustRule

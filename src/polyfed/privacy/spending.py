@@ -14,9 +14,9 @@ from pathlib import Path
 
 from polyfed.core.errors import DataError
 from polyfed.core.files import sync_folder, write_atomically, write_fully
-from polyfed.core.secret import keyed_digest
 from polyfed.core.untrusted import file_json
 from polyfed.privacy.accounting import PrivacyCost
+from polyfed.privacy.secret import keyed_digest
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ConfigError, RunError, nearest
-from polyfed.core.files import require_plain
-from polyfed.core.places import paths_from, whole
+from polyfed.core.files import paths_from, require_plain, whole
 from polyfed.core.untrusted import code_of
 from polyfed.runs.folder import FOLDERS, Checkpoint, RunFolder, chosen_model, saved_models, untrained_best
 from polyfed.runs.records import SERVER, RunRecords

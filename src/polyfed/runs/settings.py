@@ -11,9 +11,8 @@ from pydantic import AfterValidator, Field, PrivateAttr, SerializeAsAny, field_v
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.device import Threads
-from polyfed.core.effects import NoEffectError
-from polyfed.core.places import start_of_paths
-from polyfed.core.settings import Settings
+from polyfed.core.files import start_of_paths
+from polyfed.core.settings import NoEffectError, Settings
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import InProcess
 from polyfed.engines.run_spec import RunSpec

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, require_default
 
 if TYPE_CHECKING:  # pages of finished runs do without torch
     from polyfed.algorithms.algorithm import Algorithm

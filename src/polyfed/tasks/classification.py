@@ -13,9 +13,8 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, require_default
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_count

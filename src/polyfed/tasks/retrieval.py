@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from torch import nn
 
-from polyfed.core.effects import require_default
+from polyfed.core.settings import require_default
 from polyfed.data.samples import Samples
 from polyfed.losses.info_nce import InfoNCE, Reduction
 from polyfed.losses.soft_contrastive import SoftContrastive

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int64
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.settings import require_default
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.view import View
 from polyfed.data.views.pixels import Masks

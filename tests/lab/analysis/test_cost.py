@@ -12,9 +12,8 @@ from torch import nn
 
 import polyfed
 from polyfed.core.errors import ExchangeError
-from polyfed.core.memory import PeakMemory
 from polyfed.data.scenery.wording import TOPICS
-from polyfed.lab.analysis.cost import ModelSize, RoundCosts, round_costs
+from polyfed.lab.analysis.cost import ModelSize, PeakMemory, RoundCosts, round_costs
 from polyfed.runs.experiment import Experiment
 from small_federations import Config, pixels, three_kinds, words
 

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int64, UInt8
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.settings import require_default
 from polyfed.data.cache import Decoding, Undecoded, decoded
 from polyfed.data.images import Augment, ImageFit, MaskResampling, MeanStd, Normalisation, Resampling, normalised
 from polyfed.data.samples import Inputs

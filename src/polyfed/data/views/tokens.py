@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int32, Int64
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.core.own_code import own_code
+from polyfed.core.declarations import own_code
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import kept_numbers
 from polyfed.data.samples import Inputs

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.places import whole
+from polyfed.core.files import whole
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import parse_settings
 from polyfed.data.samples import Samples

@@ -11,10 +11,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.declarations import own_code
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.files import write_atomically
-from polyfed.core.own_code import own_code
-from polyfed.core.places import whole
+from polyfed.core.files import whole, write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import path_of
 from polyfed.lab.studies.study import Overrides, Point, Study, point_label

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
+from polyfed.core.declarations import own_code
 from polyfed.core.errors import ConfigError
-from polyfed.core.own_code import own_code
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run

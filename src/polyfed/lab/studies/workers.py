@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from polyfed.core.activity import heard_by, preparing
+from polyfed.core.declarations import own_code
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import PolyfedError, RunError
-from polyfed.core.own_code import own_code
 from polyfed.core.untrusted import file_json
 from polyfed.lab.studies.cells import MODELS, RECORDS, CellFigures, Places
 from polyfed.lab.studies.column import ColumnSettings

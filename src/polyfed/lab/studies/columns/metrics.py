@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.settings import require_default
 from polyfed.federation.paces import Sync
 from polyfed.federation.settings import ServerSettings
 from polyfed.lab.studies.column import ColumnSettings

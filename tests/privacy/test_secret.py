@@ -11,7 +11,7 @@ import torch
 from scipy.stats import kstest
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.secret import kept_secret, keyed_digest, normal_draws, read_secret, uniform_draws
+from polyfed.privacy.secret import kept_secret, keyed_digest, normal_draws, read_secret, uniform_draws
 
 KEY = keyed_digest(b"fixed", b"for tests")
 
