@@ -22,6 +22,12 @@ SPLIT_NAMES = {
 }
 """Our splits, and what others call them; Karpathy's ``restval`` is trained on."""
 
+TEXT_NAMES = (
+    *("captions", "caption", "text", "texts", "comment", "sentence", "title", "description", "report", "review"),
+    *("finding", "impression", "raw", "question", "answer"),
+)
+"""Usual names of columns of texts, the likeliest first."""
+
 _FILE_COLUMNS = (FILE, "filename", "file", "image", "image_name", "image_path", "img", "picture", "photo", "path")
 _KNOWN = (
     *("dataset_*.json", "dataset.json", "annotations/captions_*.json", "captions_*.json", "*.token", "*.token.txt"),
@@ -31,11 +37,15 @@ _KNOWN = (
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _READABLE = (".json", *_TABLES, ".txt", ".token")
 _TOKEN = re.compile(r"(?P<file>[^#\t]+)(#\d+)?\t(?P<text>.+)")
-_TEXTS = re.compile("(caption|text|sentence|comment|report|finding|impression|question|answer)s?|raw")
 # written as programs write numbers: 007, 1e5 and 12:30 are names
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?|-?\d(\.\d+)?e[+-]\d+", re.ASCII)
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 """Files, of which any is in what ``save_to_disk`` of ``datasets`` wrote."""
+
+
+def holds_texts(name: str) -> bool:
+    """Whether a column, by its name, holds texts: neither numbers nor classes, whatever these look like."""
+    return name.lower() in TEXT_NAMES or name.lower().removesuffix("s") in TEXT_NAMES
 
 
 def split_called(name: str) -> str | None:
@@ -137,7 +147,7 @@ def _csv(text: str) -> Rows:
 def _numbers(name: str, texts: list[str | None]) -> list[Any]:
     """A column as numbers, where writing these gives each text again, and its name is not that of texts."""
     known = {text for text in texts if text is not None}
-    is_named_text = name.lower() in _FILE_COLUMNS or _TEXTS.fullmatch(name.lower())
+    is_named_text = name.lower() in _FILE_COLUMNS or holds_texts(name)
     if is_named_text or not known or not all(map(_NUMBER.fullmatch, known)):
         return texts
     kind = int if all(text.removeprefix("-").isdigit() for text in known) else float

@@ -41,22 +41,21 @@ def content_digest(column: Column, context: DataContext, items: Int64[Tensor, " 
     if column.recipe:
         return fingerprint_of(column.recipe, chosen)
     path = context.cache / f"content-{fingerprint_of(_VERSION, column.fingerprint, chosen)}.json"
-    return bytes(remembered(path, lambda: list(_digest(column, context.pixels, items)))).hex()
 
+    def compute() -> list[int]:
+        digest, values = hashlib.blake2b(digest_size=_BYTES), column.values
+        chosen = torch.arange(len(values)) if items is None else items
+        for start in range(0, len(chosen), _CHUNK):
+            rows = chosen[start : start + _CHUNK].numpy()
+            for row, value in zip(rows.tolist(), values.take(pa.array(rows)).to_pylist(), strict=True):
+                try:
+                    for part in _parts(value, column, context.pixels):
+                        digest.update(part)
+                except (OSError, ValueError) as error:
+                    raise DataError(f"{column.where}, row {row}: {error}; mend or leave out the row") from error
+        return list(digest.digest())
 
-def _digest(column: Column, pixels: int, items: Int64[Tensor, " n"] | None) -> bytes:
-    digest = hashlib.blake2b(digest_size=_BYTES)
-    values = column.values
-    items = torch.arange(len(values)) if items is None else items
-    for start in range(0, len(items), _CHUNK):
-        rows = items[start : start + _CHUNK].numpy()
-        for row, value in zip(rows.tolist(), values.take(pa.array(rows)).to_pylist(), strict=True):
-            try:
-                for part in _parts(value, column, pixels):
-                    digest.update(part)
-            except (OSError, ValueError) as error:
-                raise DataError(f"{column.where}, row {row}: {error}; mend or leave out the row") from error
-    return digest.digest()
+    return bytes(remembered(path, compute)).hex()
 
 
 def _parts(value: Any, column: Column, pixels: int) -> Iterator[bytes]:

@@ -78,7 +78,9 @@ def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[I
         ConfigError: there is no such column, or it holds neither whole numbers nor truth values nor texts.
     """
     if not of:
-        known = list(filter(None, map(_of_target, splits)))
+        labels = [item_labels(split) for split in splits]
+        names_of = [dict(enumerate(split.classes.get(item_target(split) or "", ()))) for split in splits]
+        known = [ItemClasses(own, names) for own, names in zip(labels, names_of, strict=True) if own is not None]
         return known if len(known) == len(splits) else None
     columns = [_Joined(splits, name, f"{key}: '{name}'") for name in of]
     # columns that are all bits are a set of marks; one that is not makes tuples of them all
@@ -91,12 +93,6 @@ def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[I
         classes.append(ItemClasses(torch.from_numpy(numbers[own]), names, codes, values))
         start = own.stop
     return classes
-
-
-def _of_target(split: Split) -> ItemClasses | None:
-    labels = item_labels(split)
-    names = split.classes.get(item_target(split) or "", ())
-    return None if labels is None else ItemClasses(labels, dict(enumerate(names)))
 
 
 def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
@@ -128,13 +124,22 @@ class _Joined:
             columns = [split.read(name) for split in splits]
         except DataError as error:
             raise ConfigError(f"{where} cannot be read: {error}") from error
-        parts = [_usable_values(column, where) for column in columns]
+        parts = []
+        for column in columns:
+            kind = column.values.type
+            parts.append(column.values.cast(kind.value_type) if pa.types.is_dictionary(kind) else column.values)
+            if not any(fits(parts[-1].type) for fits in (is_text, pa.types.is_integer, pa.types.is_boolean)):
+                needed = "needed is one whole number, truth value or text an item"
+                raise ConfigError(f"{where} holds {kind} ({column.where}); {needed}")
         distinct = {value for part in parts for value in part.unique().to_pylist()}
         self.name = name
         # null is set apart, as it cannot be compared with other values
         self.values: list[Any] = sorted(distinct - {None})
         self.is_bit = distinct <= {0, 1} and not any(column.encoded for column in columns)
-        self.classes = _class_names(splits, name)
+        named = (
+            split.classes[target] for split in splits for target in split.classes if split.targets.get(target) == name
+        )
+        self.classes: Sequence[str] = next(named, ())
         if None in distinct:
             self.values.insert(0, None)
         codes = [pc.index_in(part, value_set=pa.array(self.values, part.type)).to_numpy() for part in parts]
@@ -148,24 +153,6 @@ class _Joined:
         """How a class with this value is called: a bare number says of which column it is."""
         value, name = self.values[code], _name(self.values[code], self.classes)
         return name if isinstance(value, str) or self.classes else f"{self.name} {name}"
-
-
-def _usable_values(column: Column, where: str) -> pa.ChunkedArray:
-    kind = column.values.type
-    values = column.values.cast(kind.value_type) if pa.types.is_dictionary(kind) else column.values
-    if not (is_text(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
-        needed = "needed is one whole number, truth value or text an item"
-        raise ConfigError(f"{where} holds {kind} ({column.where}); {needed}")
-    return values
-
-
-def _class_names(splits: Sequence[Split], column: str) -> Sequence[str]:
-    """Names of the classes of a target that is read from the column; none if there is no such target."""
-    for split in splits:
-        for target, names in split.classes.items():
-            if split.targets.get(target) == column:
-                return names
-    return ()
 
 
 def _name(value: bool | int | str | None, classes: Sequence[str]) -> str:
@@ -214,8 +201,5 @@ def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
     # not \b, which would never match beside a word that ends in a mark, such as "c++"
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?:s|es)?(?!\w)")
     lists = items if column.nested else [[item] for item in items]
-    return torch.tensor([_any(pattern, texts or ()) for texts in lists], dtype=torch.bool)
-
-
-def _any(pattern: re.Pattern[str], texts: Iterable[str | None]) -> bool:
-    return any(pattern.search(text.lower()) for text in texts if text)
+    found = (any(pattern.search(text.lower()) for text in texts or () if text) for texts in lists)
+    return torch.tensor([*found], dtype=torch.bool)

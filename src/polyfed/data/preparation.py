@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,15 +17,13 @@ import pyarrow.parquet as pq
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
-from polyfed.data.annotations import FILE, SPLIT_NAMES
+from polyfed.data.annotations import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
 from polyfed.data.arrow import innermost, is_list, is_text, lacking
 from polyfed.data.images import decode, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.sources.folder import AUDIO, IMAGE, Folder
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable
 
-_TEXTS = ("captions", "caption", "text", "texts", "comment", "sentence", "title", "description", "report", "review")
-_REPEATING = re.compile("(" + "|".join(_TEXTS) + "|finding|impression|raw)s?")  # texts, however few differ
 _LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
 _FEW = 1000  # different values above which texts are no names of classes
 _NO_CONTENT = ("file_name", "split", "id", "path", "url")
@@ -49,11 +46,18 @@ class ColumnRoles:
         """By the usual names; else by what values look like: texts are long and differ, classes repeat."""
         image = _first(field.name for field in table.schema if is_picture(field.type))
         free = [name for name in table.column_names if name != image and name.lower() not in _NO_CONTENT]
-        texts = _texts(table, free)
-        unusual = [name for name in texts if not _REPEATING.fullmatch(name.lower())]
-        label = _called(free, _LABELS) or _first(filter(lambda name: _repeats(table.column(name)), unusual))
+        texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
+
+        def is_of_classes(name: str) -> bool:
+            values = table.column(name)
+            if holds_texts(name) or is_list(values.type) or not len(values):  # texts, however few differ
+                return False
+            different = len(values.unique())
+            return different <= _FEW and 2 * different <= len(values)
+
+        label = _called(free, _LABELS) or _first(filter(is_of_classes, texts))
         others = [name for name in texts if name != label]
-        return cls(image, _called(others, _TEXTS) or _first(others), label)
+        return cls(image, _called(others, TEXT_NAMES) or _first(others), label)
 
     def absent(self, splits: Mapping[str, SplitTable]) -> list[str]:
         """Which splits lack classes that another has."""
@@ -94,10 +98,6 @@ class ColumnRoles:
         return f"columns: {{{named}}}" + (f", targets: {{label: {self.label}}}" if self.label else "")
 
 
-def _texts(table: pa.Table, names: Sequence[str]) -> list[str]:
-    return [name for name in names if is_text(innermost(table.schema.field(name).type))]
-
-
 def _first(names: Iterable[str]) -> str | None:
     return next(iter(names), None)
 
@@ -109,13 +109,6 @@ def is_picture(kind: pa.DataType) -> bool:
 def _called(names: Sequence[str], usual: Sequence[str]) -> str | None:
     lower = {name.lower(): name for name in reversed(names)}
     return next((lower[name] for name in usual if name in lower), None)
-
-
-def _repeats(values: pa.ChunkedArray) -> bool:
-    if is_list(values.type) or not len(values):
-        return False
-    different = len(values.unique())
-    return different <= _FEW and 2 * different <= len(values)
 
 
 REPORT = "report.json"

@@ -7,7 +7,7 @@ import hashlib
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -332,7 +332,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     return Split(
         source=name,
         name=table.split,
-        ids=_row_ids(table, rows) if table.ids is None else _column_ids(kept(table.ids), table.ids, table.place),
+        ids=_ids(table, rows, kept),
         columns=source.column_names,
         targets=dict(source.targets),
         classes={target: names for target, names in classes.items() if names},
@@ -355,8 +355,11 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
     """
     structs = _parts(source)
     for modality, column in source.column_names.items():
-        if column in structs:
-            _require_inputs(table, source, structs[column], f"source '{name}', columns.{modality}")
+        key = f"source '{name}', columns.{modality}"
+        for part in structs.get(column, ()):
+            table.require(part, f"{table.place} ({key})")
+            if part in source.targets.values():
+                raise DataError(f"{key}: column '{part}' is a target; leave it out")
 
     def read(column: str) -> pa.ChunkedArray:
         if column not in structs:
@@ -377,13 +380,6 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
     )
 
 
-def _require_inputs(table: SplitTable, source: TableSource, parts: Iterable[str], key: str) -> None:
-    for part in parts:
-        table.require(part, f"{table.place} ({key})")
-        if part in source.targets.values():
-            raise DataError(f"{key}: column '{part}' is a target; leave it out")
-
-
 def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
     uses = {f"columns.{modality}": column for modality, column in source.column_names.items()}
     uses |= {f"targets.{target}": column for target, column in source.targets.items()}
@@ -392,17 +388,12 @@ def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
     for use, column in [*chosen, ("matches", source.matches)]:
         if column is not None:
             table.require(column, f"{table.place} (source '{name}', {use})")
-    _require_lists(table, source.keep_first)
-    if source.matches is not None and not (is_text(kind := table.type_of(source.matches)) or pa.types.is_integer(kind)):
-        place = f"{table.place}, matches: column '{source.matches}'"
-        raise DataError(f"{place} holds {kind}; name one of texts or integers")
-
-
-def _require_lists(table: SplitTable, columns: Iterable[str]) -> None:
-    for column in columns:
-        if not is_list(table.type_of(column)):
-            place = f"{table.place}, keep_first: column '{column}'"
-            raise DataError(f"{place} holds {table.type_of(column)}; name one of lists")
+    for column in source.keep_first:
+        if not is_list(kind := table.type_of(column)):
+            raise DataError(f"{table.place}, keep_first: column '{column}' holds {kind}; name one of lists")
+    column = source.matches
+    if column is not None and not (is_text(kind := table.type_of(column)) or pa.types.is_integer(kind)):
+        raise DataError(f"{table.place}, matches: column '{column}' holds {kind}; name one of texts or integers")
 
 
 def _entries(table: SplitTable, source: TableSource, column: str) -> pa.ChunkedArray:
@@ -418,54 +409,44 @@ def _items(
     lenient, first = source.incomplete != "refuse", source.first.get(table.split)
     if not source.where and not lenient and first is None:
         return None, {}
-    fitting: Mask = np.arange(table.count()) < (table.count() if first is None else first)
-    fitting &= _where(table, source, names)
+    fitting: Mask = np.ones(table.count(), np.bool_)
+    wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
+    for column, values in wanted.items():
+        fitting &= _having(table, column, values, names.get(column, ()))
+    if not fitting.any():
+        asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
+        raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
+    fitting &= np.arange(len(fitting)) < (first or len(fitting))
     if not fitting.any():
         raise DataError(f"{table.place}: none of the items that fit where is among the first {first}; raise first")
     rows, left_out = _complete(table, source, fitting) if lenient else (fitting, {})
     return None if rows.all() else rows, left_out
 
 
-def _where(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]) -> Mask:
-    """Which rows have the values that are asked for."""
-    wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
-    fitting: Mask = np.ones(table.count(), np.bool_)
-    for column, values in wanted.items():
-        fitting &= _having(table, column, values, names.get(column, ()))
-    if not fitting.any():
-        asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
-        raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
-    return fitting
-
-
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
     """Which of the rows lack nothing, or no more than they may, and column -> how many of the others lack it."""
     keeps = set(source.column_names.values()) if source.incomplete == "keep" else set[str]()
-    gaps = {name: fitting & gap for name, gap in _gaps(table, source, keeps).items()}
-    # an item that has one of those to keep is kept
-    gone = np.logical_and.reduce([gaps[column] for column in keeps]) if keeps else np.zeros_like(fitting)
-    gone = np.logical_or.reduce([gone, *(gap for column, gap in gaps.items() if column not in keeps)])
-    left_out = {name: int((gap & gone).sum()) for name, gap in gaps.items() if (gap & gone).any()}
-    rows = fitting & ~gone
-    if not rows.any():
-        raise _nothing_left(table, int(fitting.sum()), left_out)
-    return rows, left_out
-
-
-def _nothing_left(table: SplitTable, total: int, left_out: Mapping[str, int]) -> DataError:
-    lacks = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
-    return DataError(f"{table.place}: all {total} items are incomplete, they lack {lacks}; name other columns")
-
-
-def _gaps(table: SplitTable, source: TableSource, keeps: Collection[str]) -> dict[str, Mask]:
-    """Column -> which rows lack it; of lists in ``keeps``, those that have no entry at all."""
     # a list of labels may be empty, which is no gap
     single = [column for column in source.targets.values() if not is_list(table.type_of(column))]
-    full, gaps = np.zeros(table.count(), np.bool_), {}
+    gaps, gone, lacks_all = dict[str, Mask](), np.zeros_like(fitting), fitting.copy()
     for column in dict.fromkeys((*source.column_names.values(), *single)):
-        lacks = empty if column in keeps else lacking
-        gaps[column] = full if _is_known_full(table, column) else lacks(_entries(table, source, column))
-    return gaps
+        gap = np.zeros_like(fitting)
+        if not _is_known_full(table, column):
+            gap = fitting & (empty if column in keeps else lacking)(_entries(table, source, column))
+        gaps[column] = gap
+        if column in keeps:  # an item that has one of those to keep is kept
+            lacks_all &= gap
+        else:
+            gone |= gap
+    gone |= lacks_all if keeps else False
+    left_out = {column: int((gap & gone).sum()) for column, gap in gaps.items() if (gap & gone).any()}
+    rows = fitting & ~gone
+    if not rows.any():
+        lacks = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
+        raise DataError(
+            f"{table.place}: all {int(fitting.sum())} items are incomplete, they lack {lacks}; name other columns"
+        )
+    return rows, left_out
 
 
 def _is_known_full(table: SplitTable, column: str) -> bool:
@@ -474,23 +455,28 @@ def _is_known_full(table: SplitTable, column: str) -> bool:
     return not is_text(kind) and not is_list(kind) and table.filled(column)
 
 
-_FITS: dict[type, Callable[[pa.DataType], bool]] = {bool: pa.types.is_boolean, int: pa.types.is_integer, str: is_text}
-_WANTED = {
-    bool: "true or false",
-    int: "an integer (or, where the column has class names, one of these)",
-    str: "a text (in quotes if it looks like a number)",
+_FITS: Mapping[type, tuple[Callable[[pa.DataType], bool], str]] = {
+    bool: (pa.types.is_boolean, "give true or false"),
+    int: (pa.types.is_integer, "give an integer (or, where the column has class names, one of these)"),
+    str: (is_text, "give a text (in quotes if it looks like a number)"),
 }
+"""Type of a value in settings -> columns that may hold it, and what these want."""
 
 
 def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Sequence[str]) -> Mask:
     """Which rows have one of the values; a class may be given by its name."""
     place = f"{table.place}, where.{column}"
     stored = [_stored(value, table.type_of(column), names, place) for value in wanted]
-    values = _comparable(table.read(column))
+
+    def read(column_of: Callable[[str], pa.ChunkedArray]) -> pa.ChunkedArray:
+        values = column_of(column)  # shards and splits may hold a column as integers of different width
+        return values.cast(pa.int64()) if pa.types.is_integer(values.type) else values
+
+    values = read(table.read)
     present = set(values.unique().to_pylist())
     if table.everywhere is not None and not present.issuperset(stored):
         # a value that this split happens to lack is no mistake
-        present |= set(_comparable(table.everywhere(column)).unique().to_pylist())
+        present |= set(read(table.everywhere).unique().to_pylist())
     for value, number in zip(wanted, stored, strict=True):
         if number not in present:
             words = sorted(str(names[entry] if names else entry) for entry in present - {None})
@@ -503,21 +489,16 @@ def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Seq
 
 def _stored(value: _Plain, kind: pa.DataType, names: Sequence[str], place: str) -> _Plain:
     """A value as it stands in a column: the number of a class that is given by its name."""
-    if _FITS[type(value)](kind):
+    if _FITS[type(value)][0](kind):
         return value
     if isinstance(value, str) and names and pa.types.is_integer(kind):
         if value not in names:
             raise DataError(f"{place}: no class '{value}'; {nearest(value, names)}")
         return names.index(value)
     given = str(value).lower() if isinstance(value, bool) else repr(value)
-    remedies = [f"give {words}" for python, words in _WANTED.items() if _FITS[python](kind)]
+    remedies = [remedy for fits, remedy in _FITS.values() if fits(kind)]
     remedy = (*remedies, "name a column of booleans, integers or texts")[0]
     raise DataError(f"{place}: the column holds {kind}, which {given} is not; {remedy}")
-
-
-def _comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    # shards and splits may hold a column as integers of different width
-    return values.cast(pa.int64()) if pa.types.is_integer(values.type) else values
 
 
 def _classes(
@@ -553,18 +534,16 @@ def _codes(table: SplitTable, column: str, names: Mapping[str, Sequence[str]]) -
     return numbers if from_one or numbers[-1] + 1 > _SPARSE * len(numbers) else []
 
 
-def _row_ids(table: SplitTable, rows: Mask | None) -> tuple[str, ...]:
-    numbers = range(table.count()) if rows is None else np.flatnonzero(rows).tolist()
-    return tuple(f"{table.place}:{row}" for row in numbers)
-
-
-def _column_ids(column: pa.ChunkedArray, name: str, place: str) -> tuple[str, ...]:
-    values = column.to_pylist()
+def _ids(table: SplitTable, rows: Mask | None, read: Callable[[str], pa.ChunkedArray]) -> tuple[str, ...]:
+    if table.ids is None:
+        numbers = range(table.count()) if rows is None else np.flatnonzero(rows).tolist()
+        return tuple(f"{table.place}:{row}" for row in numbers)
+    values, what = read(table.ids).to_pylist(), f"{table.place}, column '{table.ids}'"
     if None in values:
-        raise DataError(f"{place}, column '{name}', row {values.index(None)}: no id; every item needs one")
+        raise DataError(f"{what}, row {values.index(None)}: no id; every item needs one")
     ids = tuple(map(str, values))
     if len(set(ids)) < len(ids):
         twice, count = Counter(ids).most_common(1)[0]
         remedy = "an item is one row (several captions go into a list), or leave `id` out"
-        raise DataError(f"{place}, column '{name}': id '{twice}' occurs {count} times; {remedy}")
+        raise DataError(f"{what}: id '{twice}' occurs {count} times; {remedy}")
     return ids

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,7 +21,6 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import (
     BackboneTower,
     ImagePreparation,
-    InputKind,
     Pool,
     Preparation,
     Prepared,
@@ -127,7 +126,16 @@ class Features(View):
         path = context.cache / f"{self._stem(folder, 'shape')}.json"
         key = str(path)
         if key not in context.fitted:
-            context.fitted[key] = InputSpec(tuple(remembered(path, lambda: list(self._shape(folder)))))
+
+            def shape() -> list[int]:
+                one = self.prepare(folder).shape
+                is_text = input_kind(folder, self.tower) == "text"
+                blank = torch.zeros(1, *one, dtype=torch.int64 if is_text else torch.float32, device="meta")
+                mask = torch.ones(1, *one, dtype=torch.bool, device="meta") if is_text else None
+                outlined = outline(folder, self.pool, self.tower, self.left)(blank)
+                return list(self.averaged(outlined, mask).shape[1:])
+
+            context.fitted[key] = InputSpec(tuple(remembered(path, shape)))
         spec = context.fitted[key]
         assert isinstance(spec, InputSpec)
         return spec
@@ -138,39 +146,26 @@ class Features(View):
         Raises:
             ConfigError: the folder lacks the preprocessor or the tokenizer.
         """
-        of: dict[InputKind, Callable[[Path], Preparation]] = {
-            "picture": self._of_pictures,
-            "text": self._of_texts,
-            "sound": self._of_sounds,
-        }
-        return of[input_kind(folder, self.tower)](folder)
-
-    def _of_pictures(self, folder: Path) -> ImagePreparation:
-        if self.positions is not None and math.isqrt(self.positions) ** 2 != self.positions:
-            raise ConfigError(f"view features: positions is {self.positions}, of pictures a square such as 4 or 9")
-        return ImagePreparation.of(folder, self.size, self.fit)
-
-    def _of_sounds(self, folder: Path) -> SoundPreparation:
-        if self.positions is not None:
-            raise ConfigError(f"view features: positions is {self.positions}, but those of sounds are not averaged")
-        return SoundPreparation.of(folder)
-
-    def _of_texts(self, folder: Path) -> TextPreparation:
+        positions, what = self.positions, f"view features: positions is {self.positions}"
+        match input_kind(folder, self.tower):
+            case "picture":
+                if positions is not None and math.isqrt(positions) ** 2 != positions:
+                    raise ConfigError(f"{what}, of pictures a square such as 4 or 9")
+                return ImagePreparation.of(folder, self.size, self.fit)
+            case "sound":
+                if positions is not None:
+                    raise ConfigError(f"{what}, but those of sounds are not averaged")
+                return SoundPreparation.of(folder)
         most = most_tokens(folder)
         if most is not None and self.length > most:
-            what = f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
-            raise ConfigError(f"{what}{most} tokens; set the view's length to {most} or less")
-        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not self.positions)
+            raise ConfigError(
+                f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
+                f"{most} tokens; set the view's length to {most} or less"
+            )
+        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not positions)
 
     def _folder(self, context: DataContext) -> Path:
         return locate(self.backbone, context.weights, key="view features, backbone", hub=context.hub)
-
-    def _shape(self, folder: Path) -> tuple[int, ...]:
-        shape = self.prepare(folder).shape
-        is_text = input_kind(folder, self.tower) == "text"
-        blank = torch.zeros(1, *shape, dtype=torch.int64 if is_text else torch.float32, device="meta")
-        mask = torch.ones(1, *shape, dtype=torch.bool, device="meta") if is_text else None
-        return tuple(self.averaged(outline(folder, self.pool, self.tower, self.left)(blank), mask).shape[1:])
 
     def averaged(self, features: Tensor, mask: Tensor | None) -> Tensor:
         return features if self.positions is None else averaged_neighbours(features, mask, self.positions)
@@ -178,9 +173,11 @@ class Features(View):
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
         # batch_size is not among them: it changes the speed only
-        of: dict[InputKind, list[Any]] = {"picture": [self.size, self.fit], "sound": []}
-        kind = input_kind(folder, self.tower)
-        settings = of[kind] if kind in of else [self.length, *filter(None, [full_length(folder)])]
+        settings: list[Any] = {"picture": [self.size, self.fit], "sound": []}.get(
+            takes := input_kind(folder, self.tower), []
+        )
+        if takes == "text":
+            settings = [self.length, *filter(None, [full_length(folder)])]
         settings += [] if self.positions is None else [self.positions]
         settings += [] if self.left is None else ["before last", self.left]
         pool = pool_of(self.pool, self.tower)
@@ -193,10 +190,7 @@ class FeatureComputation:
     """Features of any rows of a column, which is read when it is needed, as the backbone is."""
 
     def __init__(self, view: Features, folder: Path, column: Column, context: DataContext) -> None:
-        self.view = view
-        self.folder = folder
-        self.column = column
-        self.context = context
+        self.view, self.folder, self.column, self.context = view, folder, column, context
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @functools.cached_property
@@ -309,23 +303,20 @@ class Native(View):
             ConfigError: the folder cannot be had, or lacks its preprocessor or tokenizer.
         """
         folder = locate(self.backbone, context.weights, key="view native, backbone", hub=context.hub)
-        of: dict[InputKind, Callable[[Path], Pixels | Tokens | Mel]]
-        of = {"picture": self._pixels, "text": self._tokens, "sound": self._mel}
-        return of[input_kind(folder, self.tower)](folder)
-
-    def _mel(self, folder: Path) -> Mel:
-        own = SoundPreparation.of(folder)
-        return Mel(rate=own.rate, bands=own.bands, frames=own.frames, mean=own.mean, std=own.std, layout="positions")
-
-    def _pixels(self, folder: Path) -> Pixels:
-        own = ImagePreparation.of(folder, self.size, self.fit)
-        # pixels from 0 to 1 are 255 factors
-        span = 255 * own.factor
-        red, green, blue = (value / span for value in own.mean)
-        constants = MeanStd(mean=(red, green, blue), std=tuple(value / span for value in own.std))
-        return Pixels(size=own.size, fit=own.fit, resampling=own.resampling, normalise=constants, augment=self.augment)
-
-    def _tokens(self, folder: Path) -> Tokens:
+        match input_kind(folder, self.tower):
+            case "picture":
+                own = ImagePreparation.of(folder, self.size, self.fit)
+                # pixels from 0 to 1 are 255 factors
+                span = 255 * own.factor
+                red, green, blue = (value / span for value in own.mean)
+                constants = MeanStd(mean=(red, green, blue), std=tuple(value / span for value in own.std))
+                return Pixels(
+                    size=own.size, fit=own.fit, resampling=own.resampling, normalise=constants, augment=self.augment
+                )
+            case "sound":
+                sound = SoundPreparation.of(folder)
+                constant = {"mean": sound.mean, "std": sound.std}
+                return Mel(rate=sound.rate, bands=sound.bands, frames=sound.frames, layout="positions", **constant)
         require_tokenizer(folder)
         most = most_tokens(folder)
         length = self.length if most is None else min(self.length, most)
