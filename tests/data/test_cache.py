@@ -1,10 +1,8 @@
 """The caches: pictures that are decoded once, features that are computed once, remembered integers."""
 
-import io
 import multiprocessing
 import os
 import signal
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,12 +69,6 @@ def test_crop_keeps_the_middle_square(tmp_path: Path) -> None:
     assert squash[0, 0, 0, 0] < 50
 
 
-def test_nested_and_plain_bytes_columns(tmp_path: Path) -> None:
-    shades = [encoded(Image.new("RGB", (4, 4), (k, k, k))) for k in (10, 20, 30)]
-    pictures = decoded(column_of([shades[:2], [], shades[2:]]), 4, tmp_path)
-    assert pictures[:, 0, 0, 0].tolist() == [10, 20, 30]
-
-
 def test_empty_column(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     assert decoded(column_of(pa.array([], kind), "e"), 8, tmp_path).shape == (0, 3, 8, 8)
@@ -117,15 +109,6 @@ def test_pictures_are_turned_upright() -> None:
     assert pixels[0, 7].min() == 255
 
 
-def test_big_jpeg_is_drafted_to_nearly_the_same_pixels() -> None:
-    y, x = np.mgrid[0:256, 0:256]
-    smooth = np.stack([x, y, 255 - x], -1).astype(np.uint8)
-    data = encoded(Image.fromarray(smooth), "JPEG", quality=95)
-    with Image.open(io.BytesIO(data)) as image:
-        full = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)).transpose(2, 0, 1).astype(int)
-    assert np.abs(decode(data, 16, "squash", "bicubic").astype(int) - full).mean() < 2
-
-
 @pytest.mark.parametrize(
     "bad", [b"not a picture", b"", encoded(noise(0), "PNG")[:-60], encoded(noise(0), "JPEG")[:300]]
 )
@@ -163,19 +146,6 @@ def test_unusable_folder_names_folder_and_setting(tmp_path: Path, use: Callable[
     file.touch()
     with pytest.raises(DataError, match=rf"cache folder '{file}/inside' .*data\.cache_dir or POLYFED_CACHE"):
         use(file / "inside")
-
-
-def test_read_only_folder(tmp_path: Path) -> None:
-    decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    try:
-        assert len(decoded(column_of([struct_of(noise(0))]), 8, tmp_path)) == 1, "what is there can be used"
-        if os.access(tmp_path, os.W_OK):
-            pytest.skip("running as root: permissions do not hold")
-        with pytest.raises(DataError, match="POLYFED_CACHE"):
-            decoded(column_of([struct_of(noise(0))]), 16, tmp_path)
-    finally:
-        tmp_path.chmod(stat.S_IRWXU)
 
 
 def test_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,10 +241,3 @@ def test_pictures_that_are_not_decoded_ahead_are_the_same_and_read_row_by_row() 
     for rows in ([3, 1, 3], [1, 4]):
         np.testing.assert_array_equal(lazy[np.array(rows)], whole[np.arange(5)][rows])
     assert asked == [[1, 3], [4]]
-
-
-def test_a_damaged_picture_is_named_by_its_row() -> None:
-    pictures = Undecoded(column_of([struct_of(noise(0)), {"bytes": b"no picture", "path": "b.png"}]), HOW)
-    assert pictures[np.array([0])].shape == (1, 3, 8, 8)
-    with pytest.raises(DataError, match=r"row 1 \(path 'b.png'\): not a readable picture"):
-        pictures[np.array([0, 1])]

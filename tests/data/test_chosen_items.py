@@ -1,22 +1,238 @@
-"""Items once chosen: those that answer each other, targets that are not integers, caches of their own."""
+"""Which rows of a table are items: wanted values, gaps, right answers to each other, and caches of their own."""
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import ValidationError
 
-from item_tables import context_of, opened, table, written
+from item_tables import context_of, opened, picture, table, written
 from polyfed.core.errors import DataError
+from polyfed.data.arrow import lacking
 from polyfed.data.assembly import assemble, of_items
-from polyfed.data.backbones import quiet
+from polyfed.data.samples import Samples
+from polyfed.data.sources.parquet import Parquet, ParquetShards
+from polyfed.data.sources.questions import Questions
 from polyfed.data.tokenizers import Words
 from polyfed.data.view import DataContext
-from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
+from polyfed.federation.population import Population
+from polyfed.runs.experiment import Experiment
+from small_federations import tiny_experiment
+
+# ---- wanted values
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ({"ok": True}, [0, 2, 3, 5]),
+        ({"ok": [True, False]}, [0, 1, 2, 3, 4, 5]),
+        ({"country": "Italy"}, [0, 2, 5]),
+        ({"country": ["Spain", "Italy"]}, [0, 1, 2, 5]),
+        ({"group": "Thorax"}, [1, 2, 4]),
+        ({"group": 0}, [0, 3, 5]),
+        ({"group": ["Head", 1]}, [0, 1, 2, 3, 4, 5]),
+        ({"mention": 1}, [1, 3, 4]),
+        ({"ok": True, "country": "Italy", "mention": 0}, [0, 2, 5]),
+    ],
+)
+def test_items_have_the_wanted_values_in_every_column(tmp_path: Path, where: dict[str, Any], rows: list[int]) -> None:
+    split = opened(written(tmp_path), where=where, targets={"group": "group"})
+    whole = table()
+    assert list(split.ids) == [f"k{row}" for row in rows]
+    for column in whole.column_names:
+        everything = whole[column].to_pylist()
+        assert split.read(column).values.to_pylist() == [everything[row] for row in rows]
+    assert split.left_out == {}
+
+
+def test_ids_made_of_row_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    split = opened(written(tmp_path), where={"country": "Italy"}, id=None)
+    assert split.ids == ("set/train:0", "set/train:2", "set/train:5")
+    assert set(split.ids) < set(opened(tmp_path, id=None).ids), "an item is the same, whatever else is taken"
+
+
+def test_ids_need_be_unique_among_the_items_only(tmp_path: Path) -> None:
+    written(tmp_path, key=["a", "b", "a", "c", "b", "d"])
+    assert opened(tmp_path, where={"group": "Head"}).ids == ("a", "c", "d")
+    with pytest.raises(DataError, match="occurs 2 times"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"contry": "Italy"}, r"set/train \(source 's', where\): no column 'contry'; did you mean 'country'\?"),
+        (
+            {"country": "Itlay"},
+            r"set/train, where\.country: no item has 'Itlay'; did you mean 'Italy'\? valid: Ger",
+        ),
+        ({"country": ["Italy", "France"]}, r"where\.country: no item has 'France'; valid: Germany, Italy, Spain"),
+        ({"mention": 300}, r"where\.mention: no item has 300; valid: 0, 1"),
+        ({"group": "Thorx"}, r"where\.group: no class 'Thorx'; did you mean 'Thorax'\? valid: Head, Thorax"),
+        ({"group": 7}, r"where\.group: no item has 7; valid: Head, Thorax"),
+        ({"ok": "yes"}, r"where\.ok: the column holds bool, which 'yes' is not; give true or false"),
+        ({"mention": True}, r"where\.mention: the column holds int8, which true is not; give an integer"),
+        ({"country": 3}, r"where\.country: the column holds string, which 3 is not; give a text"),
+        ({"age": 1}, r"where\.age: the column holds double.*name a column of booleans, integers or texts"),
+        ({"captions": "one 1"}, r"where\.captions: the column holds list.*name a column of booleans"),
+        ({"country": "Spain", "ok": True}, r"none of 6 items fits where \{country: 'Spain', ok: True\}; ask for less"),
+    ],
+)
+def test_values_that_do_not_fit_are_named(tmp_path: Path, where: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(written(tmp_path), where=where)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"matches": "nte"}, r"matches\): no column 'nte'; did you mean 'note'\?"),
+        ({"matches": "age"}, "matches: column 'age' holds double; name one of texts or integers"),
+        ({"matches": "captions"}, "matches: column 'captions' holds list"),
+        ({"targets": {"y": "text"}}, "target 'y', column 'text': its texts are a modality already"),
+    ],
+)
+def test_columns_that_cannot_be_used_so_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(written(tmp_path), **settings)
+
+
+def test_a_value_that_only_another_split_has_is_no_mistake(tmp_path: Path) -> None:
+    written(written(tmp_path), "test", country=["Italy"] * 6)
+    assert len(opened(tmp_path, "test", where={"country": ["Italy", "Spain"]})) == 6
+    with pytest.raises(DataError, match=r"set/test: none of 6 items fits where \{country: 'Spain'\}"):
+        opened(tmp_path, "test", where={"country": "Spain"})
+
+
+# ---- other sources
+
+
+def test_questions_follow_the_source_that_they_are_of(tmp_path: Path) -> None:
+    written(tmp_path, captions=[["what", "who"]] * 6, tags=[["x", "y"], ["x", "z"], ["x", "y"], *[["q", "q"]] * 3])
+    inner = {"name": "parquet", "path": "set", "columns": {"image": "image"}, "where": {"country": "Italy"}}
+    source = Questions.model_validate({"of": inner, "question": "captions", "answers": "tags"})
+    split = source.open("train", name="s", data_dir=tmp_path)
+    assert len(split) == 3
+    assert "z" not in split.classes["answer"]
+    with pytest.raises(ValidationError, match="unknown key 'where'"):
+        Questions.model_validate({"of": inner, "where": {"country": "Italy"}})
+
+
+# ---- incomplete items
+
+
+NO_PICTURE = {"bytes": None, "path": None}
+
+
+def test_items_without_picture_text_or_target_are_left_out_and_counted(tmp_path: Path) -> None:
+    pictures = [picture(1), None, NO_PICTURE, picture(4), picture(5), picture(6)]
+    texts = ["a", None, "c", "\t ", "e", "f"]
+    written(tmp_path, image=pictures, text=texts, mention=pa.array([0, 1, 0, 1, None, 1], pa.int8()))
+    split = opened(tmp_path, incomplete="leave_out", targets={"y": "mention"})
+    assert split.ids == ("k0", "k5")
+    assert split.left_out == {"image": 2, "text": 2, "mention": 1}
+    assert split.modality("text").values.to_pylist() == ["a", "f"]
+    assert split.read("mention").values.to_pylist() == [0, 1]
+
+
+def test_only_what_is_listed_must_be_there_and_only_items_that_fit_are_counted(tmp_path: Path) -> None:
+    written(tmp_path, text=["a", None, "", "d", "e", "f"])
+    assert len(opened(tmp_path, incomplete="leave_out", columns={"image": "image"})) == 6
+    assert opened(tmp_path, incomplete="leave_out").left_out == {"text": 2}
+    refused = opened(tmp_path)
+    assert (len(refused), refused.left_out) == (6, {})
+    italian = opened(tmp_path, incomplete="leave_out", where={"country": "Italy"})
+    assert (italian.ids, italian.left_out) == (("k0", "k5"), {"text": 1})
+
+
+def test_lists_lack_when_empty_or_with_a_gap() -> None:
+    lists = pa.chunked_array([[["a"], [], None], [["b", None], ["c", " "], ["d", "e"]]])
+    assert lacking(lists).tolist() == [False, True, True, True, True, False]
+    numbers = pa.chunked_array([[1, None, 0]])
+    assert lacking(numbers).tolist() == [False, True, False]
+    path_only = pa.chunked_array([[{"bytes": None, "path": "a.jpg"}, {"bytes": b"", "path": None}, NO_PICTURE, None]])
+    assert lacking(path_only).tolist() == [False, False, True, True]
+    assert lacking(pa.chunked_array([], pa.string())).tolist() == []
+
+
+def test_lists_of_labels_are_not_judged(tmp_path: Path) -> None:
+    written(tmp_path, marks=pa.array([[0, 1], None, [1, 1], [0, 0], [1, 0], [0, 1]]))
+    split = opened(tmp_path, incomplete="leave_out", targets={"m": "marks"})
+    assert len(split) == 6
+    with pytest.raises(DataError, match=r"row 1: label None is not an integer; mend or leave out the row$"):
+        split.read("marks")
+
+
+def test_refused_gaps_say_what_to_set(tmp_path: Path) -> None:
+    written(tmp_path, mention=pa.array([0, 1, None, 1, 0, 1], pa.int8()), image=[None, *map(picture, range(5))])
+    split = opened(tmp_path, targets={"y": "mention"})
+    with pytest.raises(DataError, match=r"row 2: label None .*incomplete: leave_out"):
+        split.read("mention")
+    with pytest.raises(DataError, match=r"column 'image', row 0: no value.*incomplete: leave_out"):
+        Pixels(size=8).open(split.modality("image"), "image", context_of(tmp_path))
+
+
+def test_pictures_are_not_read_to_find_that_none_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, text=["a", None, "", "d", "e", "f"])
+    read: list[str] = []
+    original = ParquetShards.read
+
+    def noting(shards: ParquetShards, column: str) -> pa.ChunkedArray:
+        read.append(column)
+        return original(shards, column)
+
+    monkeypatch.setattr(ParquetShards, "read", noting)
+    opened(tmp_path, incomplete="leave_out")
+    assert "text" in read
+    assert "image" not in read
+    pictures = [None, *map(picture, range(5))]
+    written(tmp_path, image=pictures)
+    assert opened(tmp_path, incomplete="leave_out").left_out == {"image": 1}
+    assert "image" in read
+
+
+def test_files_without_statistics_are_read(tmp_path: Path) -> None:
+    folder = _made(tmp_path)
+    pq.write_table(table(image=[None, *map(picture, range(5))]), folder / "train.parquet", write_statistics=False)
+    assert opened(tmp_path, incomplete="leave_out").left_out == {"image": 1}
+
+
+def test_a_list_of_which_nothing_is_kept_is_a_gap(tmp_path: Path) -> None:
+    captions = [["", "late"], ["early"], [], ["a", "b"], [None, "c"], ["d", ""]]
+    columns = {"columns": {"image": "image", "text": "captions"}, "keep_first": {"captions": 1}}
+    written(tmp_path, captions=pa.array(captions, pa.list_(pa.string())))
+    assert opened(tmp_path, incomplete="leave_out", **columns).left_out == {"captions": 3}
+
+
+# ---- real data
+
+
+def test_medical_sets_become_usable() -> None:
+    if "POLYFED_DATA" not in os.environ:
+        pytest.skip("POLYFED_DATA is not set: no real data")
+    data = Path(os.environ["POLYFED_DATA"])
+    settings = {"columns": {"image": "image", "text": "text"}, "targets": {"finding": "covidx_label"}}
+    notes = Parquet.model_validate({"path": "covid_cxr_notes", "incomplete": "leave_out", **settings})
+    split = notes.open("train", name="notes", data_dir=data)
+    assert split.classes == {"finding": ("COVID-19", "normal", "pneumonia_other")}
+    assert split.left_out == {"text": 85, "covidx_label": 18}
+    captions = Parquet(path="medpix2", where={"caption_ok": True, "modality": "CT"}, matches="text_id")
+    assert 300 < len(captions.open("train", name="medpix", data_dir=data)) < 686
+
+
+def _made(folder: Path) -> Path:
+    (folder / "set").mkdir()
+    return folder / "set"
+
 
 # ---- right answers to each other
 
@@ -102,21 +318,6 @@ def test_boolean_targets_have_two_classes(tmp_path: Path) -> None:
 # ---- caches
 
 
-def test_pixels_of_a_selection_are_not_those_of_the_whole(tmp_path: Path) -> None:
-    written(tmp_path)
-    context = context_of(tmp_path)
-    shades = {}
-    for name, settings in {
-        "whole": {},
-        "italy": {"where": {"country": "Italy"}},
-        "ok": {"where": {"ok": True}},
-    }.items():
-        inputs = Pixels(size=8).open(opened(tmp_path, **settings).modality("image"), "image", context)
-        x = inputs(torch.arange(len(inputs)))
-        shades[name] = ((x[:, 0, 0, 0] + 1) * 127.5).round().int().tolist()
-    assert shades == {"whole": [0, 40, 80, 120, 160, 200], "italy": [0, 80, 200], "ok": [0, 80, 120, 200]}
-
-
 def test_the_same_items_share_their_cache_however_they_were_chosen(tmp_path: Path) -> None:
     written(tmp_path, text=["a", None, "c", "", "", "f"])
     stamps = [
@@ -131,21 +332,112 @@ def test_the_same_items_share_their_cache_however_they_were_chosen(tmp_path: Pat
     assert stamps[0] == stamps[1] != stamps[2] == stamps[3]
 
 
-def test_features_of_a_selection_are_not_those_of_the_whole(tmp_path: Path) -> None:
-    from transformers import ViTConfig, ViTModel
+def kept(folder: Path, columns: dict[str, list[Any]], **settings: Any) -> Samples:
+    (folder / "set").mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "set" / "train.parquet")
+    named = {"columns": {"image": "image", "text": "text"}, "targets": {"label": "label"}} | settings
+    split = Parquet(path="set", incomplete="keep", **named).open("train", name="s", data_dir=folder)
+    views = {"image": Pixels(size=8), "text": Tokens(length=4, tokenizer={"name": "hashing", "size": 50})}
+    return assemble(split, {name: views[name] for name in split.columns}, context_of(folder))
 
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    with quiet():
-        ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8), add_pooling_layer=False).save_pretrained(
-            tmp_path / "vit"
+
+def rows_of(samples: Samples) -> dict[str, list[int]]:
+    return {name: own.tolist() for name, own in samples.rows.items()}
+
+
+PICTURES = [picture(k) for k in range(4)]
+
+
+def test_an_empty_cell_is_a_modality_that_the_item_lacks(tmp_path: Path) -> None:
+    cells = {
+        "image": [PICTURES[0], None, PICTURES[2], None, PICTURES[3]],
+        "text": ["one", "two", None, " ", ""],
+        "label": [0, 1, 2, 3, 4],
+    }
+    samples = kept(tmp_path, cells)
+    # the fourth has nothing; the others are numbered by what is there
+    assert rows_of(samples) == {"image": [0, -1, 1, 2], "text": [0, 1, -1, -1]}
+    assert samples.targets["label"].tolist() == [0, 1, 2, 4]
+    full = kept(tmp_path, {"image": PICTURES[:4], "text": ["one", "two", "a", "b"], "label": [0, 1, 2, 3]})
+    batch, other = samples.batch(torch.arange(4)), full.batch(torch.arange(4))
+    assert torch.equal(batch.inputs["image"][[0, 2]], other.inputs["image"][[0, 2]])
+    assert torch.equal(batch.inputs["text"][:2], other.inputs["text"][:2])
+    assert batch.present["image"].tolist() == [True, False, True, True]
+    assert not batch.inputs["image"][1].any()
+
+
+def test_a_picture_without_captions_is_one_sample_and_a_blank_caption_none(tmp_path: Path) -> None:
+    cells = {
+        "image": [PICTURES[0], PICTURES[1], PICTURES[2], None],
+        "text": [["a", "b"], [], ["c", ""], ["d", "e"]],
+        "label": [0, 1, 2, 3],
+    }
+    samples = kept(tmp_path, cells)
+    assert samples.items.tolist() == [0, 0, 1, 2, 2, 3, 3]
+    assert rows_of(samples) == {"image": [0, 0, 1, 2, 2, -1, -1], "text": [0, 1, -1, 2, -1, 3, 4]}
+
+
+def test_targets_are_never_missing_and_lists_fit_where_both_are_there(tmp_path: Path) -> None:
+    cells = {"image": [PICTURES[0], None], "text": ["one", "two"], "label": [None, 1]}
+    samples = kept(tmp_path, cells)
+    assert rows_of(samples) == {"image": [-1], "text": [0]}
+    cells = {"image": [[PICTURES[0]], []], "text": [["a", "b"], ["c"]], "label": [0, 1]}
+    with pytest.raises(DataError, match=r"item 0: .* hold lists of different length"):
+        kept(tmp_path, cells)
+    with pytest.raises(DataError, match="all 2 items are incomplete"):
+        kept(tmp_path, {"image": pa.nulls(2, pa.binary()), "text": ["", None], "label": [0, 1]})
+
+
+def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    cells = {
+        "image": [None if k % 3 == 0 else picture(k) for k in range(30)],
+        "text": ["" if k % 3 == 1 else f"text {k}" for k in range(30)],
+        "label": [k % 2 for k in range(30)],
+    }
+    for name in ("train", "validation", "test"):
+        pq.write_table(
+            pa.table(cells | {"key": [f"{name}{k}" for k in range(30)]}), tmp_path / "set" / f"{name}.parquet"
         )
-    config = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(config))
-    context = DataContext(tmp_path / "cache", weights=tmp_path)
-    written(tmp_path)
-    view = Features(backbone="vit")
-    whole = view.open(opened(tmp_path).modality("image"), "image", context)
-    part = view.open(opened(tmp_path, where={"country": "Italy"}).modality("image"), "image", context)
-    assert len(part) == 3
-    torch.testing.assert_close(part(torch.arange(3)), whole(torch.tensor([0, 2, 5])))
+    config = tiny_experiment()
+    columns = {"columns": {"image": "image", "text": "text"}, "targets": {"label": "label"}}
+    source = {"name": "parquet", "path": str(tmp_path / "set"), "id": "key", "incomplete": "keep", **columns}
+    config["data"]["sources"] = {"scenes": source, "private": source | {"where": {"label": 0}}}
+    config["data"]["cache_dir"] = str(tmp_path / "cache")
+    config["public"]["items"] = 6
+    config["clients"]["image"] |= {"split": "validation"}
+    cfg = Experiment.parse(config)
+    population = Population(cfg.data, cfg.public, cfg.server, cfg.clients, 0)
+    public = population.public_samples(population.members["paired-0"].views)
+    assert public is not None
+    assert not any(bool((own < 0).any()) for own in public.rows.values())
+    pictures = population.train(population.members["image"])
+    assert len(pictures) == 10  # of 15 items with label 0, those with a picture
+    assert not bool((pictures.rows["image"] < 0).any())
+    held = population.holding(population.members["image"])
+    assert (held["items"], held["samples"], held["unreadable"]) == (10, 10, 5)
+    assert sum(held["labels"].values()) == len(held["index"]) == 10  # type: ignore[attr-defined, arg-type]
+    assert "missing" not in held
+    both = population.train(population.members["paired-0"])
+    held = population.holding(population.members["paired-0"])
+    lost = {name: int((both.rows[name] < 0).sum()) for name in ("image", "text")}
+    assert held["missing"] == lost
+    assert "unreadable" not in held
+    assert {tuple((both.rows[name][k] >= 0).item() for name in ("image", "text")) for k in range(len(both))} >= {
+        (True, False),
+        (False, True),
+    }
+
+
+def test_what_takes_complete_samples_says_what_is_missing(tmp_path: Path) -> None:
+    cells = {"image": [PICTURES[0], None], "text": ["one", "two"], "label": [0, 1]}
+    samples = kept(tmp_path, cells)
+    samples.require_all("text", "the probe")
+    with pytest.raises(DataError, match="the probe: 1 of 2 samples have no 'image'; use complete ones"):
+        samples.require_all("image", "the probe")
+
+
+def test_an_item_without_a_list_of_answers_is_refused(tmp_path: Path) -> None:
+    cells = {"image": [PICTURES[0], PICTURES[1]], "text": [["a"], []], "label": [[0], []]}
+    with pytest.raises(DataError, match=r"item 1: .* empty list; fill it|item 1: .* lists of different length"):
+        kept(tmp_path, cells)

@@ -58,10 +58,6 @@ def test_components_are_named_and_survive_being_written(
     assert again == component
 
 
-def test_values_keep_their_types() -> None:
-    assert Parquet.model_validate({"path": "set", "where": WHERE}).where["ok"] is True
-
-
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

@@ -113,12 +113,6 @@ def test_features_are_computed_once_per_content_and_settings(context, loads):
     assert len(loads) == 5
 
 
-def test_all_columns_of_a_run_share_one_backbone(context, loads):
-    for number in range(2):
-        Features(backbone="vit").open(column([png(number)], str(number)), "image", context)(torch.arange(1))
-    assert len(loads) == 1
-
-
 def test_only_rows_that_are_asked_for_are_encoded_with_the_bits_of_the_whole(context, monkeypatch):
     bert_in(context.weights / "bert")
     texts = ["a dog runs", "a", "dog", "a dog a dog", "runs", "a dog", "dog dog", "a a a", "runs runs"]
@@ -199,14 +193,6 @@ def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_to
     assert torch.equal(opened(rows), opened(rows, torch.Generator()))
 
 
-def test_nested_columns_are_flattened(context):
-    images = [png(seed) for seed in range(3)]
-    nested = Column(pa.chunked_array([[images[:2], images[2:]]]), "n", "here")
-    flat = Features(backbone="vit").open(column(images), "image", context)
-    opened = Features(backbone="vit").open(nested, "image", context)
-    assert torch.equal(opened(torch.arange(3)), flat(torch.arange(3)))
-
-
 def test_an_empty_column_has_no_rows(context):
     empty = Column(pa.chunked_array([pa.array([], pa.struct({"bytes": pa.binary()}))]), "e", "here")
     opened = Features(backbone="vit").open(empty, "image", context)
@@ -221,14 +207,6 @@ def test_a_bad_value_is_named(context):
     with pytest.raises(DataError, match=r"row 0: .*neither bytes nor a path but str"):
         Features(backbone="vit").open(column(["a text"], "texts"), "text", context)(torch.tensor([0]))
     assert not list(context.cache.glob("*.npy"))
-
-
-def test_global_generator_is_left_alone_whether_cached_or_not(context):
-    state = torch.random.get_rng_state()
-    for _ in range(2):
-        Features(backbone="vit").spec("image", context)
-        Features(backbone="vit").open(column([png(0)]), "image", context)(torch.tensor([0]))
-        assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_bf16_is_close_and_cached_apart(context):
@@ -277,21 +255,6 @@ def test_a_text_longer_than_the_backbone_s_positions_is_refused_before_any_work(
         view.spec("text", context)
     monkeypatch.setattr(TextPreparation, "of", classmethod(lambda cls, *_, **__: "prepared"))
     assert view.model_copy(update={"length": most}).prepare(folder) == "prepared"
-
-
-@pytest.mark.parametrize(
-    ("backbone", "message"),
-    [
-        ("none", r"view features, backbone: no folder 'none'.*POLYFED_WEIGHTS"),
-        ("vit", r"vit' holds no preprocessor_config\.json, which says how its backbone takes"),
-        ("words", "words' holds no tokenizer, by which its backbone takes texts"),
-    ],
-)
-def test_a_folder_without_what_its_backbone_needs_is_told_so(context, backbone, message):
-    (context.weights / "vit" / "preprocessor_config.json").unlink()
-    BertConfig(**SMALL, vocab_size=8).save_pretrained(context.weights / "words")
-    with pytest.raises(ConfigError, match=message):
-        Features(backbone=backbone).spec("image", context)
 
 
 def test_stored_flickr8k_features_are_reproduced(tmp_path):

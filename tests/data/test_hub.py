@@ -54,18 +54,6 @@ def test_selected_rows_are_respected(asked: list[tuple[Any, ...]], monkeypatch: 
     assert split.modality("words").values.to_pylist() == ["three", "one"]
 
 
-def test_splits_have_fingerprints_of_their_own(asked: list[tuple[Any, ...]]) -> None:
-    train = hub().open("train", name="pets", data_dir=None)
-    test = hub().open("test", name="pets", data_dir=None)
-    assert train.modality("words").fingerprint != test.modality("words").fingerprint
-
-
-def test_missing_column(asked: list[tuple[Any, ...]]) -> None:
-    source = Hub(repository="me/pets", columns={"words": "caption"})
-    with pytest.raises(DataError, match=r"me/pets/train .*columns\.words\): no column 'caption'"):
-        source.open("train", name="pets", data_dir=None)
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -1,15 +1,20 @@
+"""Classes of items, groups that stay together, and items whose texts mention words."""
+
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
 
-from item_tables import opened, written
+from item_tables import column_of, opened, written
 from polyfed.core.errors import ConfigError, DataError, nearest
-from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
+from polyfed.data.item_classes import ItemClasses, item_classes, item_groups, mentioning
 from polyfed.data.source import Column, Split
+from polyfed.federation.population import Population
+from polyfed.runs.experiment import Experiment
 
 TRAIN = {
     "edema": pa.array([1, 0, 1, 0], pa.int8()),
@@ -58,10 +63,6 @@ def test_other_values_are_tuples_in_sorted_order_with_null_first() -> None:
         "country missing / stage 1", "Italy / stage 2", "Italy / stage 3", "Spain / stage 1",
     ]  # fmt: skip
     assert found.column_counts(torch.arange(4))["country"] == {"missing": 1, "Italy": 2, "Spain": 1}
-
-
-def test_one_column_of_texts_keeps_its_names() -> None:
-    assert of_train("country").counts(torch.arange(4)) == {"country missing": 1, "Italy": 2, "Spain": 1}
 
 
 def test_class_names_of_a_target_are_used() -> None:
@@ -114,12 +115,6 @@ def test_equal_classes_of_two_splits_have_equal_numbers(of: tuple[str, ...]) -> 
             assert (mine == theirs) == (same or all(values))
 
 
-def test_a_columns_order_does_not_depend_on_what_else_is_looked_at() -> None:
-    both = item_classes([split_of(TRAIN), split_of(TEST, "test")], ("country", "stage"), "")
-    assert both is not None
-    assert both[0].numbers.argsort().tolist() == of_train("country", "stage").numbers.argsort().tolist()
-
-
 @pytest.mark.parametrize(
     ("column", "message"),
     [
@@ -141,28 +136,75 @@ def test_items_without_a_patient_are_alone() -> None:
     assert codes[0] == codes[3] != codes[2]
 
 
-@pytest.mark.parametrize("blank", [None, "", "  "])
-def test_blank_patients_are_alone(blank: str | None) -> None:
-    columns = TRAIN | {"patient": pa.array([blank, "x", blank, "x"], pa.string())}
-    first, second, third, fourth = item_groups(split_of(columns), "patient", "").tolist()
-    assert second == fourth
-    assert len({first, second, third}) == 3
-
-
-def test_numbers_of_patients_may_be_large() -> None:
-    columns = TRAIN | {"patient": pa.array([2**63, None, 2**63, None], pa.uint64())}
-    groups = item_groups(split_of(columns), "patient", "").tolist()
-    assert groups[0] == groups[2]
-    assert len(set(groups)) == 3
-
-
-def test_a_missing_patient_column_names_the_setting() -> None:
-    with pytest.raises(ConfigError, match=r"clients.a.partition.together: 'patients' .* did you mean 'patient'"):
-        item_groups(split_of(TRAIN), "patients", "clients.a.partition.together")
-
-
 def test_dictionary_columns_are_texts() -> None:
     columns = TRAIN | {"country": pa.array(["b", "a", None, "b"]).dictionary_encode()}
     found = item_classes([split_of(columns)], ("country",), "")
     assert found is not None
     assert found[0].numbers.tolist() == [2, 1, 0, 2]
+
+
+CAPTIONS = [["A dog runs .", "Two hot dogs"], ["a Bus"], ["busy street"], [], ["Pine trees", None]]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["dog"], [True, False, False, False, False]),
+        (["bus"], [False, True, False, False, False]),  # buses too, but not busy
+        (["pine_tree"], [False, False, False, False, True]),
+        (["DOG", "street"], [True, False, True, False, False]),
+        (["c++"], [False] * 5),
+    ],
+)
+def test_whole_words_singular_and_plural_in_any_case(words: list[str], found: list[bool]) -> None:
+    assert mentioning(column_of(CAPTIONS), words).tolist() == found
+
+
+def test_plain_texts_and_other_columns() -> None:
+    assert mentioning(column_of(["buses stop", None]), ["bus"]).tolist() == [True, False]
+    with pytest.raises(ConfigError, match=r"'x'.* int64"):
+        mentioning(column_of([1, 2]), ["bus"])
+
+
+def test_no_words_are_never_mentioned_and_blank_ones_are_refused() -> None:
+    assert mentioning(column_of(CAPTIONS), []).tolist() == [False] * 5
+    for blank in ("", " ", "_"):
+        with pytest.raises(ConfigError, match="blank"):
+            mentioning(column_of(CAPTIONS), ["dog", blank])
+
+
+def federation(tiny: dict[str, Any], without: dict[str, list[str]], items: int | None = None) -> Population:
+    tiny["public"] = {"source": "scenes", "items": items, "without": without}
+    cfg = Experiment.parse(tiny)
+    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
+
+
+def test_the_public_set_is_without_what_it_must_not_mention(tiny: dict[str, Any]) -> None:
+    colours = ["red", "green"]
+    some = federation(tiny, {"text": colours})
+    split = some.data.split("scenes", "train")
+    texts = split.modality("text").values.to_pylist()
+    mentions = [any(colour in text.split() for colour in colours for text in item) for item in texts]
+    assert 0 < sum(mentions) < len(texts)
+    assert some.public.items.tolist() == [k for k, found in enumerate(mentions) if not found]
+
+
+def test_class_names_of_a_source_stand_for_their_words(tiny: dict[str, Any]) -> None:
+    names = [name for kind in federation(tiny, {}).data.split("private", "train").classes.values() for name in kind]
+    by_source, by_words = federation(tiny, {"text": ["@private"]}), federation(tiny, {"text": names})
+    assert by_source.public.items.tolist() == by_words.public.items.tolist()
+
+
+@pytest.mark.parametrize(
+    ("without", "items", "message"),
+    [
+        ({"sound": ["dog"]}, None, "public.without: 'scenes' has no 'sound'"),
+        ({"text": ["@nowhere"]}, None, "source 'nowhere' is not in data.sources"),
+        ({"text": ["red", "a"]}, 40, "left by public.without; lower it"),
+    ],
+)
+def test_what_cannot_be_left_out(
+    tiny: dict[str, Any], without: dict[str, list[str]], items: int | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _ = federation(tiny, without, items).public.items

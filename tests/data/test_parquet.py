@@ -86,12 +86,6 @@ def test_lists_are_kept_to_their_first_entries(folder: Path) -> None:
     assert len(stamps) == 3
 
 
-def test_single_file_is_a_split_and_features_are_not(folder: Path) -> None:
-    assert len(parquet().open("test", name="pets", data_dir=folder)) == 3
-    with pytest.raises(DataError, match=r"source 'pets', path 'pets': no split 'features'.*valid: test, train"):
-        parquet().open("features", name="pets", data_dir=folder)
-
-
 def test_synthetic_ids_name_path_split_and_row(folder: Path) -> None:
     train = parquet().open("train", name="one", data_dir=folder)
     again = parquet().open("train", name="other", data_dir=folder)
@@ -126,11 +120,6 @@ def test_fingerprint_follows_file_and_column(folder: Path) -> None:
     os.utime(file, ns=(1, 1))
     touched = parquet().open("train", name="pets", data_dir=folder)
     assert split.modality("words").fingerprint != touched.modality("words").fingerprint
-
-
-def test_absolute_path_needs_no_data_folder(folder: Path) -> None:
-    split = parquet(path=str(folder / "pets")).open("test", name="pets", data_dir=None)
-    assert len(split) == 3
 
 
 @pytest.mark.parametrize(
@@ -211,15 +200,6 @@ def of_type(values: list[object], kind: pa.DataType) -> pa.Table:
     return pa.table({"x": pa.array(values, kind)})
 
 
-def test_a_damaged_shard_is_named_when_ids_are_counted(tmp_path: Path) -> None:
-    sharded(tmp_path, of_type([1], pa.int64()), of_type([2], pa.int64()))
-    (tmp_path / "odd" / "train-00001-of-00002.parquet").write_bytes(b"garbage")
-    with pytest.raises(
-        DataError, match=r"odd/train-00001-of-00002\.parquet: cannot be read as Parquet .*fetch the file"
-    ):
-        odd(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "kind"),
     [
@@ -239,14 +219,6 @@ def test_harmless_differences_of_type_are_joined(
         assert column.values.to_pylist() == [value for part in tables for value in part["x"].to_pylist()]
         assert column.values.type == kind
         assert column.nested == pa.types.is_list(kind)
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_target_may_be_missing_throughout_a_shard(tmp_path: Path, missing: int) -> None:
-    tables = [of_type([1, 0], pa.int64()), of_type([None, None], pa.null())]
-    split = odd(sharded(tmp_path, tables[1 - missing], tables[missing]), targets={"y": "x"}, incomplete="leave_out")
-    assert split.read("x").values.to_pylist() == [1, 0]
-    assert split.left_out == {"x": 2}
 
 
 def test_text_targets_and_chosen_values_may_differ_in_width_between_splits(tmp_path: Path) -> None:
@@ -336,31 +308,6 @@ def test_bad_labels_are_named(column: str, values: list, message: str) -> None:
     split = in_memory(table(**{column: values}), targets={"y": column})
     with pytest.raises(DataError, match=message):
         split.read(column)
-
-
-def test_labels_without_names_may_be_any_integer() -> None:
-    split = in_memory(table(label=[-1, 7, 300]).replace_schema_metadata(None), targets={"y": "label"})
-    assert split.read("label").values.to_pylist() == [-1, 7, 300]
-
-
-def test_split_without_rows() -> None:
-    split = in_memory(table().slice(0, 0), columns={"words": "text"}, targets={"y": "answers"})
-    assert len(split) == 0
-    assert len(split.read("answers").values) == 0
-
-
-def test_a_column_reads_once() -> None:
-    calls = []
-
-    def read() -> pa.ChunkedArray:
-        calls.append(1)
-        return pa.chunked_array([[["a"], ["b", "c"]]])
-
-    column = Column(read, "f", "here", nested=True)
-    assert column.nested
-    assert not calls
-    assert column.values is column.values
-    assert len(calls) == 1
 
 
 def test_flattened_names_missing_values() -> None:

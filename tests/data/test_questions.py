@@ -1,9 +1,12 @@
-"""The source ``questions``: over tables in every layout, and over generated scenes."""
+"""The source ``questions``, over tables in every layout and over scenes, and answers as classes."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +15,17 @@ from pydantic import ValidationError
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
 from polyfed.data.scenery.wording import ANSWERS
-from polyfed.data.sources.questions import OTHER, Questions
+from polyfed.data.sources.questions import (
+    ANY_KIND,
+    OTHER,
+    AskedQuestion,
+    QuestionKind,
+    Questions,
+    kind_of,
+    learn_answers,
+    one_answer,
+    plain_answers,
+)
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
 
@@ -66,14 +79,6 @@ def test_other_test_answers_change_nothing(folder: Path, tmp_path: Path):
     other = write(tmp_path / "swamped", train=TRAIN, test=swamped)
     assert source(other).open("test", name="qa", data_dir=None).classes == before
     assert set(targets(source(other), "test", tmp_path)["answer"]) == {3}
-
-
-def test_kinds_and_guesses(folder: Path, tmp_path: Path):
-    made = source(folder)
-    found = targets(made, "test", tmp_path)
-    assert found["kind"] == [1, 0, 1]
-    assert found["prior"] == [0, 0, 0]
-    assert found["kind_prior"] == [1, 0, 1]
 
 
 def test_ids_columns_and_other_targets_are_those_of_the_wrapped_source(folder: Path, tmp_path: Path):
@@ -148,20 +153,6 @@ def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
     assert [table[k] for k in found] == [name if name in table else OTHER for name in given]
 
 
-def test_a_given_table_is_used_as_it_is(folder: Path, tmp_path: Path):
-    made = source(folder, table=["1", "Chair"])
-    assert made.open("test", name="qa", data_dir=None).classes["answer"] == ("1", "chair", OTHER)
-    assert targets(made, "test", tmp_path)["answer"] == [1, 0, 2]
-
-
-def test_settings_change_the_fingerprint_of_the_targets(folder: Path):
-    stamps = {
-        made.open("test", name="qa", data_dir=None).read("<answer>").fingerprint
-        for made in (source(folder), source(folder, most=1), source(folder, several="majority"))
-    }
-    assert len(stamps) == 3
-
-
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -179,12 +170,6 @@ def test_what_cannot_be_answered_is_named(tmp_path: Path, columns: dict[str, lis
     made = source(write(tmp_path / "bad", train=columns))
     with pytest.raises(DataError, match=message):
         made.open("train", name="qa", data_dir=None)
-
-
-def test_no_training_questions(tmp_path: Path):
-    empty = {"questions": pa.array([[]], pa.list_(pa.string())), "answers": pa.array([[]], pa.list_(pa.string()))}
-    with pytest.raises(DataError, match="no questions to learn"):
-        source(write(tmp_path / "none", train=empty)).open("train", name="qa", data_dir=None)
 
 
 def test_missing_training_split_and_columns_are_named(folder: Path):
@@ -215,3 +200,90 @@ def test_the_targets_that_settings_tell_are_those_of_an_open_split(tmp_path: Pat
     for own in ({}, {"place": "number"}):
         made = source(folder, targets=own)
         assert set(made.target_names) == set(made.open("train", name="qa", data_dir=None).targets)
+
+
+NUMBER = QuestionKind(name="number", question="^how many")
+TRUTH = QuestionKind(name="yes_no", answer="yes|no")
+ASKED = [
+    AskedQuestion("how many cats are there", "2"),
+    AskedQuestion("how many dogs are there", "2"),
+    AskedQuestion("how many ants are there", "3"),
+    AskedQuestion("is there a cat", "yes"),
+    AskedQuestion("what is there", "a cat"),
+    AskedQuestion("what else is there", "no"),
+]
+
+
+def test_the_table_goes_by_frequency_then_by_the_alphabet():
+    learnt = learn_answers(ASKED, (), None)
+    assert learnt.table == ("2", "3", "a cat", "no", "yes")
+    assert learnt.names == (*learnt.table, OTHER)
+    assert learn_answers(ASKED, (), 2).table == ("2", "3")
+
+
+def test_a_given_table_keeps_its_order_and_guesses_stay_those_of_training():
+    learnt = learn_answers(ASKED, (NUMBER,), 1, ("Yes", "3"))
+    assert learnt.table == ("yes", "3")
+    assert learnt.number(["yes", "3", "2"]) == [0, 1, 2]
+    assert learnt.guesses([0]) == [2]  # "2", which this table lacks
+
+
+def test_kinds_are_those_of_the_first_rule_that_matches():
+    kinds = (NUMBER, TRUTH, QuestionKind(name="both", question="^what", answer="a .*"))
+    assert [kind_of(kinds, one) for one in ASKED] == [0, 0, 0, 1, 2, 1]
+    assert kind_of(kinds, AskedQuestion("what", "cats")) == 3
+    assert learn_answers(ASKED, kinds, None).kind_names == ("number", "yes_no", "both", ANY_KIND)
+
+
+def test_guesses_equal_a_loop_over_random_questions():
+    rng = np.random.default_rng(3)
+    asked = [AskedQuestion(f"q{rng.integers(4)}", f"a{rng.integers(6)}") for _ in range(300)]
+    kinds = tuple(QuestionKind(name=f"k{k}", question=f"q{k}") for k in range(3))
+    learnt = learn_answers(asked, kinds, 4)
+    expected = []
+    for k in range(4):
+        counts = Counter(one.answer for one in asked if one.question == f"q{k}")
+        best = min(counts, key=lambda answer: (-counts[answer], answer))
+        expected.append(learnt.table.index(best) if best in learnt.table else 4)
+    assert learnt.guesses(range(4)) == expected
+
+
+def test_a_kind_that_training_lacks_is_guessed_as_all_are():
+    learnt = learn_answers(ASKED, (NUMBER, TRUTH, QuestionKind(name="never", question="zebra")), None)
+    assert [learnt.table[k] for k in learnt.guesses([0, 1, 2])] == ["2", "no", "2"]
+    assert learnt.guesses([3]) == [learnt.table.index("a cat")]
+
+
+@pytest.mark.parametrize(
+    ("given", "several", "expected"),
+    [
+        ("  A  Cat ", "set", "a cat"),
+        (["table", "Chair"], "set", "chair, table"),
+        (["chair", "table", "chair"], "set", "chair, table"),
+        (["no", "yes", "yes"], "majority", "yes"),
+        (["b", "a", "a", "b"], "majority", "b"),
+        (("x",), "majority", "x"),
+    ],
+)
+def test_one_class_of_several_answers(given, several, expected):
+    assert one_answer(plain_answers(given), several) == expected
+
+
+@pytest.mark.parametrize("given", [None, [], "", " ", ["a", ""], [1, 2], ["a", None]])
+def test_what_is_no_answer_is_refused(given):
+    with pytest.raises(ValueError, match=re.escape(repr(given))):
+        plain_answers(given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "x"}, "no pattern"),
+        ({"name": "other", "answer": "x"}, "no rule matches"),
+        ({"name": "Yes/No", "answer": "x"}, "pattern"),
+        ({"name": "x", "answer": "("}, "answer '\\(' is not a regular expression"),
+    ],
+)
+def test_useless_rules_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        QuestionKind.model_validate(settings)

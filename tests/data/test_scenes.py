@@ -1,14 +1,30 @@
+"""Generated scenes: the source, how things lie, how they are drawn, and what is said and asked of them."""
+
+from __future__ import annotations
+
 import io
-from collections import Counter
+import math
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.scenery.layout import LABELS
-from polyfed.data.scenery.rendering import picture
-from polyfed.data.scenery.wording import ANSWERS, TOPICS
+from polyfed.data.scenery.layout import (
+    LABELS,
+    RELATIONS,
+    SHAPES,
+    TABLES,
+    Scene,
+    SceneRecipe,
+    Thing,
+    arrange,
+    relation,
+)
+from polyfed.data.scenery.rendering import STYLES, inside, picture, png
+from polyfed.data.scenery.wording import ANSWERS, CAPTIONS, TOPICS, captions, questions
 from polyfed.data.source import Split
 from polyfed.data.sources import scenes as module
 from polyfed.data.sources.scenes import ATTRIBUTES, SCHEMA, Scenes
@@ -35,11 +51,6 @@ def test_every_column_has_a_value_for_each_item(split: str, count: int):
         assert data.read(column).values.type == SCHEMA.field(column).type
     assert data.source == "shapes"
     assert data.name == split
-
-
-def test_ids_are_unique_over_splits_and_seeds():
-    ids = [id_ for seed in (0, 1) for split in ("train", "validation", "test") for id_ in opened(split, seed=seed).ids]
-    assert len(set(ids)) == len(ids) == 2 * 38
 
 
 def test_images_and_masks_decode_to_the_size_that_was_asked_for():
@@ -99,23 +110,11 @@ def test_every_setting_changes_the_fingerprint_and_the_picture_or_count(changed:
     assert not base.read("image").values.equals(other.read("image").values)
 
 
-def test_fingerprints_differ_by_split_and_column():
-    stamps = {opened(split).read(column).fingerprint for split in ("train", "test") for column in COLUMNS}
-    assert len(stamps) == 2 * len(COLUMNS)
-
-
 def test_a_larger_set_starts_with_the_smaller_one_and_domains_show_the_same_scenes():
     base, larger, sketch = opened(), opened(train=30), opened(domain="sketch", shift=0.3)
     for column in COLUMNS:
         assert values(larger, column)[:24] == values(base, column)
         assert (values(sketch, column) == values(base, column)) == (column != "image")
-
-
-def test_no_picture_or_label_pattern_repeats_in_another_split():
-    train, test = opened("train"), opened("test")
-    pictures = [value["bytes"] for data in (train, test) for value in values(data, "image")]
-    assert len(set(pictures)) == len(pictures) == 32
-    assert values(train, "captions")[:8] != values(test, "captions")
 
 
 @pytest.mark.parametrize(
@@ -132,19 +131,275 @@ def test_errors_name_what_is_wrong_and_what_would_be_valid(split: str, settings:
         opened(split, **settings)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [{"difficulty": 1.1}, {"domain": "dusk"}, {"size": 8}, {"shift": -0.1}, {"train": -1}, {"colour": 1}],
-    ids=str,
-)
-def test_bad_settings_are_refused(bad: dict[str, object]):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Scenes.model_validate(bad)
-
-
 def test_the_schema_loads_with_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
     features = datasets.Features.from_arrow_schema(SCHEMA)
     assert features["label"].names == list(LABELS)
     assert features["answers"].feature.names == list(ANSWERS)
     assert isinstance(features["image"], datasets.Image)
+
+
+WORDS = {
+    table: {name: row["words"] for name, row in TABLES[table].items()}
+    for table in ("shapes", "colours", "sizes", "textures", "relations")
+}
+TONES = {colour: row["tone"] for colour, row in TABLES["colours"].items()}
+
+
+def thing(x: float, y: float, **kwargs: object) -> Thing:
+    return replace(Thing("circle", "red", "plain", "small", 0.1, x, y), **kwargs)
+
+
+def scenes(difficulty: float, count: int = 200) -> list[Scene]:
+    recipe = SceneRecipe(0, "train", count, difficulty=difficulty)
+    return [arrange(recipe, index) for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((0.2, 0.5), (0.8, 0.5), "left"),
+        ((0.8, 0.5), (0.2, 0.6), "right"),
+        ((0.5, 0.1), (0.4, 0.9), "above"),
+        ((0.5, 0.9), (0.5, 0.1), "below"),
+        ((0.2, 0.2), (0.8, 0.8), None),
+        ((0.5, 0.5), (0.55, 0.5), None),
+    ],
+)
+def test_relation_by_hand(a: tuple[float, float], b: tuple[float, float], expected: str | None):
+    assert relation(thing(*a), thing(*b)) == expected
+
+
+@pytest.mark.parametrize("difficulty", [0.0, 0.5, 1.0])
+def test_things_lie_inside_and_the_main_one_is_the_largest(difficulty: float):
+    recipe = SceneRecipe(0, "train", 1, difficulty=difficulty)
+    for scene in scenes(difficulty):
+        assert 2 <= len(scene.things) <= recipe.most_things
+        assert sorted(scene.depth) == list(range(len(scene.things)))
+        assert all(other.radius < scene.things[0].radius for other in scene.things[1:])
+        for item in scene.things:
+            assert item.radius <= min(item.x, item.y, 1 - item.x, 1 - item.y) + 0.03
+
+
+@pytest.mark.parametrize("difficulty", [0.0, 0.5, 1.0])
+def test_no_thing_is_hidden(difficulty: float):
+    for scene in scenes(difficulty):
+        for i, a in enumerate(scene.things):
+            for b in scene.things[:i]:
+                assert math.hypot(a.x - b.x, a.y - b.y) > max(a.radius, b.radius) * 0.5
+
+
+def test_siblings_share_shapes_but_not_relation_and_exchange_colours():
+    recipe = SceneRecipe(0, "train", 40, difficulty=1.0)
+    assert recipe.siblings == 4
+    for family in range(10):
+        members = [arrange(recipe, 4 * family + rank).things[:2] for rank in range(4)]
+        assert len({(a.shape, a.texture, b.shape, b.texture) for a, b in members}) == 1
+        assert sorted(str(relation(a, b)) for a, b in members) == sorted(RELATIONS)
+        (a0, b0), (a1, b1) = members[:2]
+        assert a0.colour != b0.colour
+        assert (a1.colour, b1.colour) == (b0.colour, a0.colour)
+
+
+def test_relations_and_shapes_are_balanced():
+    drawn = scenes(0.5, 900)
+    relations = Counter(relation(scene.things[0], scene.things[1]) for scene in drawn)
+    assert set(relations) == set(RELATIONS)
+    assert min(relations.values()) > 0.2 * 900
+    shapes = Counter(scene.things[0].shape for scene in drawn)
+    assert min(shapes[shape] for shape in SHAPES) > 900 / 6 * 0.6
+
+
+def test_a_scene_depends_on_seed_split_and_index_only():
+    base = SceneRecipe(0, "train", 10)
+    assert arrange(base, 3) == arrange(replace(base, count=99, domain="night", shift=1.0, size=32), 3)
+    others = [replace(base, seed=1), replace(base, split="test")]
+    assert all(arrange(base, 3) != arrange(other, 3) for other in others)
+    assert arrange(base, 3) != arrange(base, 4)
+
+
+EASY = SceneRecipe(0, "train", 1, difficulty=0.0)
+ONE = Scene((Thing("square", "red", "plain", "large", 0.25),), (0,))
+
+
+def grid(n: int = 201) -> tuple[np.ndarray, np.ndarray]:
+    line = np.linspace(-1, 1, n, dtype=np.float32)
+    return np.meshgrid(line, line)
+
+
+def area(points: np.ndarray) -> float:
+    return float(points.mean()) * 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("circle", math.pi * 0.85),
+        ("ring", math.pi * 0.65),
+        ("square", 1.44**2),
+        ("triangle", 3 * math.sqrt(3) / 4),
+        ("cross", 2 * 0.6 * 1.84 - 0.6**2),
+        # ten triangles between the centre, a tip at 1 and a notch at 0.45, 36 degrees apart
+        ("star", 10 * 0.5 * 0.45 * math.sin(math.pi / 5)),
+    ],
+)
+def test_shapes_have_the_area_of_the_formula(shape: str, expected: float):
+    assert area(inside(shape, *grid())) == pytest.approx(expected, rel=0.03)
+
+
+def test_the_mask_is_the_main_thing_and_the_picture_has_its_colour():
+    pixels, mask = picture(ONE, EASY, 0)
+    assert pixels.shape == (64, 64, 3)
+    assert mask.shape == (64, 64)
+    assert set(np.unique(mask)) == {0, 255}
+    assert (mask > 0).mean() == pytest.approx(1.44**2 * 0.25**2, rel=0.1)
+    mean = pixels[mask > 0].mean(axis=0) / 255
+    assert mean == pytest.approx(TONES["red"], abs=0.15)
+
+
+@pytest.mark.parametrize("colour", TONES)
+def test_the_nearest_tone_is_the_named_one(colour: str):
+    scene = Scene((replace(ONE.things[0], colour=colour),), (0,))
+    pixels, mask = picture(scene, EASY, 5)
+    mean = pixels[mask > 0].mean(axis=0) / 255
+    # light differs from scene to scene: compare directions
+    cosine = {name: mean @ np.array(tone) / np.linalg.norm(mean) / np.linalg.norm(tone) for name, tone in TONES.items()}
+    assert max(cosine, key=cosine.__getitem__) == colour
+
+
+def test_what_lies_in_front_is_taken_out_of_the_mask():
+    front = Thing("square", "blue", "plain", "medium", 0.2, x=0.7)
+    hidden = picture(Scene((*ONE.things, front), (0, 1)), EASY, 0)[1]
+    free = picture(Scene((*ONE.things, front), (1, 0)), EASY, 0)[1]
+    alone = picture(ONE, EASY, 0)[1]
+    assert np.array_equal(free, alone)
+    assert (hidden > 0).sum() < 0.9 * (alone > 0).sum()
+
+
+def test_masks_do_not_depend_on_the_domain():
+    masks = [picture(ONE, replace(EASY, domain=domain, shift=0.5), 0)[1] for domain in STYLES]
+    assert all(np.array_equal(mask, masks[0]) for mask in masks)
+
+
+def test_png_is_lossless_and_pictures_are_reproducible():
+    pixels, mask = picture(ONE, EASY, 3)
+    for values, mode in ((pixels, "RGB"), (mask, "L")):
+        image = Image.open(io.BytesIO(png(values)))
+        assert image.mode == mode
+        assert np.array_equal(np.array(image), values)
+    assert np.array_equal(picture(ONE, EASY, 3)[0], pixels)
+    assert not np.array_equal(picture(ONE, EASY, 4)[0], pixels)
+
+
+RECIPE = SceneRecipe(0, "train", 400)
+SCENES = [arrange(RECIPE, index) for index in range(RECIPE.count)]
+PAIR = Scene(
+    (
+        Thing("star", "red", "striped", "large", 0.2, 0.2, 0.5),
+        Thing("ring", "blue", "dotted", "small", 0.1, 0.8, 0.5),
+    ),
+    (0, 1),
+)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def mentions(said: str, words: tuple[str, ...]) -> bool:
+    return any(f" {word} " in f" {said} " for word in words if word)
+
+
+def true_of(said: str, scene: Scene) -> bool:
+    """Every attribute word of the caption belongs to some thing of the scene."""
+    for field in ("shape", "colour", "texture", "size"):
+        here = {getattr(thing, field) for thing in scene.things}
+        if any(mentions(said, words) for name, words in WORDS[f"{field}s"].items() if name not in here):
+            return False
+    return True
+
+
+def test_five_captions_that_are_true_and_short():
+    for index, scene in enumerate(SCENES[:150]):
+        said = captions(scene, 0.5, RECIPE.stream("captions", index))
+        assert len(said) == CAPTIONS == 5
+        assert all(true_of(caption, scene) for caption in said)
+        assert all(1 < len(caption.split()) <= 28 for caption in said)
+
+
+def test_no_word_stands_for_two_attributes():
+    words = [set(words) - {""} for table, rows in WORDS.items() if table != "relations" for words in rows.values()]
+    assert sum(map(len, words)) == len(set().union(*words))
+
+
+def test_relations_are_told_the_right_way_round():
+    told = 0
+    for seed in range(150):
+        for caption in captions(PAIR, 1.0, rng(seed)):
+            star = min(caption.find(word) % 1000 for word in WORDS["shapes"]["star"])
+            ring = min(caption.find(word) % 1000 for word in WORDS["shapes"]["ring"])
+            left, right = (
+                mentions(caption, WORDS["relations"]["left"]),
+                mentions(caption, WORDS["relations"]["right"]),
+            )
+            if not (left or right):
+                continue
+            told += 1
+            # "a R b" names a first; "next to b , R it , lies a" names it last
+            subject_first = not caption.startswith("next to")
+            assert left == ((star < ring) == subject_first), caption
+            assert not mentions(caption, (*WORDS["relations"]["above"], *WORDS["relations"]["below"]))
+    assert told > 300
+
+
+def asked() -> list[tuple[str, str, Scene]]:
+    return [
+        (words, ANSWERS[answer], scene)
+        for index, scene in enumerate(SCENES)
+        for words, answer in questions(scene, RECIPE.stream("questions", index))
+    ]
+
+
+def test_answers_follow_from_the_scene():
+    for words, answer, scene in asked():
+        if words.startswith("is there"):
+            *_, colour, shape = words.split()
+            there = any((t.colour, t.shape) == (colour, shape) for t in scene.things)
+            assert answer == ("yes" if there else "no")
+        elif words == "how many shapes are there":
+            assert answer == str(len(scene.things))
+        elif words.startswith("how many"):
+            shape = (
+                words.split()[-1]
+                .removesuffix("s")
+                .removesuffix("se")
+                .replace("cros", "cross")
+                .replace("crosss", "cross")
+            )
+            assert answer == str(sum(t.shape == shape for t in scene.things)), words
+        elif words.startswith("where"):
+            first, second = (part.split()[-2:] for part in words.split(" , "))
+            a, b = (next(t for t in scene.things if [t.colour, t.shape] == name) for name in (first, second))
+            assert answer == relation(a, b)
+        elif words.startswith(("what colour", "which colour")):
+            assert [t.colour for t in scene.things if f" {t.shape}" in words] == [answer]
+        elif "pattern" in words or "plain" in words:
+            assert [t.texture for t in scene.things if f"{t.colour} {t.shape}" in words] == [answer]
+
+
+def test_each_kind_is_asked_and_questions_alone_tell_little():
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    for words, answer, _ in asked():
+        kinds[" ".join(words.split()[:2])][answer] += 1
+    assert {"what colour", "what shape", "how many", "is there", "where is", "is the"} <= set(kinds)
+    guess = sum(max(count.values()) for count in kinds.values()) / sum(sum(count.values()) for count in kinds.values())
+    assert guess < 0.42
+    for kind, most in {"what colour": 0.25, "what shape": 0.3, "is there": 0.58, "where is": 0.34}.items():
+        assert max(kinds[kind].values()) < most * sum(kinds[kind].values()), kind
+
+
+def test_a_scene_of_twins_gets_only_questions_with_clear_answers():
+    twins = Scene((PAIR.things[0], PAIR.things[0]), (0, 1))
+    found = [words for seed in range(20) for words, _ in questions(twins, rng(seed))]
+    assert found
+    assert all(words.startswith(("how many", "is there")) for words in found)

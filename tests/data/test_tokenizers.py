@@ -88,14 +88,6 @@ def test_wordpieces_are_the_same_at_every_training() -> None:
     assert any(len(token.removeprefix("##")) > 1 for token in trained[0][2:]), "some letters were joined"
 
 
-def test_wordpieces_of_no_text_and_of_many_letters() -> None:
-    assert Wordpiece(size=100).learn([""]) == ("<pad>", "<unk>")
-    alphabet = "".join(chr(0x3B1 + k) + chr(0x430 + k) for k in range(25)) * 3 + "abcdefghijklmnopqrst" * 9
-    tokens = Wordpiece(size=100).learn([" ".join(alphabet)])
-    assert len(tokens) <= 100
-    assert "a" in tokens
-
-
 @pytest.mark.parametrize("kind", [Words(min_count=1), Wordpiece(size=100)])
 class TestLearnt:
     def test_learnt_once_for_a_context(self, kind: Tokenizer, tmp_path: Path) -> None:
@@ -196,14 +188,6 @@ def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(PretrainedTokenizer, "opened", lambda *_: NoPadding())
     with pytest.raises(ConfigError, match="tokenizer 'gpt' has no pad token"):
         PretrainedTokenizer(path="gpt").ready("anything", context(tmp_path))
-
-
-def test_texts_of_other_columns(tmp_path: Path) -> None:
-    assert column_of(CAPTIONS).texts()[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
-    with pytest.raises(DataError, match="column 'x': holds int64, not texts"):
-        column_of([1, 2]).texts()
-    with pytest.raises(DataError, match="row 1: no value"):
-        column_of(["a", None]).texts()
 
 
 def test_all_are_found_by_name() -> None:

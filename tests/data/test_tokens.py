@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from item_tables import column_of, unread
-from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.errors import DataError
 from polyfed.core.randomness import generator
 from polyfed.data.source import Column
 from polyfed.data.tokenizers import Hashing, Vocabulary, Words
@@ -87,10 +86,6 @@ def test_missing_texts_are_named(context: DataContext, values: list, message: st
         Tokens(tokenizer=Hashing()).open(column_of(values), "words", context)
 
 
-def test_column_without_rows(context: DataContext) -> None:
-    assert len(Tokens(tokenizer=WORDS).open(column_of(pa.array([], pa.string())), "words", context)) == 0
-
-
 def test_tokenised_once_for_a_context(context: DataContext) -> None:
     view = Tokens(tokenizer=WORDS)
     view.open(column_of(["one"]), "words", context)
@@ -104,16 +99,6 @@ def test_spec_has_the_vocabulary(context: DataContext) -> None:
     assert spec.shape == (7,)
     assert spec.vocabulary == ("<pad>", "<unk>", "one", "two", "three", "five", "four")
     assert spec.pad == 0
-
-
-def test_missing_public_set_is_a_setting_error(context: DataContext) -> None:
-    with pytest.raises(ConfigError, match="no 'notes'"):
-        Tokens().spec("notes", context)
-
-
-def test_without_a_generator_nothing_is_damaged() -> None:
-    inputs = rows_of([5, 6, 7, 8], drop=0.9, delete=0.5)
-    assert inputs(torch.tensor([0])).tolist() == [[5, 6, 7, 8]]
 
 
 def test_damage_depends_on_its_generator_alone() -> None:
@@ -149,16 +134,6 @@ def test_delete_takes_a_share_and_keeps_the_order(lengths: list[int], share: flo
         assert kept == [*sorted(kept[:-1], key=text.index), 3], "the order is kept, and both marks"
         assert set(kept) <= set(text)
     assert found.shape[1] == max(sum(n > 0 for n in row) for row in found.tolist())
-
-
-def test_delete_hits_every_place() -> None:
-    found = rows_of(*([5, 6, 7, 8] for _ in range(100)), delete=0.25)(torch.arange(100), generator(1))
-    missing = {26 - sum(row) for row in found.tolist()}
-    assert missing == {5, 6, 7, 8}
-
-
-def test_single_word_is_never_deleted() -> None:
-    assert rows_of([5], delete=0.9)(torch.tensor([0]), generator(1)).tolist() == [[5]]
 
 
 @pytest.mark.parametrize("ahead", [True, False])
