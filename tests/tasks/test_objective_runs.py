@@ -46,7 +46,7 @@ FEDERATIONS = {
     "convirt": lambda: aligned({"name": "convirt"}),
     "gloria": lambda: aligned({"name": "gloria", "mask_siblings": True}),
     "mgca": lambda: aligned(SMALL),
-    "mgca without aligner": lambda: of_blocks(SMALL | {"token_weights": "uniform"}),
+    "mgca without aligner": lambda: of_blocks(SMALL | {"tokens": {"weights": "uniform"}}),
 }
 
 

@@ -118,7 +118,8 @@ def test_is_found_by_name_and_survives_a_round_trip(name: str) -> None:
         (ConVIRT, {"weight": 1.5}, "weight"),
         (ConVIRT, {"in_batch": 1}, "in_batch"),
         (GLoRIA, {"global_weight": 0, "local_weight": 0}, "both 0"),
-        (MGCA, {"instance_weight": 0, "token_weight": 0, "prototype_weight": 0}, "all three"),
+        (MGCA, {"instances": None, "tokens": None, "assignments": None}, "all null"),
+        (MGCA, {"assignments": None, "prototypes": 7}, "assignments: null"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kind: type[Task], settings: Config, message: str) -> None:
@@ -170,7 +171,9 @@ def test_gloria_is_the_sum_of_its_contrasts(told: Told, samples: Samples) -> Non
 
 def test_mgca_is_the_sum_of_its_alignments(told: Told, samples: Samples) -> None:
     image, text = told.details["image"], told.details["text"]
-    task = MGCA(instance_weight=0.3, token_weight=0.5, prototype_weight=2.0, prototypes=7, iterations=2)
+    task = MGCA(
+        instances={"weight": 0.3}, tokens={"weight": 0.5}, assignments={"weight": 2.0, "iterations": 2}, prototypes=7
+    )
     head = task.head(DIM, samples)
     weights = token_weights(image.attention), token_weights(text.attention, text.mask)
     tokens = token_alignment(image.positions, text.positions, weights[0], None, text.mask)
@@ -183,7 +186,7 @@ def test_mgca_is_the_sum_of_its_alignments(told: Told, samples: Samples) -> None
 def test_mgca_with_uniform_tokens_needs_no_attention(told: Told, samples: Samples) -> None:
     image, text = (told.details[name]._replace(attention=None) for name in ("image", "text"))
     bare = Told({"image": image, "text": text})
-    task = MGCA(token_weights="uniform", instance_weight=0, prototype_weight=0, token_weight=1)
+    task = MGCA(tokens={"weights": "uniform", "weight": 1}, instances=None, assignments=None)
     weights = uniform_weights(image.positions), uniform_weights(text.positions, text.mask)
     expected = token_alignment(image.positions, text.positions, weights[0], None, text.mask)
     expected = expected + token_alignment(text.positions, image.positions, weights[1], text.mask, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -11,7 +10,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.losses.local_alignment import prototype_alignment, token_alignment, token_weights, uniform_weights
@@ -20,12 +21,36 @@ from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
 
 
+class InstanceAlignment(Settings):
+    """InfoNCE on the embeddings, summed over the two directions."""
+
+    weight: float = Field(default=1.0, gt=0, description="factor in the sum of the three")
+    temperature: float = Field(default=0.07, ge=0.01, le=1.0, description="a higher one softens the contrast")
+
+
+class TokenAlignment(Settings):
+    """Each token against the others of its sample, by what it attends to in the other modality."""
+
+    weight: float = Field(default=0.7, gt=0, description="factor in the sum of the three")
+    temperature: float = Field(default=0.1, ge=0.01, le=1.0, description="a higher one softens attention and contrast")
+    weights: Literal["attention", "uniform"] = Field(
+        default="attention", description="of tokens within a sample: how the summary attends to them, or all alike"
+    )
+
+
+class PrototypeAlignment(Settings):
+    """Each side of a sample predicts to which prototypes the other belongs."""
+
+    weight: float = Field(default=1.0, gt=0, description="factor in the sum of the three")
+    temperature: float = Field(default=0.2, ge=0.01, le=1.0, description="a higher one softens the prediction")
+    epsilon: float = Field(default=0.05, gt=0, le=10, description="Sinkhorn: a higher one softens the assignments")
+    iterations: int = Field(
+        default=3, ge=1, le=1000, description="Sinkhorn: scalings; more use the prototypes more alike"
+    )
+
+
 class MGCA(PairTask):
     """Weighted sum of three alignments; metrics, which are of the embeddings alone, as ``PairTask`` says.
-
-    Instances: InfoNCE on the embeddings, summed over the two directions. Tokens: each token against the others of its
-    sample by what it attends to in the other modality, for both (``losses.local_alignment``). Prototypes: each side of
-    a sample predicts to which prototypes the other belongs.
 
     Written after the paper and its released code, of which the default is kept: tokens attend without weights of their
     own (the option of learnt attention layers is left out). Padding never counts as a negative, pieces of a word are
@@ -34,26 +59,22 @@ class MGCA(PairTask):
 
     shapes_head: ClassVar[tuple[str, ...] | None] = ("prototypes", "freeze_prototypes_steps")
 
-    instance_weight: float = Field(default=1.0, ge=0, description="weight of the alignment of samples")
-    token_weight: float = Field(default=0.7, ge=0, description="weight of the alignment of tokens")
-    prototype_weight: float = Field(default=1.0, ge=0, description="weight of the alignment of prototypes")
-    temperature: float = Field(default=0.07, ge=0.01, le=1.0, description="of the alignment of samples")
-    token_temperature: float = Field(default=0.1, ge=0.01, le=1.0, description="of the alignment of tokens")
-    token_weights: Literal["attention", "uniform"] = Field(
-        default="attention", description="of tokens within a sample: how the summary attends to them, or all alike"
+    instances: InstanceAlignment | None = Field(default=InstanceAlignment(), description="of samples; null: none")
+    tokens: TokenAlignment | None = Field(default=TokenAlignment(), description="of tokens; null: none")
+    assignments: PrototypeAlignment | None = Field(
+        default=PrototypeAlignment(), description="of prototypes; null: none"
     )
     prototypes: int = Field(default=500, ge=2, description="number of prototypes")
-    prototype_temperature: float = Field(default=0.2, ge=0.01, le=1.0, description="of the swapped prediction")
-    epsilon: float = Field(default=0.05, gt=0, le=10, description="Sinkhorn: small for hard assignments")
-    iterations: int = Field(default=3, ge=1, le=1000, description="Sinkhorn: scalings of prototypes and samples")
     freeze_prototypes_steps: int = Field(
         default=100, ge=0, description="training steps in which prototypes stay as drawn (MGCA: the first epoch)"
     )
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
-        if not (self.instance_weight or self.token_weight or self.prototype_weight):
-            raise ValueError("all three weights are 0, so there is nothing to learn; raise one")
+        if not (self.instances or self.tokens or self.assignments):
+            raise ValueError("instances, tokens and assignments are all null, so there is nothing to learn; set one")
+        if self.assignments is None:
+            require_default(self, "with assignments: null", "prototypes", "freeze_prototypes_steps")
         return self
 
     @property
@@ -72,7 +93,7 @@ class MGCA(PairTask):
     def require_model(self, model: Model, samples: Samples) -> None:
         """Raise ConfigError if the model gives no features by position, or no attention to them where it is needed."""
         self.require_detail(model)
-        if self.token_weight and self.token_weights == "attention":
+        if self.tokens is not None and self.tokens.weights == "attention":
             for modality in self.between:
                 if not isinstance(model.encoders[modality], Aligned):
                     raise _no_attention(modality)
@@ -88,35 +109,35 @@ class MGCA(PairTask):
         sides = self.detail(model, pairs)  # one pass of each encoder for all three terms
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
         parts = []
-        if self.instance_weight:
-            instances = info_nce(u, v, 1 / self.temperature, self.siblings(pairs), reduction=self.contrast_reduction)
-            parts.append(self.instance_weight * instances)
-        if self.token_weight:
-            tokens = [
-                token_alignment(own.positions, other.positions, weights, own.mask, other.mask, self.token_temperature)
-                for own, other, weights in zip(sides, reversed(sides), self._token_weights(sides), strict=True)
-            ]
-            # each modality once as the one that attends
-            parts.append(self.token_weight * (tokens[0] + tokens[1]))
-        if self.prototype_weight:
-            settings = self.prototype_temperature, self.epsilon, self.iterations
-            parts.append(self.prototype_weight * prototype_alignment(u, v, head(), *settings))
+        if self.instances is not None:
+            scale, siblings = 1 / self.instances.temperature, self.siblings(pairs)
+            parts.append(self.instances.weight * info_nce(u, v, scale, siblings, reduction=self.contrast_reduction))
+        if self.tokens is not None:
+            parts.append(self.tokens.weight * self._token_loss(self.tokens, sides))
+        if self.assignments is not None:
+            settings = self.assignments.temperature, self.assignments.epsilon, self.assignments.iterations
+            parts.append(self.assignments.weight * prototype_alignment(u, v, head(), *settings))
         return torch.stack(parts).sum()
 
-    def _token_weights(self, sides: tuple[Detail, Detail]) -> Iterator[Float[Tensor, "b n"]]:
-        for modality, side in zip(self.between, sides, strict=True):
-            if self.token_weights == "uniform":
-                yield uniform_weights(side.positions, side.mask)
-            elif side.attention is None:
+    def _token_loss(self, settings: TokenAlignment, sides: tuple[Detail, Detail]) -> Tensor:
+        """Each modality once as the one that attends."""
+        losses = []
+        for modality, own, other in zip(self.between, sides, reversed(sides), strict=True):
+            if settings.weights == "uniform":
+                weights = uniform_weights(own.positions, own.mask)
+            elif own.attention is None:
                 raise _no_attention(modality)
             else:
-                yield token_weights(side.attention, side.mask)
+                weights = token_weights(own.attention, own.mask)
+            tau = settings.temperature
+            losses.append(token_alignment(own.positions, other.positions, weights, own.mask, other.mask, tau))
+        return losses[0] + losses[1]
 
 
 def _no_attention(modality: str) -> ConfigError:
     return ConfigError(
-        f"task.token_weights is attention, but the encoder of '{modality}' does not say how its summary attends to "
-        "positions; set model.aligner with local, or token_weights: uniform"
+        f"task.tokens.weights is attention, but the encoder of '{modality}' does not say how its summary attends to "
+        "positions; set model.aligner with local, or tokens: {weights: uniform}"
     )
 
 
