@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.effects import require_default
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Settings
+from polyfed.core.settings import Settings, require_default
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.losses.local_alignment import prototype_alignment, token_alignment, token_weights, uniform_weights
